@@ -1,0 +1,42 @@
+"""Packaging, read from settings.ini."""
+
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+here = Path(__file__).parent
+ini = ConfigParser(delimiters=["="])
+ini.read(here / "settings.ini", encoding="utf-8")
+cfg = ini["DEFAULT"]
+suffix = "_requirements"
+
+setup(
+    name=cfg["lib_name"],
+    version=cfg["version"],
+    description=cfg["description"],
+    long_description=(here / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author=cfg["author"],
+    author_email=cfg["author_email"],
+    url=cfg["git_url"],
+    license="MIT",
+    license_files=["LICENSE"],
+    keywords=cfg["keywords"].split(),
+    python_requires=f">={cfg['min_python']}",
+    packages=find_packages(include=[f"{cfg['lib_path']}*"]),
+    package_data={cfg["lib_path"]: ["py.typed", "models/*/*"]},
+    install_requires=cfg["requirements"].split(),
+    extras_require={k.removesuffix(suffix): v.split() for k, v in cfg.items() if k.endswith(suffix)},
+    entry_points={"console_scripts": cfg["console_scripts"].split()},
+    classifiers=[
+        "Development Status :: 3 - Alpha",
+        "Framework :: Jupyter",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Programming Language :: Python :: 3 :: Only",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    zip_safe=False,
+)
