@@ -32,6 +32,9 @@ def group_advantages(
     mask = torch.ones_like(grouped) if valid is None else valid.view_as(grouped).to(grouped)
     count = mask.sum(1, keepdim=True).clamp(min=1)
     centred = (grouped - (grouped * mask).sum(1, keepdim=True) / count) * mask
+    # Equal rewards have no advantage, whatever rounding makes of their mean.
+    high, low = (grouped.masked_fill(mask == 0, v) for v in (-torch.inf, torch.inf))
+    centred = centred * (high.amax(1, keepdim=True) > low.amin(1, keepdim=True))
     if scale:
         variance = (centred**2).sum(1, keepdim=True) / (count - 1).clamp(min=1)
         centred = centred / (variance.sqrt() + eps)
@@ -40,4 +43,4 @@ def group_advantages(
 # %% ../../nbs/trainer/01_advantage.ipynb #bd307a3e
 def zero_variance_groups(advantages: torch.Tensor, group_size: int) -> torch.Tensor:
     """Return bool [B / group_size]: True for each group whose advantages are all zero."""
-    return (advantages.view(-1, group_size).abs() < 1e-8).all(1)
+    return (advantages.view(-1, group_size) == 0).all(1)

@@ -1,0 +1,92 @@
+"""A training run that is stopped or killed goes on, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import equal
+
+from verifiers_nb.envs.store import read_rollouts
+
+STEPS = 8
+SCRIPT = f"""
+import sys, verifiers_nb as vf
+args = vf.GRPOConfig(
+    sys.argv[1], max_steps={STEPS}, per_device_train_batch_size=32, num_generations=4, max_tokens=40,
+    learning_rate=1e-3, beta=0.0, save_steps=3, use_cpu=True,
+)
+trainer = vf.GRPOTrainer(
+    "verifiers_nb/adder-1m", vf.load_environment("addition"), args, peft_config=vf.lora_defaults()
+)
+trainer.train(resume_from_checkpoint=True)
+trainer.save_adapter(sys.argv[1] + "/adapter")
+"""
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    """Start the run in a process of its own."""
+    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    log = (folder.parent / f"{folder.name}.log").open("a")
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=log, stderr=log, env=env, text=True)
+
+
+def run_to_end(folder: Path) -> None:
+    """Run, or go on, and expect success."""
+    assert start(folder).wait(300) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    """Wait until the run has written `path`."""
+    deadline = time.monotonic() + 120
+    while not path.exists():
+        assert process.poll() is None, "the run ended too early"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("straight") / "run"
+    run_to_end(folder)
+    return folder
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_run_goes_on(kind: signal.Signals, straight: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for(folder / "rollouts/step-00005.jsonl", process)
+    process.send_signal(kind)
+    assert process.wait(60) != 0
+    kept = {p.name: len(list(read_rollouts(p))) for p in (folder / "rollouts").glob("*.jsonl")}
+    assert all(kept[f"step-{step:05d}.jsonl"] == 32 for step in (1, 2, 3, 4))
+    checkpoints = {int(p.name.split("-")[1]) for p in folder.glob("checkpoint-*")}
+    assert max(checkpoints) >= (4 if kind == signal.SIGINT else 3)
+
+    run_to_end(folder)
+    ours, theirs = (load_file(f / "adapter/adapter_model.safetensors") for f in (folder, straight))
+    assert all(equal(ours[name], theirs[name]) for name in theirs)
+    for step in range(1, STEPS + 1):
+        indices = [r["index"] for r in read_rollouts(folder / f"rollouts/step-{step:05d}.jsonl")]
+        assert sorted(indices) == list(range(32)), f"step {step}"
+
+
+def test_a_half_written_checkpoint_is_passed_over(straight: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    run_to_end(folder)
+    last = folder / f"checkpoint-{STEPS}"
+    assert last.is_dir()
+    (last / "trainer_state.json").write_text('{"global_st')
+    run_to_end(folder)
+    state = json.loads((last / "trainer_state.json").read_text())
+    assert state["global_step"] == STEPS
