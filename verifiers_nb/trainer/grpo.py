@@ -23,8 +23,9 @@ import torch
 from peft import PeftConfig, PeftModel
 from torch.utils.data import Sampler, SequentialSampler
 from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
+from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
+from transformers.trainer_utils import TrainOutput
 
 from ..envs.base import Environment
 from ..envs.run import derive_seed
@@ -149,10 +150,10 @@ def check_gap(gap: torch.Tensor, limit: float = 0.1) -> None:
         )
 
 
-def make_engine(model: Any, tokenizer: PreTrainedTokenizerBase) -> EmbeddedEngine:
+def make_engine(model: Any, tokenizer: PreTrainedTokenizerBase, device: Any) -> EmbeddedEngine:
     """Return an embedded engine on the base model, without the adapter if there is one."""
     base = copy.deepcopy(model).unload() if isinstance(model, PeftModel) else model
-    return EmbeddedEngine(base, tokenizer)
+    return EmbeddedEngine(base, tokenizer, device=device)
 
 
 def replace_progress(trainer: Trainer) -> None:
@@ -197,10 +198,11 @@ class GRPOTrainer(Trainer):
             raise ValueError("Pass processing_class=tokenizer along with a model object.")
         check_enough_prompts(env, args)
         self.env, self.guard = env, InterruptGuard()
-        self.client = client or make_engine(model, processing_class)
+        self.client = client or make_engine(model, processing_class, args.device)
         self.pushed_step = 0  # a fresh adapter computes what the base model computes
         self.step_metrics: list[dict[str, float]] = []
         self.sampler_checked = False
+        set_seed(args.seed)  # the adapter's first matrix starts at random
         super().__init__(
             model=with_adapter(model, peft_config),
             args=args,
@@ -327,9 +329,13 @@ class GRPOTrainer(Trainer):
         """
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
-        if not resume_from_checkpoint and (aside := set_aside(self.args.output_dir)):
+        self.pushed_step = -1  # whatever is loaded now, the sampler doesn't have it
+        if resume_from_checkpoint:
+            state = TrainerState.load_from_json(f"{resume_from_checkpoint}/trainer_state.json")
+            if 0 < self.args.max_steps <= state.global_step:
+                return self.load_finished(resume_from_checkpoint, state)
+        elif aside := set_aside(self.args.output_dir):
             logger.warning("The earlier run in %s was moved to %s.", self.args.output_dir, aside)
-        self.pushed_step = -1
         with self.guard as guard:
             try:
                 result = super().train(resume_from_checkpoint, **kwargs)
@@ -340,6 +346,13 @@ class GRPOTrainer(Trainer):
                     self._save_checkpoint(self.model, None)
                 raise
         raise KeyboardInterrupt
+
+    def load_finished(self, checkpoint: str, state: TrainerState) -> TrainOutput:
+        """Load a checkpoint with nothing left to train: its adapter and its history."""
+        logger.warning("%s has all %d steps: nothing left to train.", checkpoint, state.global_step)
+        self._load_from_checkpoint(checkpoint)
+        self.state = state
+        return TrainOutput(state.global_step, 0.0, {})
 
     def save_adapter(self, folder: str | Path) -> Path:
         """Save the adapter for PEFT, transformers and vLLM, with the tokenizer; returns the folder."""
