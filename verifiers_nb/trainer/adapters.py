@@ -17,17 +17,20 @@ from uuid import uuid4
 
 from peft import PeftConfig, PeftModel, get_peft_model
 
+from ..inference.base import check_adapter
+
 # %% ../../nbs/trainer/04_adapters.ipynb #ac3478d6
 def with_adapter(model: Any, peft_config: PeftConfig | None) -> PeftModel:
     """Return `model` with a fresh adapter, or as it is when it has one already.
 
-    Raises `ValueError` when there is neither an adapter nor a config for one, or when no module of
-    the model bears a name that the config targets.
+    Raises `ValueError` when there is neither an adapter nor a config for one, when the config has
+    settings that a sampler would serve wrong, or when it targets no module of the model.
     """
     if isinstance(model, PeftModel):
         return model
     if peft_config is None:
         raise ValueError("GRPO trains a LoRA adapter: pass peft_config=vf.lora_defaults().")
+    check_adapter(peft_config)
     try:
         return get_peft_model(model, peft_config)
     except ValueError as error:
