@@ -143,9 +143,15 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         nest_asyncio.apply(loop)
     except ValueError:
         return run_in_background(coroutine)
-    return loop.run_until_complete(coroutine)
+    task = loop.create_task(coroutine)
+    try:
+        return loop.run_until_complete(task)
+    except KeyboardInterrupt:
+        task.cancel()
+        loop.run_until_complete(asyncio.wait([task]))
+        raise
 
-# %% ../../nbs/envs/01_run.ipynb #0716d970
+# %% ../../nbs/envs/01_run.ipynb #b3f0c7f6
 def sync_twin(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
     """Return the sync twin of an async method; it calls the method as a subclass may override it."""
 
@@ -155,7 +161,7 @@ def sync_twin(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]
 
     return call
 
-# %% ../../nbs/envs/01_run.ipynb #91032ad7
+# %% ../../nbs/envs/01_run.ipynb #12c6fc06
 def derive_seed(seed: int, *path: int) -> int:
     """Return the seed (31 bits) of one part of a seeded run, such as a rollout or a turn of it."""
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=4).digest()
@@ -168,7 +174,7 @@ def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | 
         return sampling_args
     return {**sampling_args, "seed": derive_seed(sampling_args["seed"], *path)}
 
-# %% ../../nbs/envs/01_run.ipynb #4d134bc0
+# %% ../../nbs/envs/01_run.ipynb #887309d0
 @dataclass
 class RolloutRun:
     """Play, score and store the rollouts of `rows`; call `start()` once, then read `outputs()`.

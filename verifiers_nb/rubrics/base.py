@@ -14,6 +14,7 @@ import asyncio
 import inspect
 import logging
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -37,19 +38,14 @@ def reward_name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", None) or type(func).__name__
 
 # %% ../../nbs/rubrics/00_base.ipynb #17ba0791
-logger = logging.getLogger(__name__)
-
-
-def as_score(value: Any, name: str) -> float:
-    """Return `value` as a finite float, or 0.0 with a logged error that names the function."""
+def as_score(value: Any) -> float:
+    """Return `value` as a finite float; raises `ValueError` for anything else."""
     try:
         score = float(value)
     except (TypeError, ValueError):
-        logger.error("Reward function %r returned %r, not a number: scored 0.0.", name, value)
-        return 0.0
+        raise ValueError(f"it returned {value!r}, which is not a number") from None
     if not math.isfinite(score):
-        logger.error("Reward function %r returned %r: scored 0.0.", name, value)
-        return 0.0
+        raise ValueError(f"it returned {value!r}, which is not a finite number")
     return score
 
 # %% ../../nbs/rubrics/00_base.ipynb #fa35e192
@@ -86,17 +82,10 @@ class RewardFunctions:
 
 # %% ../../nbs/rubrics/00_base.ipynb #0716d970
 async def call_with_wanted(func: RewardFunc, arguments: dict[str, Any]) -> float:
-    """Call `func` with those of `arguments` that it names; an exception is logged and scores 0.0."""
-    try:
-        wanted = wanted_arguments(func)
-        chosen = (
-            arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
-        )
-        value = await maybe_await(func, **chosen)
-    except Exception:
-        logger.exception("Reward function %r failed: scored 0.0.", reward_name(func))
-        return 0.0
-    return as_score(value, reward_name(func))
+    """Call `func`, sync or async, with those of `arguments` that it names; return its score."""
+    wanted = wanted_arguments(func)
+    chosen = arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
+    return as_score(await maybe_await(func, **chosen))
 
 
 def has_async(funcs: Sequence[RewardFunc]) -> bool:
@@ -124,6 +113,9 @@ def columnar_scores(scores: list[RolloutScore], names: list[str]) -> RolloutScor
     return RolloutScores(reward=[score.reward for score in scores], metrics=metrics)
 
 # %% ../../nbs/rubrics/00_base.ipynb #b3f0c7f6
+logger = logging.getLogger(__name__)
+
+
 class Rubric(RewardFunctions):
     """Score rollouts with weighted reward functions.
 
@@ -131,6 +123,7 @@ class Rubric(RewardFunctions):
     `weights`: one per function; a weight of 0.0 makes a function a mere metric.
     `parser`: offered to the functions as `parser`; an environment lends its own where none is given.
     `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
+    `failures` counts, by name, how often a function raised or returned no finite number.
     """
 
     def __init__(
@@ -144,6 +137,7 @@ class Rubric(RewardFunctions):
         super().__init__(funcs, weights)
         self.has_own_parser = parser is not None
         self.parallelize_scoring = parallelize_scoring
+        self.failures: Counter[str] = Counter()
         self.class_objects: dict[str, Any] = {}
         self.set_parser(parser or Parser())
         vars(self).update(kwargs)
@@ -163,11 +157,19 @@ class Rubric(RewardFunctions):
         info: Info | None = None,
         **kwargs: Any,
     ) -> float:
-        """Return one function's score; an exception is logged and scores 0.0."""
+        """Return one function's score; one that fails scores 0.0, and its first failure is logged."""
         rollout = dict(prompt=prompt, completion=completion, answer=answer, state=state)
-        return await call_with_wanted(
-            func, {**self.class_objects, **rollout, "task": task, "info": info, **kwargs}
-        )
+        offered = {**self.class_objects, **rollout, "task": task, "info": info, **kwargs}
+        try:
+            return await call_with_wanted(func, offered)
+        except Exception:
+            name = reward_name(func)
+            self.failures[name] += 1
+            if self.failures[name] == 1:
+                logger.exception(
+                    "Reward function %r failed: scored 0.0, as any time it does.", name
+                )
+            return 0.0
 
     async def score_rollout(
         self,
