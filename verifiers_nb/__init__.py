@@ -24,6 +24,17 @@ _EXPORTS = {
     "parsers.think": "ThinkParser extract_boxed_answer extract_hash_answer "
     "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT",
     "parsers.xml": "XMLParser",
+    "parsers.commands": "Argument Command BASH_COMMAND command_docs",
+    "parsers.turns": "FormatError FunctionCallingFormatError",
+    "parsers.text_actions": "ActionParser ActionOnlyParser ThoughtActionParser "
+    "XMLThoughtActionParser EditFormat Identity BashCodeBlockParser SingleBashCodeBlockParser",
+    "parsers.function_calls": "XMLFunctionCallingParser FunctionCallingParser JsonParser",
+    "parsers.actions": "ParseFunction action_parser",
+    "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier "
+    "known_verifiers verifier_from_config",
+    "verifiers.schema": "JSONStructureVerifier JSONSchemaVerifier RegexFormatVerifier "
+    "XMLFormatVerifier",
+    "verifiers.metrics": "BLEUVerifier",
     "rubrics.base": "Rubric",
     "inference.base": "model_path get_model get_tokenizer get_model_and_tokenizer",
     "inference.embedded": "EmbeddedEngine",
@@ -31,6 +42,7 @@ _EXPORTS = {
     "envs.base": "Environment",
     "envs.multiturn": "MultiTurnEnv",
     "envs.singleturn": "SingleTurnEnv",
+    "envs.action": "ActionEnv",
     "envs.load": "load_environment",
     "trainer.config": "GRPOConfig grpo_defaults lora_defaults",
     "trainer.grpo": "GRPOTrainer",
@@ -40,6 +52,7 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names.sp
 # %% ../nbs/02_init.ipynb #902ba3cd
 _EXTRAS = {
     "train": ("torch", "transformers", "accelerate", "peft", "xgrammar", "math_verify"),
+    "envs": ("sacrebleu",),
 }
 
 

@@ -289,8 +289,9 @@ class RolloutRun:
         done = [self.finished[i] for i in range(len(self.rows))]
         scores = [score for _, _, score in done]
         names = dict.fromkeys(name for score in scores for name in score.metrics)
+        inputs: dict[str, Any] = {key: [row[key] for row in self.rows] for key in ROW_KEYS}
         return GenerateOutputs.model_construct(  # ours already: no need to validate every message
-            **{key: [row[key] for row in self.rows] for key in ROW_KEYS},
+            **inputs,
             completion=[completion for completion, _, _ in done],
             state=[state for _, state, _ in done],
             reward=[score.reward for score in scores],

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['RULE_OF_CODE', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'message_text', 'response_of',
-           'Turn', 'rule_checks', 'AbstractParseFunction']
+           'Turn', 'rule_checks', 'ActionFormat', 'AbstractParseFunction']
 
 # %% ../../nbs/parsers/03b_turns.ipynb #77de68da
 import math
@@ -117,44 +117,14 @@ def rule_checks(
     return checks
 
 # %% ../../nbs/parsers/03b_turns.ipynb #d435a6cd
-class AbstractParseFunction(BaseModel, FormatContract, ABC):
-    """Read a response into a thought and an action; a subclass says how in `read`.
+class ActionFormat(FormatContract, ABC):
+    "Score responses by the rules that reading them comes upon; a subclass says how in `read`."
 
-    `error_message` is the Jinja template of what the model is told about a response that can't be
-    read, with the variables `exception_message`, `error_code` and `command_docs`.
-    """
-
-    error_message: str
     rules: ClassVar[Mapping[str, float]] = {"form": 1.0}
 
     @abstractmethod
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> Turn:
         "Read a response; raise `FormatError` where it breaks a rule."
-
-    def __call__(
-        self, model_response: Any, commands: Sequence[Command], strict: bool = False
-    ) -> tuple[str, str]:
-        "Give the thought and the action of `{'message': ..., 'tool_calls': ...}`."
-        turn = self.read(model_response, commands, strict)
-        return turn.thought, turn.action
-
-    @field_validator("error_message")
-    @classmethod
-    def check_template(cls, source: str) -> str:
-        "Refuse what Jinja can't compile."
-        compiled_template(source)
-        return source
-
-    @property
-    def format_error_template(self) -> str:
-        "Template of `error_message` without the indentation that its lines share."
-        return dedent(self.error_message)
-
-    def render_error(self, error: FormatError, commands: Sequence[Command] = ()) -> str:
-        "Write what to tell the model about a response that could not be read."
-        variables = {"command_docs": command_docs(commands), "exception_message": error.message}
-        template = compiled_template(self.format_error_template)
-        return template.render({**variables, **error.extra_info}).strip()
 
     def checks(
         self, text: str | Mapping[str, Any], commands: Sequence[Command] = ()
@@ -183,3 +153,38 @@ class AbstractParseFunction(BaseModel, FormatContract, ABC):
             return math.fsum(scores) / len(scores) if scores else 0.0
 
         return format_reward
+
+# %% ../../nbs/parsers/03b_turns.ipynb #f6e1126c
+class AbstractParseFunction(BaseModel, ActionFormat):
+    """Read a response into a thought and an action; a subclass says how in `read`.
+
+    `error_message` is the Jinja template of what the model is told about a response that can't be
+    read, with the variables `exception_message`, `error_code` and `command_docs`.
+    """
+
+    error_message: str
+
+    def __call__(
+        self, model_response: Any, commands: Sequence[Command], strict: bool = False
+    ) -> tuple[str, str]:
+        "Give the thought and the action of `{'message': ..., 'tool_calls': ...}`."
+        turn = self.read(model_response, commands, strict)
+        return turn.thought, turn.action
+
+    @field_validator("error_message")
+    @classmethod
+    def check_template(cls, source: str) -> str:
+        "Refuse what Jinja can't compile."
+        compiled_template(source)
+        return source
+
+    @property
+    def format_error_template(self) -> str:
+        "Template of `error_message` without the indentation that its lines share."
+        return dedent(self.error_message)
+
+    def render_error(self, error: FormatError, commands: Sequence[Command] = ()) -> str:
+        "Write what to tell the model about a response that could not be read."
+        variables = {"command_docs": command_docs(commands), "exception_message": error.message}
+        template = compiled_template(self.format_error_template)
+        return template.render({**variables, **error.extra_info}).strip()

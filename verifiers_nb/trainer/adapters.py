@@ -46,7 +46,7 @@ def save_adapter(model: PeftModel, folder: str | Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh = folder.with_name(f".{folder.name}.{uuid4().hex}")
     try:
-        model.save_pretrained(fresh)
+        model.save_pretrained(str(fresh))
         if folder.exists():
             shutil.rmtree(folder)
         os.replace(fresh, folder)

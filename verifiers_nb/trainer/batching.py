@@ -74,7 +74,7 @@ def build_micro_batch(samples: Sequence[Sample], rows: Sequence[Sequence[int]]) 
     """Lay the samples out in rows and list their sampled tokens."""
     row_length = max(sum(len(samples[i].sequence.ids) for i in row) for row in rows)
 
-    def lay_out(*parts: list[list[Any]]) -> torch.Tensor:
+    def lay_out(*parts: Sequence[Sequence[Any]]) -> torch.Tensor:
         """Join, row by row, one list per sequence and its padding: [R, T]."""
         return torch.tensor([list(chain.from_iterable(row)) for row in parts])
 

@@ -45,6 +45,7 @@ class GRPOConfig(TrainingArguments):
     Raises `ValueError` for settings that can't work, saying which would.
     """
 
+    output_dir: str = "outputs/grpo"
     learning_rate: float = 1e-6
     logging_steps: float = 1
     report_to: None | str | list[str] = "none"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'micro_batch_loss', 'RewardBar', 'StopOnInterrupt', 'set_aside', 'last_checkpoint', 'check_enough_prompts',
-           'check_gap', 'make_engine', 'replace_progress', 'GRPOTrainer']
+           'check_gap', 'make_engine', 'keep_rows', 'replace_progress', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/07_grpo.ipynb #77de68da
 import copy
@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import SequentialSampler
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
@@ -156,6 +156,11 @@ def make_engine(model: Any, tokenizer: PreTrainedTokenizerBase, device: Any) -> 
     return EmbeddedEngine(base, tokenizer, device=device)
 
 
+def keep_rows(rows: list[Any]) -> Any:
+    """Collate a batch of prompts by leaving it a list."""
+    return rows
+
+
 def replace_progress(trainer: Trainer) -> None:
     """Show our progress bar instead of transformers' own, unless progress was turned off."""
     wanted = not trainer.args.disable_tqdm
@@ -177,6 +182,10 @@ class GRPOTrainer(Trainer):
     copy of the model. `train(resume_from_checkpoint=True)` continues an earlier run, if there is one.
     Each step's rollouts are in `<output_dir>/rollouts/step-<n>.jsonl`.
     """
+
+    args: GRPOConfig
+    model: Any
+    train_dataset: Any
 
     def __init__(
         self,
@@ -208,7 +217,7 @@ class GRPOTrainer(Trainer):
             args=args,
             train_dataset=env.get_dataset(),
             eval_dataset=env.eval_dataset,
-            data_collator=list,
+            data_collator=keep_rows,
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
@@ -226,18 +235,17 @@ class GRPOTrainer(Trainer):
             is_training=True,
         )
 
-    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler | None:
-        dataset = self.train_dataset if train_dataset is None else train_dataset
-        if not self.args.shuffle_dataset:
-            return SequentialSampler(dataset)
-        return super()._get_train_sampler(dataset)
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        if self.args.shuffle_dataset:
+            return super()._get_train_sampler(train_dataset)
+        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Return 0: the batch is prompts, whose length says nothing about the work."""
         return 0
 
     def training_step(
-        self, model: Any, inputs: Sequence[dict[str, Any]], num_items_in_batch: Any = None
+        self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Generate a group for each prompt and accumulate the gradient of all of them."""
         started = time.perf_counter()
@@ -318,10 +326,18 @@ class GRPOTrainer(Trainer):
         columns = {"reward": results.reward, **results.metrics}
         metrics = {f"{metric_key_prefix}_{k}": sum(v) / len(v) for k, v in columns.items()}
         if self.is_in_train:
-            self.log(metrics)
+            super().log(dict(metrics))
+        self.control = self.callback_handler.on_evaluate(
+            self.args, self.state, self.control, metrics
+        )
         return metrics
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+    def train(
+        self,
+        resume_from_checkpoint: str | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
         """Train; True resumes from the last checkpoint, or starts afresh where there is none.
 
         Ctrl-C stops while rollouts are generated or else at the end of the step, saves a checkpoint
@@ -338,7 +354,7 @@ class GRPOTrainer(Trainer):
             logger.warning("The earlier run in %s was moved to %s.", self.args.output_dir, aside)
         with self.guard as guard:
             try:
-                result = super().train(resume_from_checkpoint, **kwargs)
+                result = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
                 if not guard.requested:
                     return result
             except KeyboardInterrupt:

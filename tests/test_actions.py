@@ -1,0 +1,328 @@
+"""Action parsers on text of every kind: known results, the defining patterns, hostile and malformed input."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+import time
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verifiers_nb.parsers.actions import ParseFunction, action_parser
+from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke
+from verifiers_nb.parsers.function_calls import (
+    FN_PARAM_REGEX_PATTERN,
+    FN_REGEX_PATTERN,
+    find_call,
+    find_parameters,
+)
+from verifiers_nb.parsers.text_actions import bash_blocks, last_block
+from verifiers_nb.parsers.turns import FormatError, FunctionCallingFormatError
+
+PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseFunction))}
+quick = settings(max_examples=150, deadline=None)
+
+
+def argument(name: str, required: bool = True, form: str = "{{value}}") -> Argument:
+    """Return a text argument."""
+    return Argument(
+        name=name, type="string", description=name, required=required, argument_format=form
+    )
+
+
+LIST_FORM = "--view_range {{value|join(' ')}}"
+COMMANDS = [
+    BASH_COMMAND,
+    Command(name="submit", docstring="Hand in."),
+    Command(
+        name="open",
+        docstring="Open a file.",
+        signature='open "<path>" [<line_number>]',
+        arguments=[argument("path"), argument("line_number", False)],
+    ),
+    Command(
+        name="view",
+        docstring="View a file.",
+        signature="view <path> [<view_range>]",
+        arguments=[argument("path"), argument("view_range", False, LIST_FORM)],
+    ),
+    Command(
+        name="edit",
+        docstring="Replace lines.",
+        signature="edit <start>:<end>\n<text>\nend_of_edit",
+        end_name="end_of_edit",
+        arguments=[argument("start"), argument("end"), argument("text")],
+    ),
+    Command(
+        name="find-file",
+        docstring="Find a file.",
+        arguments=[argument("file-name"), argument("dir", False, "--dir {{value}}")],
+    ),
+]
+
+
+def tags(name: str, *parameters: tuple[str, str], around: tuple[str, str] = ("", "")) -> str:
+    """Return a function call in tags."""
+    body = "".join(f"<parameter={key}>{value}</parameter>\n" for key, value in parameters)
+    return f"{around[0]}<function={name}>\n{body}</function>{around[1]}"
+
+
+def as_json(name: Any, arguments: Any, thought: Any = "t") -> str:
+    """Return a response of the JSON form."""
+    return json.dumps({"thought": thought, "command": {"name": name, "arguments": arguments}})
+
+
+# What SWE-agent 1.1 makes of a message: (thought, action), or None for a FormatError.
+KNOWN: list[tuple[str, str, tuple[Any, str] | None]] = [
+    ("action", "submit", ("submit", "submit")),
+    ("action", "\topen\n x ", ("\topen\n x ",) * 2),
+    ("action", "openx", None),
+    ("action", " \n", None),
+    ("action_only", " x\n", ("", " x\n")),
+    ("identity", "", ("", "")),
+    ("thought_action", "a\n```\nls\n```\nb\n", ("a\nb\n", "ls\n")),
+    ("thought_action", "```\na\n```\n```\nb\n```", ("```\na\n```\n", "b\n")),
+    ("thought_action", "```py\n```sh\na\n```\n```\n", ("", "```sh\na\n```\n")),
+    ("thought_action", "```\n```py\na\n```\n", None),
+    ("thought_action", "```\n\n \n  a\n```\n \n b", (" b", "  a\n")),
+    ("thought_action", "```\na\n```  ", ("", "a\n")),
+    ("thought_action", "```\na\n```\n  ", ("  ", "a\n")),
+    ("thought_action", "````\na\n````\n```\n", None),
+    ("thought_action", "```two words\na\n```\n", None),
+    ("thought_action", "x```\na\n```\n", None),
+    ("thought_action", "```\na", None),
+    ("edit_format", "c\n```\n    x = 1\n```", ("c\n", "    x = 1\n")),
+    ("xml_thought_action", " a <command> ls </command> b ", ("a  b", "ls")),
+    ("xml_thought_action", "<command>a</command><command>b</command>", ("<command>a</command>", "b")),
+    ("xml_thought_action", "<command>a<command>b</command>", ("<command>a", "b")),
+    ("xml_thought_action", "</command>a<command>", ("</command>aa<command>", "")),
+    ("xml_thought_action", "<command>a", None),
+    ("all_bash_code_blocks", "```bash\na\n```b```bash\nc\n```", ("<extracted_code_block>b<extracted_code_block>", "a\nc")),
+    ("all_bash_code_blocks", "```bash\n```", None),
+    ("all_bash_code_blocks", "```sh\na\n```", None),
+    ("single_bash_code_block", "x```bash\n\n```", ("x<extracted_code_block>", "")),
+    ("single_bash_code_block", "```bash\na\n```\n```bash\nb\n```", None),
+    ("xml_function_calling", tags("execute_bash", ("command", "a\n"), around=(" t", "\n")), ("t", "a")),
+    ("xml_function_calling", tags(" finish "), ("", "submit")),
+    ("xml_function_calling", tags("open", ("path", "a'b")), ("", """open "'a'"'"'b'\"""")),
+    ("xml_function_calling", tags("open", ("path", "a"), ("path", "b")), ("", 'open "b"')),
+    ("xml_function_calling", tags("view", ("path", "\na\n\n"), ("view_range", "[1, 9]")), ("", "view a --view_range 1 9")),
+    ("xml_function_calling", tags("view", ("path", "\n\na\n\n\n")), ("", "view '\na\n'")),
+    ("xml_function_calling", tags("edit", ("start", "1"), ("end", "2"), ("text", "a b"), ("end_of_edit", "")), ("", "edit 1:2\na b\nend_of_edit")),
+    ("xml_function_calling", tags("find-file", ("file-name", "a"), ("dir", "")), ("", "find-file a --dir ''")),
+    ("xml_function_calling", tags("submit", ("path", "a")), None),
+    ("xml_function_calling", tags("view", ("path", "a"), ("view_range", "1, 9")), None),
+    ("xml_function_calling", tags("open"), None),
+    ("xml_function_calling", "<function=submit></function>", None),
+    ("json", as_json("open", {"path": "a b", "line_number": 7}), ("t", "open \"'a b'\" 7")),
+    ("json", as_json("find-file", {"file-name": "a", "dir": None}), ("t", "find-file a --dir None")),
+    ("json", as_json("grep", {"x": "a b", "y": "c"}), ("t", "grep a b c")),
+    ("json", as_json("submit", None, thought=None), (None, "submit")),
+    ("json", as_json("bash", {"command": " ls | wc ", "more": 1}), ("t", "ls | wc")),
+    ("json", '{"thought": "t", "command": "ls"}', None),
+    ("json", '["thought", "command"]', None),
+    ("json", "{'thought': 't'}", None),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "message", "expected"), KNOWN)
+def test_known_result(kind: str, message: str, expected: tuple[Any, str] | None) -> None:
+    if expected is None:
+        with pytest.raises(FormatError) as caught:
+            PARSERS[kind]({"message": message}, COMMANDS)
+        assert type(caught.value) is FormatError
+    else:
+        assert PARSERS[kind]({"message": message}, COMMANDS) == expected
+
+
+TOOL_CALLS: list[tuple[str, Any, str]] = [
+    ("open", '{"path": "a b"}', "open \"'a b'\""),
+    ("open", {"path": "a", "line_number": None}, 'open "a"'),
+    ("view", '{"path": "a", "view_range": [1, 9]}', "view a --view_range 1 9"),
+    ("find-file", '{"file-name": true, "dir": ""}', "find-file True --dir ''"),
+    ("edit", '{"start": 1, "end": 2, "text": "a\\nb", "end_of_edit": 1}', "edit 1:2\na\nb\nend_of_edit"),
+    ("submit", "{}", "submit"),
+    ("open", "{}", "missing_arg"),
+    ("open", '{"path": "a", "x": 1}', "unexpected_arg"),
+    ("open", "{", "invalid_json"),
+    ("execute_bash", '{"command": "ls"}', "invalid_command"),
+    ("view", '{"path": "a", "view_range": 1}', "incorrect_args"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments", "expected"), TOOL_CALLS)
+def test_known_tool_call(name: str, arguments: Any, expected: str) -> None:
+    response = {
+        "message": "m",
+        "tool_calls": [{"function": {"name": name, "arguments": arguments}}],
+    }
+    try:
+        assert PARSERS["function_calling"](response, COMMANDS) == ("m", expected)
+    except FunctionCallingFormatError as error:
+        assert error.extra_info == {"error_code": expected}
+        assert str(error).endswith(f"[error_code={expected}]")
+
+
+def texts(*pieces: str) -> st.SearchStrategy[str]:
+    """Return texts made of pieces of a format and of anything else."""
+    return st.lists(st.sampled_from(pieces) | st.text(max_size=3), max_size=16).map("".join)
+
+
+CALL_TEXTS = texts(
+    "<function=", "<function=view>\n", "<parameter=path>", "<parameter=", ">", "\n",
+    "</parameter>", "</function>", "a",
+)  # fmt: skip
+FENCE_TEXTS = texts("```", "```\n", "```bash\n", "\n```", "\n", " ", "```a", "ls")
+
+
+@quick
+@given(CALL_TEXTS)
+def test_calls_are_found_as_the_patterns_find_them(text: str) -> None:
+    match, call = re.search(FN_REGEX_PATTERN, text, re.DOTALL), find_call(text)
+    assert (call and call.span) == (match and match.span())
+    if match and call:
+        assert (call.name, call.body) == (match[1].strip(), match[2])
+    found = re.findall(FN_PARAM_REGEX_PATTERN, text, re.DOTALL)
+    assert find_parameters(text) == {key: re.sub(r"^\n|\n$", "", value) for key, value in found}
+
+
+@quick
+@given(FENCE_TEXTS)
+def test_bash_blocks_are_found_as_their_pattern_finds_them(text: str) -> None:
+    pieces = re.split(r"```bash\n(.*?)\n```", text, flags=re.DOTALL)
+    assert bash_blocks(text) == (pieces[1::2], pieces[::2])
+
+
+prose = st.text(alphabet="ab `<\t", max_size=6).filter(lambda line: not line.startswith("```"))
+lines = st.lists(prose.map(lambda line: f"x{line}\n"), max_size=3).map("".join)
+
+
+@quick
+@given(st.lists(st.tuples(lines, st.sampled_from(["", "sh", "`"]), lines), min_size=1), lines)
+def test_the_last_of_many_blocks(blocks: list[tuple[str, str, str]], rest: str) -> None:
+    text = "".join(f"{before}```{name}\n{inside}```\n" for before, name, inside in blocks) + rest
+    outer, inner = last_block(text) or ((0, 0), (0, 0))
+    assert text[slice(*inner)] == blocks[-1][2]
+    assert text[outer[1] :] == rest
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+names = st.sampled_from([command.name for command in COMMANDS]) | json_values
+argument_names = st.sampled_from(["path", "view_range", "start", "command", "x"]) | st.text(
+    max_size=2
+)
+arguments = st.dictionaries(argument_names, json_values, max_size=3)
+functions = st.fixed_dictionaries(
+    {}, optional={"name": names, "arguments": arguments | arguments.map(json.dumps) | json_values}
+)
+tool_calls = st.lists(
+    st.fixed_dictionaries({}, optional={"function": functions}) | json_values, max_size=2
+)
+parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}) | json_values)
+messages = (
+    CALL_TEXTS | FENCE_TEXTS | parts | json_values | st.binary(max_size=3)
+    | st.builds(as_json, names, arguments | json_values, json_values)
+    | st.fixed_dictionaries({}, optional={"thought": json_values, "command": functions}).map(json.dumps)
+)  # fmt: skip
+responses = (
+    st.fixed_dictionaries(
+        {}, optional={"message": messages, "tool_calls": tool_calls | json_values}
+    )
+    | json_values
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(responses, st.booleans())
+def test_any_response_is_a_turn_or_a_format_error(response: Any, strict: bool) -> None:
+    for kind, parser in PARSERS.items():
+        try:
+            _, action = parser(response, COMMANDS, strict)
+            assert isinstance(action, str)
+            read = True
+        except FormatError as error:
+            read = False
+            assert isinstance(error, FunctionCallingFormatError) == (kind == "function_calling")
+            assert error.message and parser.render_error(error, COMMANDS)
+            assert len(str(error)) < 2000
+        if not strict and not isinstance(response, str):
+            checks = parser.checks(response, COMMANDS)
+            assert all(check.lost == 0 for check in checks) == read
+            assert math.isclose(sum(check.weight for check in checks), 1)
+
+
+@quick
+@given(st.text())
+def test_a_text_value_stays_one_word(value: str) -> None:
+    line = invoke(COMMANDS[5], {"file-name": value, "dir": value})
+    # shlex takes NUL for the end of its input.
+    if "\x00" not in value:
+        assert shlex.split(line) == ["find-file", value, "--dir", value]
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+def test_round_trip(kind: str) -> None:
+    parser = PARSERS[kind]
+    assert action_parser(parser.model_dump()) == parser
+    assert type(parser).model_validate_json(parser.model_dump_json()) == parser
+
+
+UNITS = [
+    "```", "```\n", "```a\n", "```bash\n", "\n```", "```a \t", "``` \n ", "<command>", "</command>",
+    "<function=", "<function=a>", "<function=a>\n", "<function=>", "<parameter=a>", "<parameter=",
+    "</function>", "[", '{"a":', '{"a":0,', "\\", "\n", " ", "'", "\x00", "\ud800",
+]  # fmt: skip
+
+
+def seconds(job: Callable[[], Any]) -> float:
+    """Return the least processor time of three runs, at least 2 ms."""
+    spent = []
+    for _ in range(3):
+        began = time.process_time()
+        job()
+        spent.append(time.process_time() - began)
+    return max(min(spent), 0.002)
+
+
+def hostile(unit: str, length: int) -> list[dict[str, Any]]:
+    """Return responses of about `length` characters that repeat a unit, in text and in calls."""
+    many = unit * (length // len(unit))
+    inside = tags("find-file", ("file-name", many))
+    prefixes = ("", "```\n", "```bash\n", "<command>", "<function=bash>\n", '{"thought": "')
+    call = {"function": {"name": "find-file", "arguments": many}}
+    quoted = {"function": {"name": "find-file", "arguments": {"file-name": many}}}
+    said = [{"message": prefix + many} for prefix in prefixes] + [{"message": inside}]
+    return said + [{"message": many, "tool_calls": [made]} for made in (call, quoted)]
+
+
+@pytest.mark.parametrize("unit", UNITS)
+def test_time_is_linear(unit: str) -> None:
+    """Eight times the text takes about eight times as long: an exponent of 1, with room for noise."""
+
+    def run(length: int) -> Callable[[], Any]:
+        made = hostile(unit, length)
+        return lambda: [p.checks(r, COMMANDS) for p in PARSERS.values() for r in made]
+
+    exponent = math.log(seconds(run(80_000)) / seconds(run(10_000)), 8)
+    assert exponent < 1.5, exponent
+
+
+@pytest.mark.parametrize("kind", PARSERS)
+def test_ten_megabytes(kind: str) -> None:
+    for text in ("a" * 10_000_000, "```bash\n" + "ls\n" * 3_333_333, "[" * 10_000_000):
+        checks = PARSERS[kind].checks(
+            {"message": text, "tool_calls": [{"function": {"name": text}}]}
+        )
+        assert sum(len(check.message) for check in checks) < 2000
