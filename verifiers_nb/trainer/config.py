@@ -51,6 +51,7 @@ class GRPOConfig(TrainingArguments):
     report_to: None | str | list[str] = "none"
     remove_unused_columns: bool = False
     dataloader_drop_last: bool = True
+    dataloader_pin_memory: bool = False  # a batch is rows of text
 
     model_init_kwargs: dict[str, Any] | None = field(
         default=None, metadata={"help": "Keywords for loading a model that is given by name."}
