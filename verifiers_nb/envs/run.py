@@ -194,6 +194,7 @@ class RolloutRun:
 
     def __post_init__(self) -> None:
         self.finished: dict[int, tuple[Messages, State, RolloutScore]] = {}
+        self.total_reward = 0.0  # a rollout that waits for its group adds 0.0 until then
         self.scores_groups = type(self.env.rubric).score_rollouts is not Rubric.score_rollouts
         self.bar = tqdm(total=len(self.rows), unit="rollout", disable=not self.progress)
 
@@ -264,13 +265,15 @@ class RolloutRun:
         self, index: int, completion: Messages, state: State, score: RolloutScore, stored: bool
     ) -> None:
         """Keep a finished rollout, append it to the store unless it is there, and show progress."""
-        self.bar.update(index not in self.finished)
+        if index not in self.finished:
+            self.bar.update()
+        self.total_reward += score.reward
         self.finished[index] = (completion, state, score)
         if self.store and not stored:
             rollout = {**self.rows[index], "completion": completion}
             self.store.append(rollout_record(index, rollout, state, score.reward, score.metrics))
         if self.progress:
-            mean = sum(s.reward for _, _, s in self.finished.values()) / len(self.finished)
+            mean = self.total_reward / len(self.finished)
             self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=False)
 
     def report_failures(self) -> None:
