@@ -18,7 +18,7 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .run import ROW_KEYS, RolloutRun, rollout_rows, sync_twin
+from .run import ROW_KEYS, RolloutRun, rollout_rows, sync_twin, with_retries
 from .store import RolloutStore
 from ..messages import sanitize_tool_calls
 from ..parsers.base import Parser
@@ -193,7 +193,9 @@ class Environment(PromptData, ABC):
     """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
 
     `client`, `model`: used where a call names none. `parser` is lent to a rubric that has none of
-    its own. `sampling_args` are the defaults of every request. Further keywords become attributes.
+    its own. `sampling_args` are the defaults of every request. A request that meets a busy server
+    or a dropped connection is tried again up to `max_retries` times; a rollout that takes longer
+    than `rollout_timeout` seconds has failed. Further keywords become attributes.
     """
 
     def __init__(
@@ -210,11 +212,14 @@ class Environment(PromptData, ABC):
         message_type: MessageType = "chat",
         oai_tools: list[Any] | None = None,
         max_workers: int = 512,
+        max_retries: int = 5,
+        rollout_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(dataset, eval_dataset, system_prompt, few_shot, message_type)
         self.client, self.model = client, model
         self.oai_tools, self.max_workers = oai_tools, max_workers
+        self.max_retries, self.rollout_timeout = max_retries, rollout_timeout
         self.rubric = rubric or Rubric()
         if parser is not None and not self.rubric.has_own_parser:
             self.rubric.set_parser(parser)
@@ -258,10 +263,12 @@ class Environment(PromptData, ABC):
         arguments = request_arguments(sampling_args, message_type)
         if message_type == "chat":
             arguments |= {"tools": oai_tools} if oai_tools else {}
-            return await client.chat.completions.create(model=model, messages=prompt, **arguments)
-        if oai_tools:
+            create, arguments["messages"] = client.chat.completions.create, prompt
+        elif oai_tools:
             raise ValueError("oai_tools are not supported for completion tasks.")
-        return await client.completions.create(model=model, prompt=prompt, **arguments)
+        else:
+            create, arguments["prompt"] = client.completions.create, prompt
+        return await with_retries(lambda: create(model=model, **arguments), self.max_retries)
 
     async def run_rollout_with_semaphore(
         self, semaphore: asyncio.Semaphore, *args: Any, **kwargs: Any
@@ -304,9 +311,9 @@ class Environment(PromptData, ABC):
                 "Rollouts need a client and a model: give both, here or to the environment."
             )
         arguments = merge_sampling_args(self.sampling_args, sampling_args)
-        return RolloutRun(
-            self, rollout_rows(inputs), as_async_client(client), model, arguments, **kwargs
-        )
+        rows, client = rollout_rows(inputs), as_async_client(client)
+        timeout = self.rollout_timeout
+        return RolloutRun(self, rows, client, model, arguments, timeout=timeout, **kwargs)
 
     async def a_generate(
         self,

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'ROW_KEYS', 'T', 'rollout_row', 'rollout_rows', 'run_bounded', 'background_loop', 'run_in_background',
-           'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'RolloutRun', 'failed_score']
+__all__ = ['logger', 'ROW_KEYS', 'T', 'PASSING_STATUS', 'PASSING_TYPES', 'rollout_row', 'rollout_rows', 'run_bounded',
+           'background_loop', 'run_in_background', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'is_passing',
+           'with_retries', 'RolloutRun', 'failed_score']
 
 # %% ../../nbs/envs/01_run.ipynb #77de68da
 import asyncio
@@ -15,12 +16,14 @@ import copy
 import hashlib
 import json
 import logging
+import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 from tqdm import tqdm
 
 from .store import RolloutStore, restore_state, rollout_record
@@ -175,11 +178,48 @@ def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | 
     return {**sampling_args, "seed": derive_seed(sampling_args["seed"], *path)}
 
 # %% ../../nbs/envs/01_run.ipynb #887309d0
+PASSING_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+PASSING_TYPES = frozenset(
+    {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
+)
+
+
+def is_passing(error: BaseException) -> bool:
+    """Say whether an error is one that the same request may not meet again."""
+    if (status := getattr(error, "status_code", None)) is not None:
+        return status in PASSING_STATUS
+    names = {kind.__name__ for kind in type(error).__mro__}
+    return isinstance(error, (ConnectionError, TimeoutError)) or bool(names & PASSING_TYPES)
+
+
+async def with_retries(
+    request: Callable[[], Awaitable[T]], retries: int, first_pause: float = 0.5
+) -> T:
+    """Await `request()`, and again up to `retries` times while it fails with a passing error.
+
+    Pauses are random, up to `first_pause` seconds at first and twice as long each time, at most 30.
+    """
+    try:
+        return await request()
+    except Exception as error:
+        if retries < 1 or not is_passing(error):
+            raise
+    attempts = AsyncRetrying(  # made only now: it costs more than a quick request
+        stop=stop_after_attempt(retries),
+        wait=wait_random_exponential(multiplier=first_pause, max=30),
+        retry=retry_if_exception(is_passing),
+        reraise=True,
+    )
+    await asyncio.sleep(random.uniform(0, first_pause))
+    return await attempts(request)
+
+# %% ../../nbs/envs/01_run.ipynb #22d200f8
 @dataclass
 class RolloutRun:
     """Play, score and store the rollouts of `rows`; call `start()` once, then read `outputs()`.
 
-    `finished[i]` is the completion, the final state and the score of row i.
+    `timeout`: seconds after which a rollout has failed. `finished[i]` is the completion, the final
+    state and the score of row i.
     """
 
     env: Any
@@ -190,6 +230,7 @@ class RolloutRun:
     score: bool = True
     store: RolloutStore | None = None
     progress: bool = False
+    timeout: float | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -227,14 +268,18 @@ class RolloutRun:
         """Play one rollout; one that fails has an empty completion and `state["error"]`."""
         row = self.rows[index]
         arguments = with_seed(self.sampling_args, index)
+        rollout = self.env.rollout(
+            self.client, self.model, **row, sampling_args=arguments, **self.kwargs
+        )
         try:
-            return await self.env.rollout(
-                self.client, self.model, **row, sampling_args=arguments, **self.kwargs
-            )
+            if self.timeout is None:
+                return await rollout
+            async with asyncio.timeout(self.timeout):
+                return await rollout
         except Exception as error:
             logger.debug("Rollout %d failed.", index, exc_info=True)
             empty: Messages = "" if isinstance(row["prompt"], str) else []
-            failure = f"{type(error).__name__}: {error}"
+            failure = f"{type(error).__name__}: {error}".removesuffix(": ")
             return empty, {**row, "completion": empty, "responses": [], "error": failure}
 
     async def score_one(
