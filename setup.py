@@ -27,7 +27,9 @@ setup(
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
     package_data={cfg["lib_path"]: ["py.typed", "models/*/*"]},
     install_requires=cfg["requirements"].split(),
-    extras_require={k.removesuffix(suffix): v.split() for k, v in cfg.items() if k.endswith(suffix)},
+    extras_require={
+        k.removesuffix(suffix): v.split() for k, v in cfg.items() if k.endswith(suffix)
+    },
     entry_points={"console_scripts": cfg["console_scripts"].split()},
     classifiers=[
         "Development Status :: 3 - Alpha",

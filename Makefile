@@ -1,0 +1,60 @@
+# The commands of this project; `make` alone lists them. They share one environment, .venv.
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.SUFFIXES:
+.PHONY: help install demo lab notebooks test export dist clean
+
+NEWEST_FIRST := python3 python3.14 python3.13 python3.12 python3.11 python
+IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(shell for p in $(NEWEST_FIRST); do $$p -c '$(IS_NEW)' 2>/dev/null && echo $$p && break; done)
+PY := .venv/bin/python
+QUICK_START := nbs/tutorials/101_quick_start.ipynb
+
+# The stamp carries a checksum of what decides an installation, so that touching a file or switching
+# branches installs nothing, and a changed dependency does.
+INPUTS := settings.ini setup.py pyproject.toml constraints.txt
+STAMP := .venv/installed-$(shell cat $(INPUTS) | cksum | cut -d ' ' -f 1)
+
+help: ## List these commands
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+
+install: $(STAMP) ## Make .venv with the library, its training stack and its tools
+	@echo ".venv is ready."
+
+$(STAMP):
+	@test -n "$(PYTHON)" || { echo "verifiers_nb needs Python 3.11 or newer and found none: install one, or name it: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c '$(IS_NEW)' 2>/dev/null || { echo "$(PYTHON) is not Python 3.11 or newer: install one, or name it: make PYTHON=/path/to/python3.12"; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "$(PYTHON) cannot make an environment: install its venv module (on Debian and Ubuntu the package python3-venv)"; exit 1; }
+	@$(PY) -m pip --version >/dev/null 2>&1 && $(PY) -c '$(IS_NEW)' || $(PYTHON) -m venv --clear .venv
+	@echo "Installing into .venv: once, a few minutes, mostly PyTorch."
+	@$(PY) tools/install.py || { echo "The installation stopped. It needs the network, this once; run make again to go on."; exit 1; }
+	@rm -f .venv/installed-* && touch $@
+
+demo: $(STAMP) ## Train the shipped model in about a minute and watch its reward climb
+	@$(PY) -m verifiers_nb.cli.demo
+
+lab: $(STAMP) ## Open the same notebook in JupyterLab
+	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. $(QUICK_START)
+
+notebooks: $(STAMP) ## Check that notebooks are tidy and that modules and README follow from them
+	@$(PY) tools/exported.py
+	@$(PY) tools/readme.py --check
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+
+test: notebooks ## Check notebooks, types, and run every notebook and test
+	@$(PY) -m mypy
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+
+export: $(STAMP) ## Tidy the notebooks, then write the modules and the README from them
+	@$(PY) -m ruff check -q --fix nbs
+	@$(PY) -m ruff format -q nbs
+	@$(PY) tools/exported.py --write
+	@$(PY) tools/readme.py
+
+dist: $(STAMP) ## Build the wheel and the source archive into dist/
+	@$(PY) -m build
+
+clean: ## Remove what was built or cached; .venv and outputs stay
+	@rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache _proc
+	@find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

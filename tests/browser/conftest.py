@@ -1,0 +1,109 @@
+"""A real JupyterLab on a folder of its own, and a real browser."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SETTINGS = {
+    # Cells outside the window stay in the page, where a test can see them.
+    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+}
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab: what stands in `folder` opens under `url`/lab/tree/."""
+
+    url: str
+    folder: Path
+
+
+def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 60) -> None:
+    """Return when `url` answers; an error with the end of the log when the server ends or is late."""
+    deadline = time.monotonic() + seconds
+    while server.poll() is None and time.monotonic() < deadline:
+        try:
+            urllib.request.urlopen(url)
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+
+
+@pytest.fixture(scope="session")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    folder, home = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("home")
+    for plugin, values in SETTINGS.items():
+        path = home / "config" / "lab" / "user-settings" / f"{plugin}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    places = {
+        "JUPYTER_CONFIG_DIR": "config",
+        "JUPYTER_DATA_DIR": "data",
+        "JUPYTER_RUNTIME_DIR": "run",
+    }
+    env = os.environ | {name: str(home / place) for name, place in places.items()}
+    env |= {"IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--ip=127.0.0.1",
+        f"--port={port}",
+    ]
+    command += ["--ServerApp.port_retries=0", "--IdentityProvider.token="]
+    command += ["--LabApp.expose_app_in_browser=True"]  # the page can be asked for its notebook
+    command += ["--allow-root"] * (os.geteuid() == 0)
+    log = home / "log"
+    with log.open("w") as out:
+        server = subprocess.Popen(
+            command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
+        )
+    try:
+        wait_for(f"http://127.0.0.1:{port}/api", server, log)
+        yield Lab(f"http://127.0.0.1:{port}", folder)
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+@pytest.fixture
+def browser() -> Iterator:
+    """Return a browser for one test: while Playwright runs, so does an event loop in this thread."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    chromium = next(filter(None, map(shutil.which, NAMES)), None)
+    if chromium is None:
+        pytest.skip(f"no chromium on this machine (looked for {', '.join(NAMES)})")
+    with playwright.sync_playwright() as driver:
+        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page(browser) -> Iterator:
+    """Return a page that must end without an error of its own scripts."""
+    errors: list[str] = []
+    opened = browser.new_page(viewport={"width": 1280, "height": 1600})
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    yield opened
+    opened.close()
+    assert errors == []

@@ -1,0 +1,124 @@
+"""The demo as a process: stopped, continued, killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+
+from verifiers_nb.cli.demo import QUICK_START
+
+TRAINING = """
+import os, time
+from pathlib import Path
+
+checkpoint, kernel = Path("checkpoint"), Path("kernel")
+kernel.write_text(str(os.getpid()))
+start = int(checkpoint.read_text()) if checkpoint.exists() else 0
+print("from step", start, flush=True)
+try:
+    for step in range(start, start + 600):
+        if start:
+            break
+        print("step", step, flush=True)
+        time.sleep(0.1)
+except KeyboardInterrupt:
+    checkpoint.write_text("7")
+    if Path("hang").exists():
+        time.sleep(60)
+    print("checkpoint saved", flush=True)
+    raise
+"""
+
+
+def wait_until(happened: Callable[[], bool], seconds: float = 60) -> None:
+    """Return when it happened; an assertion error when it takes longer."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < deadline, f"not within {seconds} s"
+        time.sleep(0.05)
+
+
+def alive(pid: int) -> bool:
+    """Say whether a process runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+class Demo:
+    """A demo of a stand-in notebook that trains for a minute, in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        (folder / QUICK_START).parent.mkdir(parents=True)
+        cells = [new_markdown_cell("# Train"), new_code_cell(TRAINING), new_code_cell("'the end'")]
+        nbformat.write(new_notebook(cells=cells), folder / QUICK_START)
+        self.folder = folder
+        self.log = folder / "log"
+
+    def start(self) -> subprocess.Popen:
+        """Call the demo in a session of its own and return when it trains."""
+        (self.folder / "kernel").unlink(missing_ok=True)
+        command = [sys.executable, "-m", "verifiers_nb.cli.demo"]
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(
+                command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
+            )
+        wait_until(lambda: "from step" in self.log.read_text())
+        return self.process
+
+    def kernel(self) -> int:
+        """Return the process id of the kernel."""
+        return int((self.folder / "kernel").read_text())
+
+
+@pytest.fixture
+def demo(tmp_path: Path) -> Iterator[Demo]:
+    made = Demo(tmp_path)
+    yield made
+    made.process.kill()
+    made.process.wait()
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_stop_saves_and_the_same_command_continues(demo: Demo, kind: signal.Signals) -> None:
+    process = demo.start()
+    process.send_signal(kind)
+    assert process.wait(60) == 130
+    assert demo.log.read_text().endswith(
+        "checkpoint saved\nstopped; run the same command to continue\n"
+    )
+    saved = nbformat.read(demo.folder / "outputs/quickstart/quick_start.ipynb", 4)
+    assert "step 0" in saved.cells[1].outputs[0].text
+    assert not alive(demo.kernel())
+
+    assert demo.start().wait(60) == 0
+    assert "from step 7" in demo.log.read_text() and "the end" in demo.log.read_text()
+
+
+def test_second_press_ends_at_once(demo: Demo) -> None:
+    (demo.folder / "hang").touch()
+    process = demo.start()
+    process.send_signal(signal.SIGINT)
+    wait_until((demo.folder / "checkpoint").exists)
+    time.sleep(0.6)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(15) == 130
+    assert not alive(demo.kernel())
+
+
+def test_killed_demo_leaves_no_kernel(demo: Demo) -> None:
+    process = demo.start()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not alive(demo.kernel()), seconds=15)

@@ -1,0 +1,39 @@
+"""Every notebook runs, in a folder of its own, and no two write the same module."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections import Counter
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbdev.config import get_config
+from nbdev.test import test_nb as run_cells
+
+CONFIG = get_config()
+NBS = Path(CONFIG.nbs_path)
+NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+
+
+def modules() -> list[str]:
+    """Return the module that each exporting notebook names."""
+    cells = (c.source for path in NOTEBOOKS for c in nbformat.read(path, 4).cells)
+    return re.findall(r"^#\| *default_exp +(\S+)", "\n".join(cells), flags=re.M)
+
+
+def test_notebooks_were_found() -> None:
+    assert len(NOTEBOOKS) > 3 and len(modules()) > 3
+
+
+def test_each_module_has_one_notebook() -> None:
+    assert [name for name, count in Counter(modules()).items() if count > 1] == []
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.relative_to(NBS).as_posix())
+def test_notebook(path: Path, tmp_path: Path) -> None:
+    """Run a copy, so that what a notebook writes beside itself does not land in the sources."""
+    copy = Path(shutil.copy(path, tmp_path))
+    passed, _ = run_cells(copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path)
+    assert passed, "see the captured stderr"
