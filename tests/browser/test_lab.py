@@ -31,7 +31,7 @@ def test_quick_start_in_jupyterlab(lab, page) -> None:
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
-    page.wait_for_function(ENDED, timeout=600_000)
+    page.wait_for_function(ENDED, timeout=300_000)
     assert [o["evalue"] for o in page.evaluate(OUTPUTS) if o["output_type"] == "error"] == []
 
     curve = page.locator(".jp-Notebook .js-plotly-plot").first

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'ROW_KEYS', 'T', 'PASSING_STATUS', 'PASSING_TYPES', 'rollout_row', 'rollout_rows', 'run_bounded',
-           'background_loop', 'run_in_background', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'is_passing',
-           'with_retries', 'RolloutRun', 'failed_score']
+           'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'is_passing', 'with_retries',
+           'RolloutRun', 'failed_score']
 
 # %% ../../nbs/envs/01_run.ipynb #77de68da
 import asyncio
@@ -115,8 +115,17 @@ def background_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine in the background loop; Ctrl-C cancels it and waits until it has ended."""
+def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end from sync code, whether or not an event loop is running here.
+
+    Ctrl-C cancels it and waits until it has ended. Raises `RuntimeError` when called from a coroutine
+    that the same loop runs, which would wait for itself: await the async method there.
+    """
+    if threading.current_thread().name == "verifiers_nb-loop":
+        coroutine.close()
+        raise RuntimeError(
+            "A sync call inside a rollout would wait for itself: await its async twin."
+        )
     ended = threading.Event()
 
     async def watched() -> T:
@@ -131,27 +140,6 @@ def run_in_background(coroutine: Coroutine[Any, Any, T]) -> T:
     except KeyboardInterrupt:
         future.cancel()
         ended.wait(timeout=10)
-        raise
-
-
-def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end from sync code, whether or not an event loop is running here."""
-    try:
-        loop = asyncio.get_running_loop()
-    except RuntimeError:
-        return run_in_background(coroutine)
-    import nest_asyncio
-
-    try:
-        nest_asyncio.apply(loop)
-    except ValueError:
-        return run_in_background(coroutine)
-    task = loop.create_task(coroutine)
-    try:
-        return loop.run_until_complete(task)
-    except KeyboardInterrupt:
-        task.cancel()
-        loop.run_until_complete(asyncio.wait([task]))
         raise
 
 # %% ../../nbs/envs/01_run.ipynb #b3f0c7f6
