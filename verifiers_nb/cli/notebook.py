@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FIGURE', 'WIDGET', 'PAGE', 'Screen', 'last_state', 'plain_text', 'headings', 'ThisPython', 'save_notebook', 'Stopped',
-           'interrupts_to', 'LiveNotebook', 'request_stop', 'run_notebook', 'set_parameters', 'with_figures',
-           'notebook_page']
+__all__ = ['FIGURE', 'WIDGET', 'PAGE', 'Screen', 'last_state', 'plain_text', 'headings', 'settle_streams', 'ThisPython',
+           'save_notebook', 'Stopped', 'interrupts_to', 'LiveNotebook', 'request_stop', 'run_notebook',
+           'set_parameters', 'with_figures', 'notebook_page']
 
 # %% ../../nbs/cli/06_notebook.ipynb #77de68da
 import asyncio
@@ -89,6 +89,23 @@ def headings(markdown: str) -> list[str]:
     return re.findall(r"^#{1,6} +(.+)", outside_fences, flags=re.M)
 
 # %% ../../nbs/cli/06_notebook.ipynb #f1abd670
+def settle_streams(cell: NotebookNode) -> None:
+    """Merge a cell's streamed outputs by name, in place, each redrawn line in its last state."""
+    streams: dict[str, NotebookNode] = {}
+    others = []
+    for output in cell.get("outputs", []):
+        if output.output_type == "stream" and output.name in streams:
+            streams[output.name].text += output.text
+            continue
+        if output.output_type == "stream":
+            streams[output.name] = output
+        others.append(output)
+    for output in streams.values():
+        output.text = "\n".join(map(last_state, output.text.split("\n")))
+    if others:
+        cell.outputs = others
+
+# %% ../../nbs/cli/06_notebook.ipynb #9e6a55b6
 class ThisPython(KernelSpecManager):
     """Know one kernel: the running interpreter."""
 
@@ -96,14 +113,14 @@ class ThisPython(KernelSpecManager):
         """Return the running interpreter's kernel, whatever the name."""
         return KernelSpec(resource_dir="", **get_kernel_dict())
 
-# %% ../../nbs/cli/06_notebook.ipynb #9e6a55b6
+# %% ../../nbs/cli/06_notebook.ipynb #472b07b9
 def save_notebook(nb: NotebookNode, path: Path) -> None:
     """Write a notebook so that `path` holds either the old or the new one, never half."""
     part = path.with_name(f"{path.name}.part")
     nbformat.write(nb, part)
     os.replace(part, path)
 
-# %% ../../nbs/cli/06_notebook.ipynb #91032ad7
+# %% ../../nbs/cli/06_notebook.ipynb #d435a6cd
 class Stopped(Exception):
     """The run was interrupted before the notebook's end."""
 
@@ -120,7 +137,7 @@ def interrupts_to(stop: Callable[[], None]) -> Iterator[None]:
         for kind, handler in zip(kinds, before, strict=True):
             signal.signal(kind, handler)
 
-# %% ../../nbs/cli/06_notebook.ipynb #d435a6cd
+# %% ../../nbs/cli/06_notebook.ipynb #887309d0
 class LiveNotebook(NotebookClient):
     """A notebook to run in `cwd`, shown on a screen and saved to `path` after every cell."""
 
@@ -157,9 +174,10 @@ class LiveNotebook(NotebookClient):
         finally:
             self.in_cell = False
             self.screen.end_line()
+            settle_streams(cell)
             save_notebook(self.nb, self.path)
 
-# %% ../../nbs/cli/06_notebook.ipynb #4d134bc0
+# %% ../../nbs/cli/06_notebook.ipynb #bc33ea4e
 def request_stop(live: LiveNotebook, run: asyncio.Task) -> None:
     """Interrupt the running cell; when that was asked for before, cancel the whole run."""
     now = time.monotonic()
@@ -194,7 +212,7 @@ async def run_notebook(live: LiveNotebook) -> None:
             if live.kc is not None:
                 live.kc.stop_channels()
 
-# %% ../../nbs/cli/06_notebook.ipynb #972a67c4
+# %% ../../nbs/cli/06_notebook.ipynb #5b384ce3
 def set_parameters(nb: NotebookNode, **values: Any) -> None:
     """Insert a cell that sets `values` after the notebook's cell tagged `parameters`."""
     tagged = [i for i, c in enumerate(nb.cells) if "parameters" in c.metadata.get("tags", [])]
@@ -204,7 +222,7 @@ def set_parameters(nb: NotebookNode, **values: Any) -> None:
     cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
     nb.cells.insert(tagged[0] + 1, cell)
 
-# %% ../../nbs/cli/06_notebook.ipynb #ca3512f4
+# %% ../../nbs/cli/06_notebook.ipynb #92cfceb3
 FIGURE = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 PAGE = """{% extends "lab/index.html.j2" %}
