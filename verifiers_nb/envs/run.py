@@ -27,7 +27,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 from tqdm import tqdm
 
 from .store import RolloutStore, restore_state, rollout_record
-from ..rubrics.base import Rubric
+from ..rubrics.base import Rubric, group_rows
 from verifiers_nb.types import (
     GenerateInputs,
     GenerateOutputs,
@@ -223,34 +223,42 @@ class RolloutRun:
 
     def __post_init__(self) -> None:
         self.finished: dict[int, tuple[Messages, State, RolloutScore]] = {}
-        self.total_reward = 0.0  # a rollout that waits for its group adds 0.0 until then
-        self.scores_groups = type(self.env.rubric).score_rollouts is not Rubric.score_rollouts
+        self.total_reward = 0.0
+        self.played: dict[int, tuple[Messages, State]] = {}
+        groups = self.prompt_groups() if self.score and self.env.rubric.scores_groups else []
+        self.group_of = {index: group for group in groups for index in group}
         self.bar = tqdm(total=len(self.rows), unit="rollout", disable=not self.progress)
 
     async def start(self, max_concurrent: int = -1) -> None:
         """Run every row that the store does not hold yet."""
         try:
             await run_bounded(self.run_one, len(self.rows), max_concurrent)
-            if self.score and self.scores_groups:
-                await self.score_group()
         finally:
             self.bar.close()
             if self.store:
                 self.store.close()
         self.report_failures()
 
+    def prompt_groups(self) -> list[list[int]]:
+        """Return the indices of the rows of each prompt."""
+        rows = [(row["prompt"], None, row["answer"], None, row["task"], None) for row in self.rows]
+        return group_rows(rows)
+
     async def run_one(self, index: int) -> None:
         """Play and score one row, or take it from the store."""
         row = self.rows[index]
         if self.store and (record := self.store.get(index, row)):
+            completion, state = record["completion"], restore_state(record)
             score = RolloutScore(reward=record["reward"], metrics=record["metrics"])
-            self.finish(index, record["completion"], restore_state(record), score, stored=True)
-            return
-        completion, state = await self.play(index)
-        unscored = RolloutScore(reward=0.0, metrics={})
-        if self.score and not self.scores_groups:
-            unscored = await self.score_one(row, completion, state)
-        self.finish(index, completion, state, unscored, stored=self.score and self.scores_groups)
+            self.finish(index, completion, state, score)
+        else:
+            completion, state = await self.play(index)
+            if index not in self.group_of:
+                self.finish(index, completion, state, await self.score_one(row, completion, state))
+        self.played[index] = (completion, state)
+        group = self.group_of.get(index, [])
+        if group and all(i in self.played for i in group):
+            await self.score_group(group)
 
     async def play(self, index: int) -> tuple[Messages, State]:
         """Play one rollout; one that fails has an empty completion and `state["error"]`."""
@@ -274,35 +282,33 @@ class RolloutRun:
         self, row: dict[str, Any], completion: Messages, state: State
     ) -> RolloutScore:
         """Score one rollout; a failed one gets 0.0 throughout."""
+        if not self.score:
+            return RolloutScore(reward=0.0, metrics={})
         if state.get("error"):
             return failed_score(self.env.rubric)
         return await self.env.rubric.score_rollout(completion=completion, state=state, **row)
 
-    async def score_group(self) -> None:
-        """Let the rubric score all rollouts together, then store them."""
-        done = [self.finished[i] for i in range(len(self.rows))]
-        columns = ([row[key] for row in self.rows] for key in ROW_KEYS)
-        prompts, answers, tasks, infos = columns
-        completions, states = [d[0] for d in done], [d[1] for d in done]
+    async def score_group(self, group: list[int]) -> None:
+        """Let the rubric score the rollouts of one prompt together, and finish those that are new."""
+        prompts, answers, tasks, infos = ([self.rows[i][key] for i in group] for key in ROW_KEYS)
+        completions, states = map(list, zip(*(self.played[i] for i in group), strict=True))
         scores = await self.env.rubric.score_rollouts(
             prompts, completions, answers, states, tasks, infos
         )
-        for i, (completion, state, _) in enumerate(done):
-            metrics = {name: values[i] for name, values in scores.metrics.items()}
-            score = RolloutScore(reward=scores.reward[i], metrics=metrics)
-            score = failed_score(self.env.rubric) if state.get("error") else score
-            known = self.store is not None and i in self.store.done
-            self.finish(i, completion, state, score, stored=known)
+        for at, index in enumerate(group):
+            metrics = {name: values[at] for name, values in scores.metrics.items()}
+            score = RolloutScore(reward=scores.reward[at], metrics=metrics)
+            if states[at].get("error"):
+                score = failed_score(self.env.rubric)
+            if index not in self.finished:
+                self.finish(index, completions[at], states[at], score)
 
-    def finish(
-        self, index: int, completion: Messages, state: State, score: RolloutScore, stored: bool
-    ) -> None:
+    def finish(self, index: int, completion: Messages, state: State, score: RolloutScore) -> None:
         """Keep a finished rollout, append it to the store unless it is there, and show progress."""
-        if index not in self.finished:
-            self.bar.update()
-        self.total_reward += score.reward
         self.finished[index] = (completion, state, score)
-        if self.store and not stored:
+        self.total_reward += score.reward
+        self.bar.update()
+        if self.store and index not in self.store.done:
             rollout = {**self.rows[index], "completion": completion}
             self.store.append(rollout_record(index, rollout, state, score.reward, score.metrics))
         if self.progress:

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'wanted_arguments', 'reward_name', 'as_score', 'RewardFunctions', 'call_with_wanted', 'has_async',
-           'run_calls', 'combine_scores', 'columnar_scores', 'Rubric']
+__all__ = ['ROW', 'GROUP', 'logger', 'T', 'wanted_arguments', 'reward_name', 'sees_group', 'as_score', 'as_scores',
+           'RewardFunctions', 'call_in_thread', 'call_within', 'call_with_wanted', 'has_async', 'run_calls',
+           'combine_scores', 'columnar_scores', 'group_rows', 'RewardCalls', 'Rubric']
 
 # %% ../../nbs/rubrics/00_base.ipynb #77de68da
 import asyncio
 import inspect
 import logging
 import math
+import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
-from typing import Any
+from concurrent.futures import Future
+from functools import lru_cache, partial
+from typing import Any, TypeVar
 
 from ..messages import maybe_await
 from ..parsers.base import Parser
@@ -38,6 +41,26 @@ def reward_name(func: Callable[..., Any]) -> str:
     return getattr(func, "__name__", None) or type(func).__name__
 
 # %% ../../nbs/rubrics/00_base.ipynb #17ba0791
+ROW = ("prompt", "completion", "answer", "state", "task", "info")
+GROUP = tuple(f"{name}s" for name in ROW)
+
+
+@lru_cache(maxsize=1024)
+def sees_group(func: Callable[..., Any]) -> bool:
+    """Say whether `func` scores all rollouts of a prompt at once: its arguments are plural.
+
+    Raises `ValueError` for a function that names arguments of both kinds.
+    """
+    names = inspect.signature(func).parameters.keys()
+    group, single = names & set(GROUP), names & set(ROW)
+    if group and single:
+        raise ValueError(
+            f"Reward function {reward_name(func)!r} takes {sorted(single)} of one rollout and "
+            f"{sorted(group)} of all rollouts of a prompt: name them all in one number."
+        )
+    return bool(group)
+
+# %% ../../nbs/rubrics/00_base.ipynb #f1abd670
 def as_score(value: Any) -> float:
     """Return `value` as a finite float; raises `ValueError` for anything else."""
     try:
@@ -48,23 +71,39 @@ def as_score(value: Any) -> float:
         raise ValueError(f"it returned {value!r}, which is not a finite number")
     return score
 
-# %% ../../nbs/rubrics/00_base.ipynb #fa35e192
+# %% ../../nbs/rubrics/00_base.ipynb #9e6a55b6
+def as_scores(values: Any, count: int) -> list[float]:
+    """Return `values` as `count` finite floats; raises `ValueError` for anything else."""
+    try:
+        scores = [as_score(value) for value in values]
+    except TypeError:
+        raise ValueError(f"it returned {values!r}, not a list of {count} scores") from None
+    if len(scores) != count:
+        raise ValueError(f"it returned {len(scores)} scores for {count} rollouts")
+    return scores
+
+# %% ../../nbs/rubrics/00_base.ipynb #472b07b9
 class RewardFunctions:
     """Hold reward functions and their weights (1.0 each by default), in order."""
 
     def __init__(
         self, funcs: Sequence[RewardFunc] | None = None, weights: Sequence[float] | None = None
     ) -> None:
-        self.reward_funcs = list(funcs or [])
-        self.reward_weights = [1.0] * len(self.reward_funcs) if weights is None else list(weights)
-        if len(self.reward_funcs) != len(self.reward_weights):
+        self.reward_funcs: list[RewardFunc] = []
+        self.reward_weights: list[float] = []
+        funcs = list(funcs or [])
+        weights = [1.0] * len(funcs) if weights is None else list(weights)
+        if len(funcs) != len(weights):
             raise ValueError(
-                f"Got {len(self.reward_funcs)} reward functions and {len(self.reward_weights)} "
-                "weights: give one weight per function."
+                f"Got {len(funcs)} reward functions and {len(weights)} weights: "
+                "give one weight per function."
             )
+        for func, weight in zip(funcs, weights, strict=True):
+            RewardFunctions.add_reward_func(self, func, weight)
 
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0) -> None:
         """Add a reward function with its weight."""
+        sees_group(func)  # a signature that can't be served is better refused now than scored 0.0
         self.reward_funcs.append(func)
         self.reward_weights.append(weight)
 
@@ -80,12 +119,44 @@ class RewardFunctions:
         """Return the weights, in the order of the functions."""
         return self.reward_weights
 
-# %% ../../nbs/rubrics/00_base.ipynb #0716d970
-async def call_with_wanted(func: RewardFunc, arguments: dict[str, Any]) -> float:
-    """Call `func`, sync or async, with those of `arguments` that it names; return its score."""
+# %% ../../nbs/rubrics/00_base.ipynb #4d134bc0
+async def call_in_thread(func: Callable[..., Any], **kwargs: Any) -> Any:
+    """Call `func` in a daemon thread of its own; when cancelled, leave it there."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def work() -> None:
+        try:
+            future.set_result(func(**kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+
+    threading.Thread(target=work, name=f"reward {reward_name(func)}", daemon=True).start()
+    return await asyncio.wrap_future(future)
+
+
+async def call_within(timeout: float, func: Callable[..., Any], **kwargs: Any) -> Any:
+    """Call `func`, a sync one in a thread, and raise `TimeoutError` after `timeout` seconds."""
+    apart = not inspect.iscoroutinefunction(func)
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            result = await (call_in_thread(func, **kwargs) if apart else func(**kwargs))
+            return await result if inspect.isawaitable(result) else result
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"it did not return within {timeout} s") from None
+        raise
+
+# %% ../../nbs/rubrics/00_base.ipynb #0a57cb53
+async def call_with_wanted(
+    func: RewardFunc, arguments: dict[str, Any], timeout: float | None = None
+) -> Any:
+    """Call `func`, sync or async, with those of `arguments` that it names; return its result."""
     wanted = wanted_arguments(func)
     chosen = arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
-    return as_score(await maybe_await(func, **chosen))
+    if timeout is None:
+        return await maybe_await(func, **chosen)
+    return await call_within(timeout, func, **chosen)
 
 
 def has_async(funcs: Sequence[RewardFunc]) -> bool:
@@ -112,19 +183,21 @@ def columnar_scores(scores: list[RolloutScore], names: list[str]) -> RolloutScor
     metrics = {name: [score.metrics[name] for score in scores] for name in dict.fromkeys(names)}
     return RolloutScores(reward=[score.reward for score in scores], metrics=metrics)
 
-# %% ../../nbs/rubrics/00_base.ipynb #b3f0c7f6
+# %% ../../nbs/rubrics/00_base.ipynb #22d200f8
+def group_rows(rows: Sequence[tuple[Any, ...]]) -> list[list[int]]:
+    """Return, for each distinct prompt, answer and task, the indices of its rows."""
+    groups: dict[str, list[int]] = {}
+    for index, (prompt, _, answer, _, task, _) in enumerate(rows):
+        groups.setdefault(repr((prompt, answer, task)), []).append(index)
+    return list(groups.values())
+
+# %% ../../nbs/rubrics/00_base.ipynb #b6692ea5
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
-class Rubric(RewardFunctions):
-    """Score rollouts with weighted reward functions.
-
-    `funcs`: sync or async functions of any of `prompt, completion, answer, state, task, info, parser`.
-    `weights`: one per function; a weight of 0.0 makes a function a mere metric.
-    `parser`: offered to the functions as `parser`; an environment lends its own where none is given.
-    `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
-    `failures` counts, by name, how often a function raised or returned no finite number.
-    """
+class RewardCalls(RewardFunctions):
+    """Call reward functions with what they name, and outlive their failures."""
 
     def __init__(
         self,
@@ -132,11 +205,13 @@ class Rubric(RewardFunctions):
         weights: Sequence[float] | None = None,
         parser: Parser | None = None,
         parallelize_scoring: bool = True,
+        timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(funcs, weights)
         self.has_own_parser = parser is not None
         self.parallelize_scoring = parallelize_scoring
+        self.timeout = timeout
         self.failures: Counter[str] = Counter()
         self.class_objects: dict[str, Any] = {}
         self.set_parser(parser or Parser())
@@ -145,6 +220,21 @@ class Rubric(RewardFunctions):
     def set_parser(self, parser: Parser) -> None:
         """Make `parser` the one that reward functions are given."""
         self.parser = self.class_objects["parser"] = parser
+
+    async def attempt(
+        self, func: RewardFunc, offered: dict[str, Any], read: Callable[[Any], T], failed: T
+    ) -> T:
+        """Call `func` and `read` its result; return `failed` where either raises, and log it once."""
+        try:
+            return read(await call_with_wanted(func, offered, self.timeout))
+        except Exception:
+            name = reward_name(func)
+            self.failures[name] += 1
+            if self.failures[name] == 1:
+                logger.exception(
+                    "Reward function %r failed: scored 0.0, as any time it does.", name
+                )
+            return failed
 
     async def call_reward_func(
         self,
@@ -158,18 +248,40 @@ class Rubric(RewardFunctions):
         **kwargs: Any,
     ) -> float:
         """Return one function's score; one that fails scores 0.0, and its first failure is logged."""
-        rollout = dict(prompt=prompt, completion=completion, answer=answer, state=state)
-        offered = {**self.class_objects, **rollout, "task": task, "info": info, **kwargs}
-        try:
-            return await call_with_wanted(func, offered)
-        except Exception:
-            name = reward_name(func)
-            self.failures[name] += 1
-            if self.failures[name] == 1:
-                logger.exception(
-                    "Reward function %r failed: scored 0.0, as any time it does.", name
-                )
-            return 0.0
+        row = (prompt, completion, answer, state, task, info)
+        if sees_group(func):
+            return (await self.call_group_func(func, [row], **kwargs))[0]
+        offered = {**self.class_objects, **dict(zip(ROW, row, strict=True)), **kwargs}
+        return await self.attempt(func, offered, as_score, 0.0)
+
+    async def call_group_func(
+        self, func: RewardFunc, rows: Sequence[tuple[Any, ...]], **kwargs: Any
+    ) -> list[float]:
+        """Return a function's scores for the rollouts of one prompt; if it fails, all are 0.0."""
+        columns = dict(zip(GROUP, map(list, zip(*rows, strict=True)), strict=True))
+        offered = {**self.class_objects, **columns, **kwargs}
+        count = len(rows)
+        return await self.attempt(func, offered, partial(as_scores, count=count), [0.0] * count)
+
+# %% ../../nbs/rubrics/00_base.ipynb #972a67c4
+class Rubric(RewardCalls):
+    """Score rollouts with weighted reward functions.
+
+    `funcs`: sync or async functions of any of `prompt, completion, answer, state, task, info, parser`,
+    or of `prompts, completions, ...`: these get all rollouts of one prompt and return a list.
+    `weights`: one per function; a weight of 0.0 makes a function a mere metric.
+    `parser`: offered to the functions as `parser`; an environment lends its own where none is given.
+    `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
+    `timeout`: seconds for one call of a function. With it sync functions are called in threads, of
+    which one that never returns is left behind; an async one must await something to be cancelled.
+    `failures` counts, by name, how often a function raised, took too long or returned no finite number.
+    """
+
+    @property
+    def scores_groups(self) -> bool:
+        """Say whether scores depend on more than one rollout, so that they must wait for all."""
+        overridden = type(self).score_rollouts is not Rubric.score_rollouts
+        return overridden or any(map(sees_group, self.reward_funcs))
 
     async def score_rollout(
         self,
@@ -186,8 +298,12 @@ class Rubric(RewardFunctions):
             self.call_reward_func(func, prompt, completion, answer, state, task, info, **kwargs)
             for func in self.reward_funcs
         ]
-        scores = await run_calls(calls, self.parallelize_scoring and has_async(self.reward_funcs))
+        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
         return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
+
+    def overlaps(self) -> bool:
+        """Say whether calls of reward functions can run concurrently at all."""
+        return self.timeout is not None or has_async(self.reward_funcs)
 
     async def score_rollouts(
         self,
@@ -199,8 +315,30 @@ class Rubric(RewardFunctions):
         infos: list[Info],
         **kwargs: Any,
     ) -> RolloutScores:
-        """Score rollouts, one list entry each. Override to score a group as a whole (ranking, voting)."""
-        columns = zip(prompts, completions, answers, states, tasks, infos, strict=True)
-        calls = [self.score_rollout(*row, **kwargs) for row in columns]
-        scores = await run_calls(calls, has_async(self.reward_funcs))
-        return columnar_scores(scores, self.get_reward_func_names())
+        """Score rollouts, one list entry each. Override to score them in a way of your own."""
+        rows = list(zip(prompts, completions, answers, states, tasks, infos, strict=True))
+        names = self.get_reward_func_names()
+        if any(map(sees_group, self.reward_funcs)):
+            columns = [self.score_column(func, rows, **kwargs) for func in self.reward_funcs]
+            by_func = await run_calls(columns, self.parallelize_scoring and self.overlaps())
+            by_row = (list(row) for row in zip(*by_func, strict=True))
+            scores = [combine_scores(names, row, self.reward_weights) for row in by_row]
+        else:
+            calls = [self.score_rollout(*row, **kwargs) for row in rows]
+            scores = await run_calls(calls, self.overlaps())
+        return columnar_scores(scores, names)
+
+    async def score_column(
+        self, func: RewardFunc, rows: Sequence[tuple[Any, ...]], **kwargs: Any
+    ) -> list[float]:
+        """Return one function's scores for all rows, calling it by group if it wants groups."""
+        if not sees_group(func):
+            calls = [self.call_reward_func(func, *row, **kwargs) for row in rows]
+            return await run_calls(calls, self.overlaps())
+        groups = group_rows(rows)
+        by_group = [self.call_group_func(func, [rows[i] for i in g], **kwargs) for g in groups]
+        column = [0.0] * len(rows)
+        for group, scores in zip(groups, await run_calls(by_group, self.overlaps()), strict=True):
+            for index, score in zip(group, scores, strict=True):
+                column[index] = score
+        return column
