@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ExtractFn', 'Check', 'checks_table', 'messages_of', 'assistant_texts', 'FormatContract', 'identity', 'Parser']
+__all__ = ['ExtractFn', 'Check', 'checks_table', 'printable', 'Explanation', 'messages_of', 'assistant_texts', 'FormatContract',
+           'identity', 'Parser']
 
 # %% ../../nbs/parsers/00_base.ipynb #77de68da
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..messages import content_text
@@ -50,6 +52,44 @@ def checks_table(checks: list[Check]) -> str:
     )
 
 # %% ../../nbs/parsers/00_base.ipynb #1574bddb
+def printable(text: str) -> str:
+    "Write lone surrogates as escapes, for they can be neither printed nor saved."
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Explanation:
+    "Show the checks of one or more texts as tables, in a terminal or in a notebook."
+
+    texts: Sequence[Sequence[Check]]
+
+    def __str__(self) -> str:
+        "Write a table with its sum for each text."
+        tables = []
+        for checks in self.texts:
+            got = math.fsum(check.weight * check.score for check in checks)
+            total = math.fsum(check.weight for check in checks)
+            tables.append(
+                f"{checks_table(list(checks))}\n{got:.2f} of {total:.2f}  in all".lstrip()
+            )
+        return (
+            printable("\n\n".join(tables)) or "no assistant message, so there is nothing to check"
+        )
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = "".join(
+            f"<tr><td>{'✗' if check.lost else '✓'}</td><td>{check.weight - check.lost:.2f}</td>"
+            f"<td>{check.weight:.2f}</td><td>{escape(printable(check.name))}</td>"
+            f"<td style='text-align:left'>{escape(printable(check.message))}</td></tr>"
+            for checks in self.texts
+            for check in checks
+        )
+        head = "".join(f"<th>{title}</th>" for title in ("", "points", "of", "check", "reason"))
+        return f"<table><tr>{head}</tr>{rows}</table>"
+
+# %% ../../nbs/parsers/00_base.ipynb #91032ad7
 def messages_of(completion: Messages, role: str) -> list[ChatMessage]:
     "Pick the messages of one role; a completion that is a string has no messages."
     if isinstance(completion, str):
@@ -67,7 +107,7 @@ def assistant_texts(completion: Messages) -> list[str]:
         if message.get("role") == "assistant"
     ]
 
-# %% ../../nbs/parsers/00_base.ipynb #91032ad7
+# %% ../../nbs/parsers/00_base.ipynb #4d134bc0
 class FormatContract:
     "Score texts by named checks; a format of its own overrides `checks`."
 
@@ -89,7 +129,11 @@ class FormatContract:
 
         return format_reward
 
-# %% ../../nbs/parsers/00_base.ipynb #887309d0
+    def explain(self, completion: Messages) -> Explanation:
+        "Show the checks of a string, or of each assistant message."
+        return Explanation([self.checks(text) for text in assistant_texts(completion)])
+
+# %% ../../nbs/parsers/00_base.ipynb #63266754
 ExtractFn: TypeAlias = Callable[[str], Any]
 
 
@@ -97,7 +141,7 @@ def identity(text: str) -> str:
     "Give the text as it is."
     return text
 
-# %% ../../nbs/parsers/00_base.ipynb #bc33ea4e
+# %% ../../nbs/parsers/00_base.ipynb #cb4e5208
 class Parser(FormatContract):
     """Take any text as it is, through `extract_fn`.
 

@@ -11,10 +11,14 @@ __all__ = ['OPEN', 'CLOSE', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED
 
 # %% ../../nbs/parsers/01_think.ipynb #77de68da
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..messages import content_text
 from .base import Check, Parser
+
+if TYPE_CHECKING:
+    from verifiers_nb.parsers.streaming import ThinkStream
+    from verifiers_nb.parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/01_think.ipynb #fe5dbbce
 OPEN, CLOSE = "<think>", "</think>"
@@ -67,6 +71,18 @@ class ThinkParser(Parser):
         if type(self).checks is not ThinkParser.checks:
             return super().format_score(text)  # a subclass with checks of its own is scored by them
         return float(think_fault(text) is None)
+
+    def to_structural_tag(self) -> StructuralTag:
+        "Make the tag that holds a model to the form; needs xgrammar."
+        from verifiers_nb.parsers.format_tags import think_tag
+
+        return think_tag()
+
+    def stream(self) -> ThinkStream:
+        "Start reading a text that comes in pieces."
+        from verifiers_nb.parsers.streaming import ThinkStream
+
+        return ThinkStream(self, OPEN, CLOSE)
 
 # %% ../../nbs/parsers/01_think.ipynb #4d134bc0
 BOX = "\\boxed{"

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['RULE_OF_CODE', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'message_text', 'response_of',
-           'Turn', 'rule_checks', 'ActionFormat', 'AbstractParseFunction']
+           'responses_of', 'Turn', 'rule_checks', 'ActionFormat', 'AbstractParseFunction']
 
 # %% ../../nbs/parsers/03b_turns.ipynb #77de68da
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import dedent
-from typing import Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, field_validator
 
 from ..messages import content_text
-from .base import Check, FormatContract
+from .base import Check, Explanation, FormatContract
 from .commands import Command, command_docs, compiled_template
 from ..types import ChatMessage, Messages
+
+if TYPE_CHECKING:
+    from verifiers_nb.parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/03b_turns.ipynb #c1dfd96e
 class FormatError(Exception):
@@ -88,6 +91,12 @@ def response_of(message: ChatMessage) -> dict[str, Any]:
     "Turn a chat message into the response that parsers take."
     return {"message": message.get("content"), "tool_calls": message.get("tool_calls")}
 
+
+def responses_of(completion: Messages) -> list[dict[str, Any]]:
+    "Turn the assistant's messages into responses; a string is one message."
+    said = [{"content": completion}] if isinstance(completion, str) else completion
+    return [response_of(m) for m in said if m.get("role", "assistant") == "assistant"]
+
 # %% ../../nbs/parsers/03b_turns.ipynb #b3f0c7f6
 class Turn(NamedTuple):
     "Hold what a response says and does, and the characters that the action was read from."
@@ -147,12 +156,14 @@ class ActionFormat(FormatContract, ABC):
 
         def format_reward(completion: Messages, **kwargs: Any) -> float:
             "Score the completion's turns, tool calls included; without any it is 0.0."
-            said = [{"content": completion}] if isinstance(completion, str) else completion
-            turns = [m for m in said if m.get("role", "assistant") == "assistant"]
-            scores = [self.format_score(response_of(message), commands) for message in turns]
+            scores = [self.format_score(turn, commands) for turn in responses_of(completion)]
             return math.fsum(scores) / len(scores) if scores else 0.0
 
         return format_reward
+
+    def explain(self, completion: Messages, commands: Sequence[Command] = ()) -> Explanation:
+        "Show the checks of a string, or of each assistant message, tool calls included."
+        return Explanation([self.checks(turn, commands) for turn in responses_of(completion)])
 
 # %% ../../nbs/parsers/03b_turns.ipynb #f6e1126c
 class AbstractParseFunction(BaseModel, ActionFormat):
@@ -188,3 +199,9 @@ class AbstractParseFunction(BaseModel, ActionFormat):
         variables = {"command_docs": command_docs(commands), "exception_message": error.message}
         template = compiled_template(self.format_error_template)
         return template.render({**variables, **error.extra_info}).strip()
+
+    def to_structural_tag(self, commands: Sequence[Command] = ()) -> StructuralTag:
+        "Make the tag that holds a model to the form, for these commands; needs xgrammar."
+        from verifiers_nb.parsers.format_tags import action_tag
+
+        return action_tag(self, commands)

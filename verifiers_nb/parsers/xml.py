@@ -29,6 +29,8 @@ from verifiers_nb.parsers.base import (
 )
 
 if TYPE_CHECKING:
+    from verifiers_nb.parsers.streaming import XMLStream
+    from verifiers_nb.parsers.structural_tags import StructuralTag
     from verifiers_nb.types import Messages
 
 # %% ../../nbs/parsers/02_xml.ipynb #b1d57811
@@ -240,6 +242,12 @@ class XMLFormat(FormatContract):
         "Write values in canonical tags; a missing field or an unknown name is a `ValueError`."
         return format_values(self._names, kwargs)
 
+    def to_structural_tag(self) -> StructuralTag:
+        "Make the tag that holds a model to the format; needs xgrammar."
+        from verifiers_nb.parsers.format_tags import xml_tag
+
+        return xml_tag(self._names)
+
     def checks(self, text: str) -> list[Check]:
         "Check the presence of each field, then spacing, start and end; no fields have no checks."
         return xml_checks(text, self._fields, self._weights, *self._measure(text))
@@ -311,6 +319,12 @@ class XMLParser(XMLFormat, Parser):
         if self._shared or self.extract_fn is not identity:
             finish_values(values, self._shared, self.extract_fn)
         return result
+
+    def stream(self) -> XMLStream:
+        "Start reading a text that comes in pieces."
+        from verifiers_nb.parsers.streaming import XMLStream
+
+        return XMLStream(self, self._tags)
 
     def parse_answer(self, completion: Messages) -> Any:
         "Give the last answer of a string, or of the last assistant message that has one."

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'micro_batch_loss', 'RewardBar', 'StopOnInterrupt', 'set_aside', 'last_checkpoint', 'check_enough_prompts',
-           'check_gap', 'make_engine', 'keep_rows', 'replace_progress', 'GRPOTrainer']
+__all__ = ['logger', 'micro_batch_loss', 'RewardBar', 'StopOnInterrupt', 'set_aside', 'read_state', 'is_finished',
+           'last_checkpoint', 'check_run', 'check_gap', 'make_engine', 'keep_rows', 'replace_progress', 'sync_policy',
+           'generate_rollouts', 'accumulate_gradients', 'logprob_tolerance', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/07_grpo.ipynb #77de68da
 import copy
@@ -118,6 +119,16 @@ def set_aside(output_dir: str | Path) -> Path | None:
 logger = logging.getLogger(__name__)
 
 
+def read_state(checkpoint: str | bool | Path) -> TrainerState:
+    """Read how far a checkpoint's run was, and its history of logs."""
+    return TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
+
+
+def is_finished(checkpoint: str | bool | Path, args: GRPOConfig) -> bool:
+    """Say whether a checkpoint has all the steps that `args` ask for."""
+    return 0 < args.max_steps <= read_state(checkpoint).global_step
+
+
 def last_checkpoint(output_dir: str | Path) -> str | None:
     """Return the newest whole checkpoint of a run, if there is one; broken ones are left alone."""
     steps = {}
@@ -129,8 +140,10 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
     return str(steps[max(steps)]) if steps else None
 
 # %% ../../nbs/trainer/07_grpo.ipynb #1574bddb
-def check_enough_prompts(env: Environment, args: GRPOConfig) -> None:
-    """Raise `ValueError` when the training set has fewer prompts than one step wants."""
+def check_run(env: Environment, args: GRPOConfig) -> None:
+    """Raise `ValueError` for several processes, or fewer training prompts than one step wants."""
+    if args.world_size > 1:
+        raise ValueError("GRPOTrainer runs in one process: start it without a launcher.")
     prompts = len(env.get_dataset())
     if prompts < args.prompts_per_step:
         raise ValueError(
@@ -174,6 +187,56 @@ def replace_progress(trainer: Trainer) -> None:
         trainer.add_callback(RewardBar())
 
 # %% ../../nbs/trainer/07_grpo.ipynb #b3f0c7f6
+def sync_policy(trainer: GRPOTrainer) -> None:
+    """Give the sampler the adapter as it is after the last finished step."""
+    if trainer.pushed_step != trainer.state.global_step:
+        trainer.client.push(trainer.model)
+        trainer.pushed_step = trainer.state.global_step
+
+
+def generate_rollouts(trainer: GRPOTrainer, prompts: Sequence[dict[str, Any]]) -> GenerateOutputs:
+    """Roll out each prompt `num_generations` times with the current policy."""
+    sync_policy(trainer)
+    args, step = trainer.args, trainer.state.global_step + 1
+    rows = [row for row in prompts for _ in range(args.num_generations)]
+    return trainer.env.generate(
+        {key: [row[key] for row in rows] for key in rows[0]},
+        trainer.client,
+        trainer.client.model,
+        args.sampling_args(derive_seed(args.seed, step)),
+        max_concurrent=args.max_concurrent,
+        save_path=Path(args.output_dir) / "rollouts" / f"step-{step:05d}.jsonl",
+    )
+
+
+def accumulate_gradients(
+    trainer: GRPOTrainer, model: Any, samples: list[Sample]
+) -> tuple[torch.Tensor, dict[str, float]]:
+    """Forward and backward all samples in micro-batches; returns the loss and metrics."""
+    args, tolerance = trainer.args, logprob_tolerance(trainer)
+    policy = trainer.accelerator.unwrap_model(model.train())
+    if not trainer.sampler_checked:
+        check_packing(policy.get_base_model(), samples, tolerance)
+    total = torch.zeros((), device=args.device)
+    seen: dict[str, list[torch.Tensor]] = {}
+    for batch in micro_batches(samples, args.tokens_per_micro_batch):
+        with trainer.compute_loss_context_manager():
+            loss, tokens = micro_batch_loss(policy, batch.to(args.device), args)
+        if not trainer.sampler_checked:
+            check_gap(tokens["gap"])
+            trainer.sampler_checked = True
+        trainer.accelerator.backward(loss)
+        total += loss.detach()
+        for name, values in tokens.items():
+            seen.setdefault(name, []).append(values)
+    return total, {name: float(torch.cat(values).mean()) for name, values in seen.items()}
+
+
+def logprob_tolerance(trainer: GRPOTrainer) -> float:
+    """Return the largest harmless difference of a log-probability, by the precision of the model."""
+    return 1e-3 if trainer.model.dtype == torch.float32 and not trainer.args.bf16 else 0.2
+
+# %% ../../nbs/trainer/07_grpo.ipynb #472b07b9
 class GRPOTrainer(Trainer):
     """Train a LoRA adapter with GRPO on the rollouts of an environment.
 
@@ -198,14 +261,12 @@ class GRPOTrainer(Trainer):
         optimizers: tuple[Any, Any] = (None, None),
         client: EmbeddedEngine | None = None,
     ) -> None:
-        if args.world_size > 1:
-            raise ValueError("GRPOTrainer runs in one process: start it without a launcher.")
+        check_run(env, args)
         if isinstance(model, str):
             processing_class = processing_class or get_tokenizer(model)
             model = get_model(model, **(args.model_init_kwargs or {}))
         if processing_class is None:
             raise ValueError("Pass processing_class=tokenizer along with a model object.")
-        check_enough_prompts(env, args)
         self.env, self.guard = env, InterruptGuard()
         self.client = client or make_engine(model, processing_class, args.device)
         self.pushed_step = 0  # a fresh adapter computes what the base model computes
@@ -250,63 +311,16 @@ class GRPOTrainer(Trainer):
         """Generate a group for each prompt and accumulate the gradient of all of them."""
         started = time.perf_counter()
         with self.guard.open():
-            outputs = self.generate_rollouts(inputs)
+            outputs = generate_rollouts(self, inputs)
         generated = time.perf_counter()
         samples, metrics = make_samples(outputs, self.args)
-        loss, learnt = self.accumulate_gradients(model, samples)
-        metrics |= learnt
-        metrics["time/generate"] = generated - started
-        metrics["time/train"] = time.perf_counter() - generated
-        self.step_metrics.append(metrics)
+        loss, learnt = accumulate_gradients(self, model, samples)
+        times = {
+            "time/generate": generated - started,
+            "time/train": time.perf_counter() - generated,
+        }
+        self.step_metrics.append({**metrics, **learnt, **times})
         return loss
-
-    def generate_rollouts(self, prompts: Sequence[dict[str, Any]]) -> GenerateOutputs:
-        """Roll out each prompt `num_generations` times with the current policy."""
-        self.sync_policy()
-        step = self.state.global_step + 1
-        rows = [row for row in prompts for _ in range(self.args.num_generations)]
-        columns = {key: [row[key] for row in rows] for key in rows[0]}
-        return self.env.generate(
-            columns,
-            self.client,
-            self.client.model,
-            self.args.sampling_args(derive_seed(self.args.seed, step)),
-            max_concurrent=self.args.max_concurrent,
-            save_path=Path(self.args.output_dir) / "rollouts" / f"step-{step:05d}.jsonl",
-        )
-
-    def sync_policy(self) -> None:
-        """Give the sampler the adapter as it is after the last finished step."""
-        if self.pushed_step != self.state.global_step:
-            self.client.push(self.model)
-            self.pushed_step = self.state.global_step
-
-    def accumulate_gradients(
-        self, model: Any, samples: list[Sample]
-    ) -> tuple[torch.Tensor, dict[str, float]]:
-        """Forward and backward all samples in micro-batches; returns the loss and metrics."""
-        model.train()
-        policy = self.accelerator.unwrap_model(model)
-        if not self.sampler_checked:
-            check_packing(policy.get_base_model(), samples, self.tolerance)
-        total = torch.zeros((), device=self.args.device)
-        seen: dict[str, list[torch.Tensor]] = {}
-        for batch in micro_batches(samples, self.args.tokens_per_micro_batch):
-            with self.compute_loss_context_manager():
-                loss, tokens = micro_batch_loss(policy, batch.to(self.args.device), self.args)
-            if not self.sampler_checked:
-                check_gap(tokens["gap"], self.tolerance)
-                self.sampler_checked = True
-            self.accelerator.backward(loss)
-            total += loss.detach()
-            for name, values in tokens.items():
-                seen.setdefault(name, []).append(values)
-        return total, {name: float(torch.cat(values).mean()) for name, values in seen.items()}
-
-    @property
-    def tolerance(self) -> float:
-        """The largest harmless difference of a log-probability, by the precision of the model."""
-        return 1e-3 if self.model.dtype == torch.float32 and not self.args.bf16 else 0.2
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the metrics of the steps since the last log, averaged."""
@@ -320,7 +334,7 @@ class GRPOTrainer(Trainer):
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
         """Roll out the evaluation set greedily; returns the mean reward and its parts."""
-        self.sync_policy()
+        sync_policy(self)
         sampling_args = {"temperature": 0.0, "max_tokens": self.args.max_tokens}
         results = self.env.evaluate(self.client, self.client.model, sampling_args, progress=False)
         columns = {"reward": results.reward, **results.metrics}
@@ -346,11 +360,9 @@ class GRPOTrainer(Trainer):
         if resume_from_checkpoint is True:
             resume_from_checkpoint = last_checkpoint(self.args.output_dir)
         self.pushed_step = -1  # whatever is loaded now, the sampler doesn't have it
-        if resume_from_checkpoint:
-            state = TrainerState.load_from_json(f"{resume_from_checkpoint}/trainer_state.json")
-            if 0 < self.args.max_steps <= state.global_step:
-                return self.load_finished(resume_from_checkpoint, state)
-        elif aside := set_aside(self.args.output_dir):
+        if resume_from_checkpoint and is_finished(resume_from_checkpoint, self.args):
+            return self.load_finished(resume_from_checkpoint)
+        if not resume_from_checkpoint and (aside := set_aside(self.args.output_dir)):
             logger.warning("The earlier run in %s was moved to %s.", self.args.output_dir, aside)
         with self.guard as guard:
             try:
@@ -363,13 +375,15 @@ class GRPOTrainer(Trainer):
                 raise
         raise KeyboardInterrupt
 
-    def load_finished(self, checkpoint: str, state: TrainerState) -> TrainOutput:
+    def load_finished(self, checkpoint: str | bool) -> TrainOutput:
         """Load a checkpoint with nothing left to train: its adapter and its history."""
-        logger.warning("%s has all %d steps: nothing left to train.", checkpoint, state.global_step)
-        self._load_from_checkpoint(checkpoint)
-        self.state = state
-        return TrainOutput(state.global_step, 0.0, {})
+        self._load_from_checkpoint(str(checkpoint))
+        self.state = read_state(checkpoint)
+        logger.warning(
+            "%s has all %d steps: nothing left to train.", checkpoint, self.state.max_steps
+        )
+        return TrainOutput(self.state.global_step, 0.0, {})
 
     def save_adapter(self, folder: str | Path) -> Path:
-        """Save the adapter for PEFT, transformers and vLLM, with the tokenizer; returns the folder."""
+        """Save the adapter for PEFT, transformers and vLLM; returns the folder."""
         return save_adapter(self.model, folder)

@@ -21,7 +21,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ..messages import content_text
-from ..parsers.base import Check, checks_table, messages_of
+from ..parsers.base import Check, Explanation, checks_table, messages_of
 
 if TYPE_CHECKING:
     from verifiers_nb.types import Messages
@@ -89,6 +89,14 @@ class Verifier(ABC):
             reason = f"{type(self).__name__} failed on this text: {error!r}"[:500]
             return result_of([Check("verifier", 1.0, 0.0, None, reason)])
 
+    def explain(self, completion: Messages) -> Explanation:
+        "Show the checks of a string, or of each assistant message."
+        messages = () if isinstance(completion, str) else messages_of(completion, "assistant")
+        texts = (
+            [completion] if isinstance(completion, str) else [m.get("content") for m in messages]
+        )
+        return Explanation([self.verify(text).checks for text in texts])
+
     def as_reward_func(self, name: str | None = None) -> Callable[..., float]:
         "Make a rubric's reward function that verifies the last assistant message, or the text."
 
@@ -110,6 +118,7 @@ BUILT_IN = {
     "regex_format": "schema:RegexFormatVerifier",
     "xml_format": "schema:XMLFormatVerifier",
     "bleu": "metrics:BLEUVerifier",
+    "structural_tag": "structural_tag:StructuralTagVerifier",
     "chained": "base:ChainedVerifier",
 }
 _registered: dict[str, type[Any]] = {}
