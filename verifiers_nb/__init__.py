@@ -20,7 +20,7 @@ _EXPORTS = {
     "GenerateOutputs RolloutScore RolloutScores ProcessedOutputs",
     "messages": "maybe_await sanitize_tool_calls messages_to_printable cleanup_messages "
     "print_prompt_completions_sample setup_logging",
-    "parsers.base": "Parser Check checks_table",
+    "parsers.base": "Parser Check Explanation checks_table",
     "parsers.think": "ThinkParser extract_boxed_answer extract_hash_answer "
     "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT",
     "parsers.xml": "XMLParser",
@@ -30,11 +30,17 @@ _EXPORTS = {
     "XMLThoughtActionParser EditFormat Identity BashCodeBlockParser SingleBashCodeBlockParser",
     "parsers.function_calls": "XMLFunctionCallingParser FunctionCallingParser JsonParser",
     "parsers.actions": "ParseFunction action_parser",
+    "parsers.structural_tags": "StructuralTag StructuralTagItem AnyTextFormat ConstStringFormat "
+    "JSONSchemaFormat GrammarFormat RegexFormat QwenXMLParameterFormat OrFormat SequenceFormat "
+    "TagFormat TriggeredTagsFormat TagsWithSeparatorFormat",
+    "parsers.format_tags": "xml_tag think_tag json_tag regex_tag tools_tag action_tag",
+    "parsers.streaming": "XMLStream ThinkStream",
     "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier "
     "known_verifiers verifier_from_config",
     "verifiers.schema": "JSONStructureVerifier JSONSchemaVerifier RegexFormatVerifier "
     "XMLFormatVerifier",
     "verifiers.metrics": "BLEUVerifier",
+    "verifiers.structural_tag": "StructuralTagVerifier",
     "rubrics.base": "Rubric",
     "inference.base": "model_path get_model get_tokenizer get_model_and_tokenizer",
     "inference.embedded": "EmbeddedEngine",
