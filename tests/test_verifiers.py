@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import re
 import subprocess
 import sys
@@ -128,6 +129,16 @@ def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     return settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=slow
     )
+
+
+def test_a_hundred_thousand_torn_texts() -> None:
+    """Cheaper than hypothesis, and so many more: pieces of JSON and oddities in random order."""
+    draw, pieces = random.Random(0), [*TOKENS.split(), *ODD[:6]]
+    kinds = list(ALL.values())
+    for count in range(100_000):
+        text = "".join(draw.choices(pieces, k=draw.randrange(12)))
+        result = kinds[count % len(kinds)].verify(text)
+        assert 0.0 <= result.reward <= 1.0 and result.details, repr(text)
 
 
 @fuzz(2000)
