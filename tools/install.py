@@ -23,7 +23,7 @@ def show(line: str) -> None:
 
 def main() -> int:
     """Run pip and return its status, with its errors if it failed."""
-    command = [*PIP, "-c", "constraints.txt", "-e", ".[train,envs,dev]"]
+    command = [*PIP, "-c", "constraints.txt", "-e", ".[train,dev]"]
     with (
         LOG.open("w") as log,
         subprocess.Popen(

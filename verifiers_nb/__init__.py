@@ -42,6 +42,10 @@ _EXPORTS = {
     "verifiers.metrics": "BLEUVerifier",
     "verifiers.structural_tag": "StructuralTagVerifier",
     "rubrics.base": "Rubric",
+    "rubrics.group": "RubricGroup EnvGroupRubric",
+    "rubrics.judge": "JudgeRubric",
+    "rubrics.math": "MathRubric",
+    "rubrics.tool": "ToolRubric",
     "inference.base": "model_path get_model get_tokenizer get_model_and_tokenizer",
     "inference.embedded": "EmbeddedEngine",
     "envs.store": "load_results read_rollouts",
@@ -49,6 +53,13 @@ _EXPORTS = {
     "envs.multiturn": "MultiTurnEnv",
     "envs.singleturn": "SingleTurnEnv",
     "envs.action": "ActionEnv",
+    "envs.tool_schema": "convert_func_to_oai_tool",
+    "envs.sandbox": "run_python Limits sandbox_guards",
+    "envs.tools": "python calculator search search_ddg ask",
+    "envs.toolenv": "ToolEnv StatefulToolEnv",
+    "envs.group": "EnvGroup",
+    "envs.textarena": "TextArenaEnv",
+    "envs.reasoning_gym": "ReasoningGymEnv",
     "envs.load": "load_environment",
     "trainer.config": "GRPOConfig grpo_defaults lora_defaults",
     "trainer.grpo": "GRPOTrainer",
@@ -58,7 +69,7 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names.sp
 # %% ../nbs/02_init.ipynb #902ba3cd
 _EXTRAS = {
     "train": ("torch", "transformers", "accelerate", "peft", "xgrammar", "math_verify"),
-    "envs": ("sacrebleu",),
+    "envs": ("sacrebleu", "textarena", "nltk", "reasoning_gym", "ddgs"),
 }
 
 
