@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'chat_prompt', 'with_prompts', 'PromptData', 'pick_rows', 'as_async_client', 'merge_sampling_args',
-           'request_arguments', 'results_dataset', 'Environment']
+           'request_arguments', 'results_dataset', 'ModelRequests', 'Environment']
 
 # %% ../../nbs/envs/02_base.ipynb #77de68da
 import asyncio
@@ -189,8 +189,8 @@ def results_dataset(results: GenerateOutputs, state_columns: list[str]) -> Datas
     return Dataset.from_dict(columns)
 
 # %% ../../nbs/envs/02_base.ipynb #b3f0c7f6
-class Environment(PromptData, ABC):
-    """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
+class ModelRequests(PromptData):
+    """Hold the defaults of an environment and ask its model.
 
     `client`, `model`: used where a call names none. `parser` is lent to a rubric that has none of
     its own. `sampling_args` are the defaults of every request. A request that meets a busy server
@@ -227,28 +227,6 @@ class Environment(PromptData, ABC):
         self.sampling_args = merge_sampling_args({"n": 1}, sampling_args)
         vars(self).update(kwargs)
 
-    @abstractmethod
-    async def rollout(
-        self,
-        client: Any,
-        model: str,
-        prompt: Messages,
-        answer: Any = "",
-        task: str = "default",
-        info: Info | None = None,
-        sampling_args: SamplingArgs | None = None,
-        **kwargs: Any,
-    ) -> tuple[Messages, State]:
-        """Play one interaction and return the completion and the final state."""
-
-    def get_reward_funcs(self) -> list[RewardFunc]:
-        """Return the rubric's reward functions."""
-        return self.rubric.get_reward_funcs()
-
-    def get_reward_weights(self) -> list[float]:
-        """Return the rubric's weights."""
-        return self.rubric.get_reward_weights()
-
     async def get_model_response(
         self,
         client: Any,
@@ -269,6 +247,35 @@ class Environment(PromptData, ABC):
         else:
             create, arguments["prompt"] = client.completions.create, prompt
         return await with_retries(lambda: create(model=model, **arguments), self.max_retries)
+
+    def get_reward_funcs(self) -> list[RewardFunc]:
+        """Return the rubric's reward functions."""
+        return self.rubric.get_reward_funcs()
+
+    def get_reward_weights(self) -> list[float]:
+        """Return the rubric's weights."""
+        return self.rubric.get_reward_weights()
+
+# %% ../../nbs/envs/02_base.ipynb #472b07b9
+class Environment(ModelRequests, ABC):
+    """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
+
+    The settings are those of `ModelRequests`.
+    """
+
+    @abstractmethod
+    async def rollout(
+        self,
+        client: Any,
+        model: str,
+        prompt: Messages,
+        answer: Any = "",
+        task: str = "default",
+        info: Info | None = None,
+        sampling_args: SamplingArgs | None = None,
+        **kwargs: Any,
+    ) -> tuple[Messages, State]:
+        """Play one interaction and return the completion and the final state."""
 
     async def run_rollout_with_semaphore(
         self, semaphore: asyncio.Semaphore, *args: Any, **kwargs: Any
