@@ -43,7 +43,7 @@ _EXPORTS = {
     "verifiers.structural_tag": "StructuralTagVerifier",
     "rubrics.base": "Rubric",
     "rubrics.group": "RubricGroup EnvGroupRubric",
-    "rubrics.judge": "JudgeRubric",
+    "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT",
     "rubrics.math": "MathRubric",
     "rubrics.tool": "ToolRubric",
     "inference.base": "model_path get_model get_tokenizer get_model_and_tokenizer",

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from .run import ROW_KEYS, RolloutRun, rollout_rows, sync_twin, with_retries
 from .store import RolloutStore
+from ..inference import process
 from ..messages import sanitize_tool_calls
 from ..parsers.base import Parser
 from ..rubrics.base import Rubric
@@ -392,6 +393,15 @@ class Environment(ModelRequests, ABC):
 
     generate = sync_twin(a_generate)
     evaluate = sync_twin(a_evaluate)
+
+    parse_chat_completion_logprobs = staticmethod(process.parse_chat_completion_logprobs)
+    parse_chat_completion_tokens = staticmethod(process.parse_chat_completion_tokens)
+    parse_completion_logprobs = staticmethod(process.parse_completion_logprobs)
+    parse_completion_tokens = staticmethod(process.parse_completion_tokens)
+    process_chat_format_vllm = staticmethod(process.process_chat_format_vllm)
+    process_completion_format_vllm = staticmethod(process.process_completion_format_vllm)
+    process_env_results_vllm = staticmethod(process.process_env_results_vllm)
+    process_env_results = process_env_results_vllm
 
     def make_dataset(
         self,

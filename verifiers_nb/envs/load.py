@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['shipped_environments', 'find_environment', 'load_environment']
+__all__ = ['shipped_environments', 'plugged_environments', 'find_environment', 'load_environment']
 
 # %% ../../nbs/envs/09_load.ipynb #77de68da
 import importlib
 import importlib.util
 import pkgutil
 import sys
-from types import ModuleType
+from collections.abc import Callable
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from .base import Environment
@@ -25,14 +27,23 @@ def shipped_environments() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
 
 
-def find_environment(name: str) -> ModuleType | None:
-    """Import the module of an environment: an installed one with `load_environment`, or ours."""
+def plugged_environments() -> dict[str, EntryPoint]:
+    """Return the environments that installed packages bring, by name with underscores."""
+    points = entry_points(group="verifiers_nb.environments")
+    return {point.name.replace("-", "_"): point for point in points}
+
+
+def find_environment(name: str) -> Callable[..., Environment] | None:
+    """Return the `load_environment` of a name: an installed module's, a package's, or ours."""
     if name in sys.modules or importlib.util.find_spec(name):
         module = importlib.import_module(name)
         if hasattr(module, "load_environment"):
-            return module
+            return module.load_environment
+    if point := plugged_environments().get(name):
+        found = point.load()
+        return getattr(found, "load_environment", found)
     if name in shipped_environments():
-        return importlib.import_module(f"verifiers_nb.environments.{name}")
+        return importlib.import_module(f"verifiers_nb.environments.{name}").load_environment
     return None
 
 
@@ -45,12 +56,16 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     if not name.isidentifier():
         raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.")
     try:
-        module = find_environment(name)
-        if module is not None:
-            return module.load_environment(**env_args)
+        load = find_environment(name)
+        if load is not None:
+            return load(**env_args)
     except Exception as error:
         raise RuntimeError(f"Environment {env_id!r} failed to load: {error}") from error
+    known = sorted({*shipped_environments(), *plugged_environments()})
+    near = get_close_matches(name, known, n=1)
     raise ValueError(
-        f"No environment {env_id!r}: no installed module {name!r} has a load_environment function, "
-        f"and ours are {', '.join(shipped_environments())}."
+        f"No environment {env_id!r}"
+        + (f"; did you mean {near[0]!r}?" if near else ".")
+        + f" There is no installed module {name!r} with a load_environment function; known are "
+        f"{', '.join(known)}."
     )

@@ -289,19 +289,20 @@ class RolloutRun:
         return await self.env.rubric.score_rollout(completion=completion, state=state, **row)
 
     async def score_group(self, group: list[int]) -> None:
-        """Let the rubric score the rollouts of one prompt together, and finish those that are new."""
-        prompts, answers, tasks, infos = ([self.rows[i][key] for i in group] for key in ROW_KEYS)
-        completions, states = map(list, zip(*(self.played[i] for i in group), strict=True))
+        """Let the rubric score a prompt's rollouts together, but for failed ones; finish the new ones."""
+        good = [i for i in group if not self.played[i][1].get("error")]
+        prompts, answers, tasks, infos = ([self.rows[i][key] for i in good] for key in ROW_KEYS)
+        completions, states = ([self.played[i][at] for i in good] for at in (0, 1))
         scores = await self.env.rubric.score_rollouts(
             prompts, completions, answers, states, tasks, infos
         )
-        for at, index in enumerate(group):
-            metrics = {name: values[at] for name, values in scores.metrics.items()}
-            score = RolloutScore(reward=scores.reward[at], metrics=metrics)
-            if states[at].get("error"):
-                score = failed_score(self.env.rubric)
+        for at, index in enumerate(good):
             if index not in self.finished:
-                self.finish(index, completions[at], states[at], score)
+                metrics = {name: values[at] for name, values in scores.metrics.items()}
+                score = RolloutScore(reward=scores.reward[at], metrics=metrics)
+                self.finish(index, *self.played[index], score)
+        for index in set(group) - set(good) - set(self.finished):
+            self.finish(index, *self.played[index], failed_score(self.env.rubric))
 
     def finish(self, index: int, completion: Messages, state: State, score: RolloutScore) -> None:
         """Keep a finished rollout, append it to the store unless it is there, and show progress."""

@@ -23,6 +23,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from queue import SimpleQueue
@@ -159,12 +160,17 @@ class MathProcess:
         if self.process is None or self.process.poll() is not None:
             self.process = start_math_process()
         assert self.process.stdin and self.process.stdout
-        try:
+        answer = ""
+        with suppress(BrokenPipeError):
             self.process.stdin.write(json.dumps([gold, response]) + "\n")
             self.process.stdin.flush()
-            return self.process.stdout.readline() == "true\n"
-        except BrokenPipeError:
-            return False
+            answer = self.process.stdout.readline()
+        if (
+            not answer
+        ):  # it has ended; waiting for that keeps the next question from asking a corpse
+            self.process.kill()
+            self.process.wait()
+        return answer == "true\n"
 
 
 def start_math_process() -> subprocess.Popen[str]:
