@@ -199,7 +199,10 @@ async def with_retries(
         reraise=True,
     )
     await asyncio.sleep(random.uniform(0, first_pause))
-    return await attempts(request)
+    async for attempt in attempts:
+        with attempt:
+            return await request()
+    raise AssertionError("the last attempt returns or raises")
 
 # %% ../../nbs/envs/01_run.ipynb #22d200f8
 @dataclass
