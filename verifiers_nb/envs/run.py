@@ -258,10 +258,10 @@ class RolloutRun:
             completion, state = await self.play(index)
             if index not in self.group_of:
                 self.finish(index, completion, state, await self.score_one(row, completion, state))
-        self.played[index] = (completion, state)
-        group = self.group_of.get(index, [])
-        if group and all(i in self.played for i in group):
-            await self.score_group(group)
+        if index in self.group_of:
+            self.played[index] = (completion, state)
+            if all(i in self.played for i in self.group_of[index]):
+                await self.score_group(self.group_of[index])
 
     async def play(self, index: int) -> tuple[Messages, State]:
         """Play one rollout; one that fails has an empty completion and `state["error"]`."""
