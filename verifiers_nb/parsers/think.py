@@ -74,7 +74,7 @@ class ThinkParser(Parser):
 
     def to_structural_tag(self) -> StructuralTag:
         "Make the tag that holds a model to the form; needs xgrammar."
-        from verifiers_nb.parsers.format_tags import think_tag
+        from verifiers_nb import think_tag  # which says what to install where xgrammar is missing
 
         return think_tag()
 

@@ -202,6 +202,6 @@ class AbstractParseFunction(BaseModel, ActionFormat):
 
     def to_structural_tag(self, commands: Sequence[Command] = ()) -> StructuralTag:
         "Make the tag that holds a model to the form, for these commands; needs xgrammar."
-        from verifiers_nb.parsers.format_tags import action_tag
+        from verifiers_nb import action_tag  # which says what to install without xgrammar
 
         return action_tag(self, commands)

@@ -244,7 +244,7 @@ class XMLFormat(FormatContract):
 
     def to_structural_tag(self) -> StructuralTag:
         "Make the tag that holds a model to the format; needs xgrammar."
-        from verifiers_nb.parsers.format_tags import xml_tag
+        from verifiers_nb import xml_tag  # which says what to install where xgrammar is missing
 
         return xml_tag(self._names)
 
