@@ -333,13 +333,15 @@ class Environment(ModelRequests, ABC):
         max_concurrent: int = -1,
         save_path: str | Path | None = None,
         progress: bool = False,
+        keep_failed: bool = True,
         **kwargs: Any,
     ) -> GenerateOutputs:
         """Roll out and score every input; one that fails scores 0.0 and has `state["error"]`.
 
         `max_concurrent`: rollouts in flight, -1 for all. `save_path`: a JSONL file to which each
         rollout is appended once scored; what it holds already is not run again. `progress`: show
-        rate, time left and mean reward. Further keywords go to `rollout`.
+        rate, time left and mean reward. `keep_failed=False` leaves failed rollouts out. Further
+        keywords go to `rollout`.
         """
         store = RolloutStore(save_path) if save_path else None
         run = self.make_run(
@@ -353,7 +355,7 @@ class Environment(ModelRequests, ABC):
             kwargs=kwargs,
         )
         await run.start(max_concurrent)
-        return run.outputs()
+        return run.outputs(keep_failed)
 
     async def a_evaluate(
         self,

@@ -330,12 +330,15 @@ class RolloutRun:
                 errors[0],
             )
 
-    def outputs(self) -> GenerateOutputs:
+    def outputs(self, keep_failed: bool = True) -> GenerateOutputs:
         """Return the finished rollouts as columns, in the order of the rows."""
-        done = [self.finished[i] for i in range(len(self.rows))]
+        kept = [
+            i for i in range(len(self.rows)) if keep_failed or not self.finished[i][1].get("error")
+        ]
+        done = [self.finished[i] for i in kept]
         scores = [score for _, _, score in done]
         names = dict.fromkeys(name for score in scores for name in score.metrics)
-        inputs: dict[str, Any] = {key: [row[key] for row in self.rows] for key in ROW_KEYS}
+        inputs: dict[str, Any] = {key: [self.rows[i][key] for i in kept] for key in ROW_KEYS}
         return GenerateOutputs.model_construct(  # ours already: no need to validate every message
             **inputs,
             completion=[completion for completion, _, _ in done],
