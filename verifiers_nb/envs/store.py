@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['rollout_record', 'to_line', 'repair', 'read_rollouts', 'RolloutStore', 'restore_state', 'outputs_from_records',
-           'load_results']
+__all__ = ['plain_messages', 'rollout_record', 'to_line', 'repair', 'read_rollouts', 'RolloutStore', 'restore_state',
+           'outputs_from_records', 'load_results']
 
 # %% ../../nbs/envs/00_store.ipynb #77de68da
 import json
@@ -16,9 +16,22 @@ from pathlib import Path
 from typing import IO, Any
 
 from ..inference.tokens import stored_turns
+from ..messages import tool_call_dict
 from ..types import GenerateOutputs, State
 
 # %% ../../nbs/envs/00_store.ipynb #c1dfd96e
+def plain_messages(messages: Any) -> Any:
+    """Return messages with their tool calls, which clients give as objects, as dicts."""
+    if isinstance(messages, str):
+        return messages
+    return [
+        {**message, "tool_calls": [tool_call_dict(call) for call in message["tool_calls"]]}
+        if message.get("tool_calls")
+        else message
+        for message in messages
+    ]
+
+
 def rollout_record(
     index: int, rollout: dict[str, Any], state: State, reward: float, metrics: dict[str, float]
 ) -> dict[str, Any]:
@@ -30,6 +43,7 @@ def rollout_record(
     return {
         "index": index,
         **rollout,
+        "completion": plain_messages(rollout["completion"]),
         "reward": reward,
         "metrics": metrics,
         "error": state.get("error"),
