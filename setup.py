@@ -25,7 +25,7 @@ setup(
     keywords=cfg["keywords"].split(),
     python_requires=f">={cfg['min_python']}",
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
-    package_data={cfg["lib_path"]: ["py.typed", "models/*/*"]},
+    package_data={cfg["lib_path"]: ["py.typed", "data/*", "data/*/*", "models/*/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require={
         k.removesuffix(suffix): v.split() for k, v in cfg.items() if k.endswith(suffix)

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['question', 'work', 'target', 'is_held_out', 'pairs', 'rows', 'final_answer', 'correct_answer', 'load_environment']
+__all__ = ['ABOUT', 'question', 'work', 'target', 'is_held_out', 'pairs', 'rows', 'final_answer', 'correct_answer',
+           'load_environment']
 
 # %% ../../nbs/environments/addition.ipynb #77de68da
 import hashlib
 import random
 from typing import TYPE_CHECKING, Any
 
+from ..envs.load import About
 from ..parsers.base import assistant_texts
 
 if TYPE_CHECKING:
@@ -77,6 +79,9 @@ def correct_answer(completion: Messages, answer: str, parser: Parser, **kwargs: 
     return float(final_answer(completion, parser) == answer)
 
 # %% ../../nbs/environments/addition.ipynb #0a57cb53
+ABOUT = About(tags=("math", "xml", "single-turn"))
+
+
 def load_environment(
     num_train_examples: int = -1, num_eval_examples: int = 200, seed: int = 0, **kwargs: Any
 ) -> SingleTurnEnv:
