@@ -122,10 +122,14 @@ class FormatContract:
     def get_format_reward_func(self) -> Callable[..., float]:
         "Make the reward function that averages `format_score` over the assistant's messages."
 
+        score = self.format_score
+
         def format_reward(completion: Messages, **kwargs: Any) -> float:
             "Score the completion's format; without an assistant message it is 0.0."
-            texts = assistant_texts(completion)
-            return sum(map(self.format_score, texts)) / len(texts) if texts else 0.0
+            total, texts = 0.0, assistant_texts(completion)
+            for text in texts:
+                total += score(text)
+            return total / len(texts) if texts else 0.0
 
         return format_reward
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
            'RANGE', 'ALIASES', 'argument_fault', 'call_line', 'Tag', 'find_named_tag', 'TaggedCall', 'find_call',
-           'find_parameters', 'read_range', 'tagged_action', 'XMLFunctionCallingParser', 'member', 'only_call',
-           'call_values', 'tool_action', 'FunctionCallingParser', 'read_json_object', 'read_fields', 'joined_call',
-           'json_action', 'JsonParser']
+           'parameter_value', 'find_parameters', 'read_range', 'tagged_action', 'XMLFunctionCallingParser', 'member',
+           'only_call', 'call_values', 'tool_action', 'FunctionCallingParser', 'read_json_object', 'read_fields',
+           'joined_call', 'json_action', 'JsonParser']
 
 # %% ../../nbs/parsers/03d_function_calls.ipynb #77de68da
 import json
@@ -101,14 +101,17 @@ def find_call(text: str) -> TaggedCall | None:
     return TaggedCall(tag.name.strip(), text[tag.end + 1 : end], span)
 
 
+def parameter_value(text: str) -> str:
+    "Drop the line breaks next to the tags, which are layout: one in front, up to two at the end."
+    return text.removeprefix("\n").removesuffix("\n").removesuffix("\n")
+
+
 def find_parameters(body: str) -> dict[str, str]:
     "Read the parameters of a call, in time linear in its length; of a name's values the last."
     values = {}
     tag = find_named_tag(body, PARAMETER_TAG, 0)
     while tag and (end := body.find(PARAMETER_END, tag.end)) >= 0:
-        # Line breaks next to the tags are layout. One is dropped in front, up to two at the end.
-        value = body[tag.end : end].removeprefix("\n")
-        values[tag.name] = value.removesuffix("\n").removesuffix("\n")
+        values[tag.name] = parameter_value(body[tag.end : end])
         tag = find_named_tag(body, PARAMETER_TAG, end + len(PARAMETER_END))
     return values
 

@@ -86,9 +86,9 @@ class XMLStream:
         self._pieces = Pieces(max((len(tag[2]) for tag in tags), default=1) - 1)
         self._complete: dict[str, Any] = {}
 
-    def feed(self, delta: str) -> Report:
+    def feed(self, delta: str | None) -> Report:
         "Take the next piece, and report which field is open and which are complete."
-        window, start = self._pieces.add(delta)
+        window, start = self._pieces.add(delta := delta or "")
         if ">" in delta:
             for name, tag in self._tags.items():
                 if tag.look(window, start):
@@ -117,9 +117,9 @@ class ThinkStream:
         self._pieces = Pieces(len(closing) - 1)
         self._begin = self._end = -1
 
-    def feed(self, delta: str) -> Report:
+    def feed(self, delta: str | None) -> Report:
         "Take the next piece, and report whether it is thinking or the answer that is open."
-        window, start = self._pieces.add(delta)
+        window, start = self._pieces.add(delta := delta or "")
         if ">" in delta:
             if self._begin < 0 and self._end < 0 and (at := window.find(self._opening)) >= 0:
                 self._begin = start + at + len(self._opening)

@@ -9,9 +9,10 @@ from __future__ import annotations
 __all__ = ['END', 'ESCAPES', 'FORGIVEN', 'ESCAPE_OR_SET', 'TIME_LIMIT', 'TIME_PER_CHARACTER', 'FIRST_SLICE', 'LARGEST_SLICE',
            'plain', 'byte_compiler', 'compile_for_text', 'parts', 'own_texts', 'without_sets', 'part_fault',
            'compile_part', 'is_about_tokens', 'compile_fault', 'check_parts', 'feed', 'allowed_bytes', 'describe_next',
-           'TextTag', 'StructuralTag', 'token_compiler', 'compile_for_tokenizer', 'AnyTextFormat', 'ConstStringFormat',
-           'Format', 'GrammarFormat', 'JSONSchemaFormat', 'OrFormat', 'QwenXMLParameterFormat', 'RegexFormat',
-           'SequenceFormat', 'StructuralTagItem', 'TagFormat', 'TagsWithSeparatorFormat', 'TriggeredTagsFormat']
+           'grammar_of', 'TextTag', 'StructuralTag', 'token_compiler', 'compile_for_tokenizer', 'AnyTextFormat',
+           'ConstStringFormat', 'Format', 'GrammarFormat', 'JSONSchemaFormat', 'OrFormat', 'QwenXMLParameterFormat',
+           'RegexFormat', 'SequenceFormat', 'StructuralTagItem', 'TagFormat', 'TagsWithSeparatorFormat',
+           'TriggeredTagsFormat']
 
 # %% ../../nbs/parsers/04a_structural_tags.ipynb #77de68da
 import json
@@ -219,16 +220,21 @@ def describe_next(matcher: xgrammar.GrammarMatcher, most: int = 6) -> str:
     return " or ".join([*choices, *white, *end]) or "other characters"
 
 # %% ../../nbs/parsers/04a_structural_tags.ipynb #972a67c4
+@lru_cache(maxsize=256)
+def grammar_of(written: str) -> xgrammar.CompiledGrammar:
+    "Compile a tag for text once; `written` is its JSON."
+    tag = xgrammar.StructuralTag.model_validate_json(written)
+    if any(is_about_tokens(part) for _, part in parts(tag.format)):
+        raise ValueError("The tag has formats about tokens: match it with `compile_for_tokenizer`.")
+    return compile_for_text(json.dumps(plain(tag)))
+
+
 class TextTag(xgrammar.StructuralTag):
     "Match text against a structural tag."
 
     def matcher(self) -> xgrammar.GrammarMatcher:
-        "Make a matcher for text; the compiled grammar is kept."
-        if any(is_about_tokens(part) for _, part in parts(self.format)):
-            raise ValueError(
-                "The tag has formats about tokens: match it with `compile_for_tokenizer`."
-            )
-        return xgrammar.GrammarMatcher(compile_for_text(json.dumps(plain(self))))
+        "Make a matcher for text."
+        return xgrammar.GrammarMatcher(grammar_of(self.model_dump_json()))
 
     def matches(self, text: str) -> bool:
         "Say whether the whole text fits; a grammar that needs too long is a `TimeoutError`."

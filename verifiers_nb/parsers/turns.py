@@ -24,6 +24,7 @@ from .commands import Command, command_docs, compiled_template
 from ..types import ChatMessage, Messages
 
 if TYPE_CHECKING:
+    from verifiers_nb.parsers.action_streams import ActionStream
     from verifiers_nb.parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/03b_turns.ipynb #c1dfd96e
@@ -205,3 +206,9 @@ class AbstractParseFunction(BaseModel, ActionFormat):
         from verifiers_nb import action_tag  # which says what to install without xgrammar
 
         return action_tag(self, commands)
+
+    def stream(self, commands: Sequence[Command] = ()) -> ActionStream:
+        "Start reading a response that comes in pieces."
+        from verifiers_nb.parsers.action_streams import action_stream
+
+        return action_stream(self, commands)

@@ -1,0 +1,27 @@
+"""A hundred thousand texts, found by a fuzzer that is guided by coverage, break no promise of a verifier or a parser."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FUZZER = Path(__file__).with_name("fuzz_formats.py")
+pytest.importorskip("atheris", reason="needs atheris, which has wheels for Linux on x86-64 only")
+
+
+# About a minute of the processor each.
+@pytest.mark.parametrize(("kind", "runs"), [("verifiers", 100_000), ("parsers", 50_000)])
+def test_fuzz(kind: str, runs: int, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(FUZZER), kind, str(tmp_path), f"-runs={runs}", "-seed=1"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert f"Done {runs} runs" in done.stderr
