@@ -10,11 +10,12 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from browsing import Lab, run_all
+from nbformat.v4 import new_code_cell, new_notebook
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SETTINGS = {
@@ -22,14 +23,6 @@ SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
 }
-
-
-@dataclass(frozen=True)
-class Lab:
-    """A running JupyterLab: what stands in `folder` opens under `url`/lab/tree/."""
-
-    url: str
-    folder: Path
 
 
 def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 60) -> None:
@@ -79,7 +72,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         )
     try:
         wait_for(f"http://127.0.0.1:{port}/api", server, log)
-        yield Lab(f"http://127.0.0.1:{port}", folder)
+        yield Lab(f"http://127.0.0.1:{port}", folder, home)
     finally:
         server.terminate()
         server.wait(30)
@@ -107,3 +100,16 @@ def page(browser) -> Iterator:
     yield opened
     opened.close()
     assert errors == []
+
+
+@pytest.fixture
+def notebook(lab: Lab, page) -> Iterator[Callable[..., None]]:
+    """Return what writes a notebook of cells, opens it, and runs all of it without an error."""
+
+    def run(name: str, *sources: str, seconds: float = 120) -> None:
+        nb = new_notebook(cells=[new_code_cell(source) for source in sources])
+        nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+        run_all(lab, page, name, nb, seconds)
+
+    yield run
+    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")

@@ -1,0 +1,59 @@
+"""What the browser tests do with a running JupyterLab: open a notebook, run it, keep pictures of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import nbformat
+from nbformat.v4 import new_code_cell
+
+SHOTS = Path(__file__).resolve().parents[2] / "outputs" / "browser"  # kept to be looked at
+LAST = "every cell has run"
+OUTPUTS = """[...jupyterapp.shell.currentWidget.content.model.cells]
+    .flatMap(cell => cell.outputs ? cell.outputs.toJSON() : [])"""
+ENDED = f"{OUTPUTS}.some(o => o.output_type == 'error' || String(o.text).includes('{LAST}'))"
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A running JupyterLab: what stands in `folder` opens under `url`/lab/tree/; its own files are in `home`."""
+
+    url: str
+    folder: Path
+    home: Path
+
+
+def open_notebook(lab: Lab, page, name: str) -> None:
+    """Open a notebook that stands in the laboratory's folder."""
+    page.goto(f"{lab.url}/lab/tree/{name}?reset")
+    page.get_by_text("Python 3 (ipykernel) |").wait_for(timeout=60_000)
+
+
+def run_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode, seconds: float = 120) -> None:
+    """Write and open a notebook, run every cell from the menu, and refuse any error."""
+    nb.cells.append(new_code_cell(f"print('{LAST[:5]}' + '{LAST[5:]}')"))
+    nbformat.write(nb, lab.folder / name)
+    open_notebook(lab, page, name)
+    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
+    page.get_by_role("menuitem", name="Run", exact=True).click()
+    page.get_by_text("Run All Cells", exact=True).click()
+    page.wait_for_function(ENDED, timeout=seconds * 1000)
+    errors = [o["evalue"] for o in page.evaluate(OUTPUTS) if o["output_type"] == "error"]
+    assert not errors, errors
+
+
+def show(page, element, name: str, widths: Sequence[int] = (1280,)) -> None:
+    """Keep pictures of an element in both of JupyterLab's themes, in windows of some widths."""
+    SHOTS.mkdir(parents=True, exist_ok=True)
+    size = page.viewport_size
+    for theme in ("Dark", "Light"):
+        change = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
+        page.evaluate(change, f"JupyterLab {theme}")
+        page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
+        for width in widths:
+            page.set_viewport_size({"width": width, "height": size["height"]})
+            page.wait_for_timeout(500)  # colours and widths move to their new values
+            element.screenshot(path=SHOTS / f"{name}-{width}-{theme.lower()}.png")
+    page.set_viewport_size(size)

@@ -1,0 +1,68 @@
+"""The live half of every widget: it draws, keeps the focus, and takes a mouse and a keyboard."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = pytest.mark.browser
+
+ROWS = """
+from verifiers_nb.widgets.html import button, table
+from verifiers_nb.widgets.view import Panel
+
+class Rows(Panel):
+    label = "Rows"
+    chosen, deleted, found = [], 0, ""
+
+    def drawing(self, live):
+        rows = [[{"tabindex": 0, "data-act": "choose", "data-row": i}, str(i)] for i in range(5)]
+        search = "<input aria-label='Search' data-act='find' aria-keyshortcuts='/'>"
+        said = f"<p role='status'>chosen {self.chosen}, found {self.found}</p>"
+        more = button("More", "choose", live, shortcut="m", row="more")
+        return f"<div data-list>{table(['row'], rows, 'Rows')}</div>{search}{said}{more}"
+
+    def act(self, name, data):
+        if name == "find":
+            self.found = data["value"]
+        else:
+            self.chosen = [*self.chosen, data["row"]]
+        self.refresh()
+
+Rows()
+"""
+
+
+def test_mouse_and_keyboard(notebook, page) -> None:
+    notebook("view.ipynb", ROWS)
+    widget = page.get_by_role("region", name="Rows")
+    cells = page.locator(".jp-Cell").count()
+
+    widget.locator("tr[data-row='3']").click()
+    widget.get_by_text("chosen ['3']").wait_for()
+    widget.locator("tr[data-row='0']").focus()
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("k")
+    page.keyboard.press("Enter")
+    widget.get_by_text("chosen ['3', '1']").wait_for()
+    assert page.evaluate("document.activeElement.dataset.row") == "1"  # the focus has stayed
+    for key in "mdd":  # JupyterLab deletes a cell at dd
+        page.keyboard.press(key)
+    widget.get_by_text("chosen ['3', '1', 'more']").wait_for()
+    page.keyboard.press("/")
+    page.keyboard.type("jam")
+    widget.get_by_text("found jam").wait_for()
+    assert widget.get_by_label("Search").input_value() == "jam"
+    assert page.locator(".jp-Cell").count() == cells
+
+
+def test_widget_survives_a_reload(notebook, page, lab) -> None:
+    notebook("reload.ipynb", ROWS)
+    widget = page.get_by_role("region", name="Rows")
+    widget.locator("tr[data-row='2']").click()
+    widget.get_by_text("chosen ['2']").wait_for()
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    page.reload()
+    widget.get_by_text("chosen ['2']").wait_for(timeout=60_000)
+    widget.locator("tr[data-row='4']").click()
+    widget.get_by_text("chosen ['2', '4']").wait_for()
