@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install demo lab notebooks test export dist clean
+.PHONY: help install demo lab notebooks test test-ui export dist clean
 
 NEWEST_FIRST := python3 python3.14 python3.13 python3.12 python3.11 python
 IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
@@ -14,9 +14,11 @@ QUICK_START := nbs/tutorials/101_quick_start.ipynb
 # branches installs nothing, and a changed dependency does.
 INPUTS := settings.ini setup.py pyproject.toml constraints.txt tools/install.py
 STAMP := .venv/installed-$(shell cat $(INPUTS) | cksum | cut -d ' ' -f 1)
+# What only the tests want on top: packages of single environments, and vLLM for processors.
+COMPLETE := $(subst installed,complete,$(STAMP))
 
 help: ## List these commands
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
 
 install: $(STAMP) ## Make .venv with the library, its training stack and its tools
 	@echo ".venv is ready."
@@ -28,7 +30,12 @@ $(STAMP):
 	@$(PY) -m pip --version >/dev/null 2>&1 && $(PY) -c '$(IS_NEW)' || $(PYTHON) -m venv --clear .venv
 	@echo "Installing into .venv: once, a few minutes, mostly PyTorch."
 	@$(PY) tools/install.py || { echo "The installation stopped. It needs the network, this once; run make again to go on."; exit 1; }
-	@rm -f .venv/installed-* && touch $@
+	@rm -f .venv/installed-* .venv/complete-* && touch $@
+
+$(COMPLETE): $(STAMP)
+	@echo "Installing what the tests need on top: once, a few minutes."
+	@$(PY) tools/install.py tests || { echo "The installation stopped. It needs the network, this once; run make again to go on."; exit 1; }
+	@touch $@
 
 demo: $(STAMP) ## Train the shipped model in about a minute and watch its reward climb
 	@$(PY) -m verifiers_nb.cli.demo
@@ -42,9 +49,12 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules and README
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 
-test: notebooks ## Check notebooks, types, and run every notebook and test
+test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
 	@$(PY) -m mypy
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
+
+test-ui: $(STAMP) ## Only drive the widgets, in a real JupyterLab in a real browser
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 tests/browser
 
 export: $(STAMP) ## Tidy the notebooks, then write the modules and the README from them
 	@$(PY) -m ruff check -q --fix nbs

@@ -115,12 +115,14 @@ def install_vllm() -> str | None:
     return (run([sys.executable, "-c", "import vllm.engine.arg_utils"]) or [None])[-1]
 
 
-def main() -> int:
-    """Install everything; 1 if the library could not be installed, vLLM may be missing."""
+def main(tests: bool) -> int:
+    """Install the library; with `tests` also what only they need, of which vLLM may be missing."""
     LOG.write_text("")
-    if failed := run([*PIP, "-e", ".[train,envs,dev]"]):
+    if failed := run([*PIP, "-e", ".[train,envs,dev]" if tests else ".[train,dev]"]):
         print(*failed[-3:], f"All that pip said: {LOG}", sep="\n")
         return 1
+    if not tests:
+        return 0
     NO_VLLM.unlink(missing_ok=True)
     if reason := install_vllm():
         NO_VLLM.write_text(
@@ -131,4 +133,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(tests=sys.argv[1:] == ["tests"]))
