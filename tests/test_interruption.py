@@ -21,7 +21,8 @@ SCRIPT = f"""
 import sys, verifiers_nb as vf
 args = vf.GRPOConfig(
     sys.argv[1], max_steps={STEPS}, per_device_train_batch_size=32, num_generations=4, max_tokens=40,
-    learning_rate=1e-3, beta=0.0, save_steps=3, use_cpu=True,
+    learning_rate=1e-3, beta=0.0,
+    num_batches_ahead=0, save_steps=3, use_cpu=True,
 )
 trainer = vf.GRPOTrainer(
     "verifiers_nb/adder-1m", vf.load_environment("addition"), args, peft_config=vf.lora_defaults()

@@ -6,27 +6,34 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['with_adapter', 'save_adapter']
+__all__ = ['with_adapter', 'turn_off_dropout', 'staged', 'save_adapter', 'merge_and_save', 'MovingReference']
 
 # %% ../../nbs/trainer/04_adapters.ipynb #77de68da
+import copy
 import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 
 from ..inference.base import check_adapter
+from .batching import MicroBatch, batch_logprobs
 
-# %% ../../nbs/trainer/04_adapters.ipynb #ac3478d6
+# %% ../../nbs/trainer/04_adapters.ipynb #c1dfd96e
 def with_adapter(model: Any, peft_config: PeftConfig | None) -> PeftModel:
     """Return `model` with a fresh adapter, or as it is when it has one already.
 
-    Raises `ValueError` when there is neither an adapter nor a config for one, when the config has
+    Raises `ValueError` when there is neither an adapter nor a config for one, when the adapter has
     settings that a sampler would serve wrong, or when it targets no module of the model.
     """
     if isinstance(model, PeftModel):
+        for config in model.peft_config.values():
+            check_adapter(config)
         return model
     if peft_config is None:
         raise ValueError("GRPO trains a LoRA adapter: pass peft_config=vf.lora_defaults().")
@@ -37,19 +44,80 @@ def with_adapter(model: Any, peft_config: PeftConfig | None) -> PeftModel:
         raise ValueError(f"The adapter does not fit {type(model).__name__}: {error}") from error
 
 
-def save_adapter(model: PeftModel, folder: str | Path) -> Path:
-    """Save the adapter to `folder`, replacing what is there; returns the folder.
+def turn_off_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout of a model, its adapter's included, to 0."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
 
-    It is written under a temporary name first, so a crash or a full disk leaves the old one whole.
-    """
+# %% ../../nbs/trainer/04_adapters.ipynb #0ade7c2c
+@contextmanager
+def staged(folder: str | Path) -> Iterator[Path]:
+    """Give a folder to write to, which becomes `folder`, in place of an old one, when all went well."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh = folder.with_name(f".{folder.name}.{uuid4().hex}")
+    fresh, old = (folder.with_name(f".{folder.name}.{uuid4().hex}") for _ in range(2))
+    fresh.mkdir()
     try:
-        model.save_pretrained(str(fresh))
+        yield fresh
         if folder.exists():
-            shutil.rmtree(folder)
+            os.replace(folder, old)
         os.replace(fresh, folder)
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
-    return folder
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def save_adapter(model: PeftModel, folder: str | Path) -> Path:
+    """Save the adapter to `folder`, replacing what is there; returns the folder."""
+    with staged(folder) as fresh:
+        model.save_pretrained(str(fresh))
+    return Path(folder)
+
+
+def merge_and_save(model: PeftModel, tokenizer: Any, folder: str | Path) -> Path:
+    """Save base model and adapter as one model, with its tokenizer; returns the folder.
+
+    Works on a copy, so there must be memory for a second model.
+    """
+    with staged(folder) as fresh:
+        copy.deepcopy(model).merge_and_unload().save_pretrained(str(fresh))
+        tokenizer.save_pretrained(str(fresh))
+    return Path(folder)
+
+# %% ../../nbs/trainer/04_adapters.ipynb #9e6a55b6
+class MovingReference:
+    """The policy that a KL penalty holds on to, once it is no longer the base model.
+
+    Each `move` mixes the adapter's matrices into it, the soft update of Gorbatovski et al. 2024
+    (arXiv:2404.09656, eq. 5). The base model is an adapter whose second matrices are zero.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def move(self, model: PeftModel, share: float) -> None:
+        """Move towards the policy: `share` of the way, 1.0 to where it is."""
+        for name, parameter in self.matrices(model):
+            start = torch.zeros_like(parameter) if "lora_B" in name else parameter
+            self.weights[name] = self.weights.get(name, start).lerp(parameter, share)
+
+    def matrices(self, model: PeftModel) -> list[tuple[str, torch.nn.Parameter]]:
+        """Return the matrices of the adapter by their names."""
+        return [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+
+    @torch.no_grad()
+    def logprobs(self, model: PeftModel, batch: MicroBatch, temperature: float) -> torch.Tensor:
+        """Return the reference's log-probabilities of the sampled tokens, float [N]."""
+        policy = {name: parameter.data for name, parameter in self.matrices(model)}
+        try:
+            self.put(model, self.weights)
+            return batch_logprobs(model.get_base_model(), batch, temperature)[0]
+        finally:
+            self.put(model, policy)
+
+    def put(self, model: PeftModel, weights: dict[str, torch.Tensor]) -> None:
+        """Give the adapter other matrices."""
+        for name, parameter in self.matrices(model):
+            parameter.data = weights[name].to(parameter.device)

@@ -6,25 +6,20 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['group_advantages', 'zero_variance_groups']
+__all__ = ['group_advantages', 'leave_one_out_advantages', 'scale_advantages', 'rollout_advantages', 'overlong_penalty',
+           'zero_variance_groups']
 
 # %% ../../nbs/trainer/01_advantage.ipynb #77de68da
 import torch
 
-# %% ../../nbs/trainer/01_advantage.ipynb #fe5dbbce
+# %% ../../nbs/trainer/01_advantage.ipynb #0ade7c2c
 def group_advantages(
-    rewards: torch.Tensor,
-    group_size: int,
-    valid: torch.Tensor | None = None,
-    scale: bool = False,
-    eps: float = 1e-4,
+    rewards: torch.Tensor, group_size: int, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return each reward minus the mean of its group (Shao et al. 2024, arXiv:2402.03300, sec. 4.1).
 
     `rewards`: float [B], groups of `group_size` one after the other. `valid`: bool [B], False where
-    a rollout failed. `scale` divides by the group's standard deviation plus `eps`, as the paper
-    does; Liu et al. 2025 (arXiv:2503.20783, sec. 3) show that this favours very easy and very
-    hard prompts. Returns float [B].
+    a rollout failed. Returns float [B].
     """
     if rewards.numel() % group_size:
         raise ValueError(f"{rewards.numel()} rewards are not whole groups of {group_size}.")
@@ -34,13 +29,66 @@ def group_advantages(
     centred = (grouped - (grouped * mask).sum(1, keepdim=True) / count) * mask
     # Equal rewards have no advantage, whatever rounding makes of their mean.
     high, low = (grouped.masked_fill(mask == 0, v) for v in (-torch.inf, torch.inf))
-    centred = centred * (high.amax(1, keepdim=True) > low.amin(1, keepdim=True))
-    if scale:
-        variance = (centred**2).sum(1, keepdim=True) / (count - 1).clamp(min=1)
-        centred = centred / (variance.sqrt() + eps)
-    return centred.view(-1)
+    return (centred * (high.amax(1, keepdim=True) > low.amin(1, keepdim=True))).view(-1)
 
 # %% ../../nbs/trainer/01_advantage.ipynb #bd307a3e
+def leave_one_out_advantages(
+    rewards: torch.Tensor, group_size: int, valid: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return each reward minus the mean of the others in its group (RLOO, Ahmadian et al. 2024,
+    arXiv:2402.14740, sec. 3.2). Arguments and result as of `group_advantages`."""
+    mask = torch.ones_like(rewards) if valid is None else valid.to(rewards)
+    count = mask.view(-1, group_size).sum(1).repeat_interleave(group_size)
+    return group_advantages(rewards, group_size, valid) * count / (count - 1).clamp(min=1)
+
+# %% ../../nbs/trainer/01_advantage.ipynb #0716d970
+def scale_advantages(
+    advantages: torch.Tensor,
+    group_size: int,
+    valid: torch.Tensor | None = None,
+    scale: bool | str = "group",
+    eps: float = 1e-4,
+) -> torch.Tensor:
+    """Divide advantages by a standard deviation plus `eps`, float [B].
+
+    `scale`: "group" or True, of each group's advantages (arXiv:2402.03300, sec. 4.1; Liu et al. 2025,
+    arXiv:2503.20783, sec. 3, show how it favours very easy and very hard prompts); "batch", of all of
+    them (arXiv:2508.08221); "none" or False leaves them as they are.
+    """
+    if scale in (False, "none"):
+        return advantages
+    mask = torch.ones_like(advantages) if valid is None else valid.to(advantages)
+    size = group_size if scale in (True, "group") else advantages.numel()
+    squares, counts = (
+        (x * mask).view(-1, size).sum(1) for x in (advantages**2, torch.ones_like(mask))
+    )
+    deviation = (squares / (counts - 1).clamp(min=1)).sqrt()
+    return advantages / (deviation.repeat_interleave(size) + eps)
+
+# %% ../../nbs/trainer/01_advantage.ipynb #472b07b9
+def rollout_advantages(
+    rewards: torch.Tensor,
+    group_size: int,
+    valid: torch.Tensor | None = None,
+    estimator: str = "grpo",
+    scale: bool | str = False,
+) -> torch.Tensor:
+    """Return advantages by `estimator`, "grpo" (the group's mean) or "rloo" (leave one out), scaled: [B]."""
+    estimators = {"grpo": group_advantages, "rloo": leave_one_out_advantages}
+    if estimator not in estimators:
+        raise ValueError(f"estimator {estimator!r} is not one of {', '.join(estimators)}.")
+    advantages = estimators[estimator](rewards, group_size, valid)
+    return scale_advantages(advantages, group_size, valid, scale)
+
+# %% ../../nbs/trainer/01_advantage.ipynb #887309d0
+def overlong_penalty(lengths: torch.Tensor, max_tokens: int, buffer: int) -> torch.Tensor:
+    """Return what is added to the rewards of completions near the limit, in [-1, 0] (soft overlong
+    punishment: DAPO, arXiv:2503.14476, sec. 3.4, eq. 13). `lengths`: tokens, [B]. Returns float [B]."""
+    if not buffer:
+        return torch.zeros(lengths.shape)
+    return ((max_tokens - buffer - lengths) / buffer).clamp(-1.0, 0.0)
+
+# %% ../../nbs/trainer/01_advantage.ipynb #7719a1c7
 def zero_variance_groups(advantages: torch.Tensor, group_size: int) -> torch.Tensor:
     """Return bool [B / group_size]: True for each group whose advantages are all zero."""
     return (advantages.view(-1, group_size) == 0).all(1)

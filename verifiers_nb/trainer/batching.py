@@ -6,21 +6,28 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['pack_rows', 'Sample', 'MicroBatch', 'build_micro_batch', 'micro_batches', 'batch_logprobs', 'packing_error',
-           'check_packing']
+__all__ = ['pack_rows', 'Sample', 'MicroBatch', 'sampled_places', 'sampled_tokens', 'build_micro_batch', 'row_micro_batches',
+           'split_prompt', 'group_by_prompt', 'build_shared_batch', 'shared_micro_batches', 'micro_batches',
+           'output_embedding', 'batch_logprobs', 'packing_error', 'shares_prompts', 'check_packing']
 
 # %% ../../nbs/trainer/03_batching.ipynb #77de68da
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from itertools import chain
 from typing import Any
 
 import torch
 
 from ..inference.tokens import TokenSequence
 from .loss import token_logprobs
+from verifiers_nb.trainer.shared_prompts import (
+    SHARED,
+    SharedPrompts,
+    enable_shared_prompts,
+    forward_shared,
+    share_prompts,
+)
 
-# %% ../../nbs/trainer/03_batching.ipynb #c1dfd96e
+# %% ../../nbs/trainer/03_batching.ipynb #902ba3cd
 def pack_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
     """Return rows of sequence indices, each row of at most `row_length` tokens in all.
 
@@ -38,7 +45,7 @@ def pack_rows(lengths: Sequence[int], row_length: int) -> list[list[int]]:
         room[row] -= lengths[index]
     return rows
 
-# %% ../../nbs/trainer/03_batching.ipynb #b1d57811
+# %% ../../nbs/trainer/03_batching.ipynb #17ba0791
 @dataclass(slots=True)
 class Sample:
     """A token sequence to learn from, with its rollout's advantage and its tokens' loss weight."""
@@ -53,7 +60,10 @@ class MicroBatch:
     """Packed sequences (R rows of T tokens) and their N sampled tokens, laid end to end.
 
     `input_ids`, `position_ids`: int64 [R, T]. `rows`, `columns`, `targets`: int64 [N]; the hidden
-    state at [rows, columns] predicts `targets`. `sampler_logprobs`, `advantages`, `weights`: float [N].
+    state at [rows, columns] predicts `targets`. `sequences`: int64 [N], each token's sequence.
+    `sampler_logprobs`, `advantages`, `weights`: float [N]. `shared`: who sees whom, where prompts are
+    shared. `old_logprobs`, `reference_logprobs`: float [N], left here by the first pass over the
+    micro-batch for later ones.
     """
 
     input_ids: torch.Tensor
@@ -61,102 +71,227 @@ class MicroBatch:
     rows: torch.Tensor
     columns: torch.Tensor
     targets: torch.Tensor
+    sequences: torch.Tensor
     sampler_logprobs: torch.Tensor
     advantages: torch.Tensor
     weights: torch.Tensor
+    shared: SharedPrompts | None = None
+    old_logprobs: torch.Tensor | None = None
+    reference_logprobs: torch.Tensor | None = None
 
     def to(self, device: Any) -> MicroBatch:
         """Return the same micro-batch on another device."""
-        return MicroBatch(*(getattr(self, f.name).to(device) for f in fields(self)))
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {k: v if v is None else v.to(device) for k, v in values.items()}
+        return MicroBatch(**moved)
 
-# %% ../../nbs/trainer/03_batching.ipynb #7b52009b
+# %% ../../nbs/trainer/03_batching.ipynb #bd307a3e
+def sampled_places(sequence: TokenSequence) -> list[int]:
+    """Return the places of the sampled tokens; nothing predicts the first token, so it is not one."""
+    return [place for place, sampled in enumerate(sequence.mask) if sampled and place]
+
+
+def sampled_tokens(samples: Sequence[Sample]) -> dict[str, Any]:
+    """Return what a `MicroBatch` holds of each sampled token but where it is predicted."""
+    at = [(s.sequence, place) for s in samples for place in sampled_places(s.sequence)]
+    counts = torch.tensor([len(sampled_places(sample.sequence)) for sample in samples])
+    return {
+        "targets": torch.tensor([sequence.ids[place] for sequence, place in at]),
+        "sequences": torch.arange(len(samples)).repeat_interleave(counts),
+        "sampler_logprobs": torch.tensor(
+            [float(sequence.logprobs[place]) for sequence, place in at]
+        ),
+        "advantages": torch.tensor([s.advantage for s in samples]).repeat_interleave(counts),
+        "weights": torch.tensor([s.weight for s in samples]).repeat_interleave(counts),
+    }
+
+# %% ../../nbs/trainer/03_batching.ipynb #f1abd670
 def build_micro_batch(samples: Sequence[Sample], rows: Sequence[Sequence[int]]) -> MicroBatch:
     """Lay the samples out in rows and list their sampled tokens."""
-    row_length = max(sum(len(samples[i].sequence.ids) for i in row) for row in rows)
-
-    def lay_out(*parts: Sequence[Sequence[Any]]) -> torch.Tensor:
-        """Join, row by row, one list per sequence and its padding: [R, T]."""
-        return torch.tensor([list(chain.from_iterable(row)) for row in parts])
-
-    sequences = [[samples[i].sequence for i in row] for row in rows]
-    padding = [row_length - sum(len(s.ids) for s in row) for row in sequences]
-    rests = list(zip(sequences, padding, strict=True))
-    ids = lay_out(*([*(s.ids for s in row), [0] * rest] for row, rest in rests))
-    positions = lay_out(*([*(range(len(s.ids)) for s in row), range(rest)] for row, rest in rests))
-    # Nothing predicts the first token of a sequence, so it is never one to learn from.
-    mask = lay_out(*([*([0, *s.mask[1:]] for s in row), [0] * rest] for row, rest in rests))
-    logprobs = lay_out(*([*(s.logprobs for s in row), [0.0] * rest] for row, rest in rests))
-    owner = lay_out(
-        *(
-            [*([i] * len(samples[i].sequence.ids) for i in row), [0] * rest]
-            for row, rest in zip(rows, padding, strict=True)
-        )
-    )
-    at = mask.nonzero(as_tuple=True)
-    advantages = torch.tensor([sample.advantage for sample in samples])
-    weights = torch.tensor([sample.weight for sample in samples])
+    length = max(sum(len(samples[i].sequence.ids) for i in row) for row in rows)
+    ids, positions = torch.zeros(2, len(rows), length, dtype=torch.long)
+    at_rows: list[int] = []
+    columns: list[int] = []
+    for number, row in enumerate(rows):
+        start = 0
+        for sequence in (samples[i].sequence for i in row):
+            stop = start + len(sequence.ids)
+            ids[number, start:stop] = torch.tensor(sequence.ids)
+            positions[number, start:stop] = torch.arange(stop - start)
+            before = [start + place - 1 for place in sampled_places(sequence)]
+            at_rows += [number] * len(before)
+            columns += before
+            start = stop
+        positions[number, start:] = torch.arange(length - start)
     return MicroBatch(
-        input_ids=ids,
-        position_ids=positions,
-        rows=at[0],
-        columns=at[1] - 1,
-        targets=ids[at],
-        sampler_logprobs=logprobs[at].float(),
-        advantages=advantages[owner[at]],
-        weights=weights[owner[at]],
+        ids,
+        positions,
+        torch.tensor(at_rows),
+        torch.tensor(columns),
+        **sampled_tokens([samples[i] for row in rows for i in row]),
     )
 
 
-def micro_batches(samples: Sequence[Sample], token_budget: int) -> Iterator[MicroBatch]:
-    """Yield the samples in micro-batches of at most `token_budget` tokens, padding included.
-
-    A single sequence longer than the budget is a micro-batch of its own. Samples without any sampled
-    token are left out.
-    """
-    samples = [sample for sample in samples if any(sample.sequence.mask[1:])]
+def row_micro_batches(samples: Sequence[Sample], token_budget: int) -> Iterator[MicroBatch]:
+    """Yield the samples in micro-batches of packed rows."""
     lengths = [len(sample.sequence.ids) for sample in samples]
     rows = pack_rows(lengths, max(lengths, default=0))
     rows_at_once = max(1, token_budget // max(lengths, default=1))
     for start in range(0, len(rows), rows_at_once):
         yield build_micro_batch(samples, rows[start : start + rows_at_once])
 
-# %% ../../nbs/trainer/03_batching.ipynb #0716d970
+# %% ../../nbs/trainer/03_batching.ipynb #91032ad7
+def split_prompt(sequence: TokenSequence) -> tuple[tuple[int, ...], list[int]]:
+    """Return a sequence's prompt and the inputs after it that some sampled token depends on."""
+    places = sampled_places(sequence)
+    return tuple(sequence.ids[: places[0]]), sequence.ids[places[0] : places[-1]]
+
+
+def group_by_prompt(samples: Sequence[Sample]) -> dict[tuple[int, ...], list[Sample]]:
+    """Return the samples of each prompt, in the order in which the prompts first appear."""
+    groups: dict[tuple[int, ...], list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(split_prompt(sample.sequence)[0], []).append(sample)
+    return groups
+
+
+def build_shared_batch(samples: Sequence[Sample]) -> MicroBatch:
+    """Lay the samples out in one row, each prompt once before its completions."""
+    ids: list[int] = []
+    positions: list[int] = []
+    columns: list[int] = []
+    groups = group_by_prompt(samples)
+    shape = []
+    for prompt, members in groups.items():
+        ids += prompt
+        positions += range(len(prompt))
+        prompt_end = len(ids) - 1
+        shape.append((len(prompt), [len(split_prompt(m.sequence)[1]) for m in members]))
+        for member in members:
+            own = split_prompt(member.sequence)[1]
+            # The token at each place of the sequence, from the first sampled one on, is predicted here.
+            before = [prompt_end, *range(len(ids), len(ids) + len(own))]
+            columns += [before[place - len(prompt)] for place in sampled_places(member.sequence)]
+            ids += own
+            positions += range(len(prompt), len(prompt) + len(own))
+    return MicroBatch(
+        torch.tensor([ids]),
+        torch.tensor([positions]),
+        torch.zeros(len(columns), dtype=torch.long),
+        torch.tensor(columns),
+        **sampled_tokens([member for members in groups.values() for member in members]),
+        shared=share_prompts(shape),
+    )
+
+# %% ../../nbs/trainer/03_batching.ipynb #4d134bc0
+def shared_micro_batches(samples: Sequence[Sample], token_budget: int) -> Iterator[MicroBatch]:
+    """Yield the samples in micro-batches of one row with shared prompts."""
+    batch: list[Sample] = []
+    used, last = 0, None
+    for prompt, members in group_by_prompt(samples).items():
+        for member in members:
+            own = len(split_prompt(member.sequence)[1])
+            wanted = own if prompt == last else own + len(prompt)
+            if batch and used + wanted > token_budget:
+                yield build_shared_batch(batch)
+                batch, used, wanted = [], 0, own + len(prompt)
+            batch.append(member)
+            used, last = used + wanted, prompt
+    if batch:
+        yield build_shared_batch(batch)
+
+
+def micro_batches(
+    samples: Sequence[Sample], token_budget: int, shared: bool = False
+) -> Iterator[MicroBatch]:
+    """Yield the samples in micro-batches of at most `token_budget` tokens, padding included.
+
+    A single sequence longer than the budget is a micro-batch of its own. Samples without any sampled
+    token are left out. `shared`: compute common prompts once; see `shares_prompts`.
+    """
+    samples = [sample for sample in samples if any(sample.sequence.mask[1:])]
+    return (shared_micro_batches if shared else row_micro_batches)(samples, token_budget)
+
+# %% ../../nbs/trainer/03_batching.ipynb #22d200f8
+def output_embedding(model: Any) -> torch.Tensor:
+    """Return the matrix [V, H] that makes logits of hidden states; raises `ValueError` if there is more to it."""
+    head = model.get_output_embeddings()
+    if hasattr(head, "lora_A") or getattr(head, "bias", None) is not None:
+        what = "an adapter" if hasattr(head, "lora_A") else "a bias"
+        raise ValueError(
+            f"The output embedding of {type(model).__name__} has {what}; the loss computes it without "
+            "its logits and knows only a plain matrix. Take lm_head out of target_modules."
+        )
+    return head.weight
+
+
 def batch_logprobs(
-    model: Any, batch: MicroBatch, temperature: float = 1.0
+    model: Any, batch: MicroBatch, temperature: float = 1.0, entropy_gradient: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probability and entropy (nats) of each sampled token of a micro-batch, float [N].
 
     `model`: a transformers causal language model, with or without LoRA layers in it.
     """
-    hidden = model.get_decoder()(
-        input_ids=batch.input_ids,
-        position_ids=batch.position_ids,
-        attention_mask=None,
-        use_cache=False,
-    ).last_hidden_state
-    head = model.get_output_embeddings().weight
-    return token_logprobs(hidden[batch.rows, batch.columns], head, batch.targets, temperature)
+    decoder, head = model.get_decoder(), output_embedding(model)
+    if batch.shared is not None:
+        hidden = forward_shared(decoder, batch.input_ids, batch.position_ids, batch.shared)
+    else:
+        hidden = decoder(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            attention_mask=None,
+            use_cache=False,
+        ).last_hidden_state
+    predicting = hidden[batch.rows, batch.columns]
+    return token_logprobs(
+        predicting, head.detach(), batch.targets, temperature, entropy_gradient=entropy_gradient
+    )
 
-# %% ../../nbs/trainer/03_batching.ipynb #b3f0c7f6
+# %% ../../nbs/trainer/03_batching.ipynb #cb4e5208
 @torch.no_grad()
-def packing_error(model: Any, samples: Sequence[Sample]) -> float:
+def packing_error(model: Any, samples: Sequence[Sample], shared: bool = False) -> float:
     """Return the largest difference of a log-probability between packed and single sequences."""
     device = next(model.parameters()).device
-    rows = [list(range(len(samples)))]
-    packed, _ = batch_logprobs(model, build_micro_batch(samples, rows).to(device))
+    samples = [sample for members in group_by_prompt(samples).values() for sample in members]
+    one_row = [list(range(len(samples)))]
+    batch = build_shared_batch(samples) if shared else build_micro_batch(samples, one_row)
+    packed, _ = batch_logprobs(model, batch.to(device))
     alone = []
     for sample in samples:
-        batch = build_micro_batch([sample], [[0]]).to(device)
-        logits = model(input_ids=batch.input_ids, use_cache=False).logits[0, batch.columns].float()
-        alone.append(logits.log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0])
+        single = build_micro_batch([sample], [[0]]).to(device)
+        logits = (
+            model(input_ids=single.input_ids, use_cache=False).logits[0, single.columns].float()
+        )
+        alone.append(logits.log_softmax(-1).gather(-1, single.targets[:, None])[:, 0])
     return float((packed - torch.cat(alone)).abs().max())
 
+# %% ../../nbs/trainer/03_batching.ipynb #b6692ea5
+def shares_prompts(model: Any) -> bool:
+    """Say whether the model computes shared prompts once."""
+    return model.config._attn_implementation == SHARED
 
-def check_packing(model: Any, samples: Sequence[Sample], tolerance: float) -> None:
-    """Raise `RuntimeError` if packing changes log-probabilities by more than `tolerance`."""
+
+def check_packing(
+    model: Any, samples: Sequence[Sample], tolerance: float, share_prompts: bool = False
+) -> None:
+    """Raise `RuntimeError` if packing changes log-probabilities by more than `tolerance`.
+
+    `share_prompts` lets the model share prompts from now on if that is as exact; see `shares_prompts`.
+    """
     chosen = [sample for sample in samples if any(sample.sequence.mask[1:])][:3]
     if chosen and (error := packing_error(model, chosen)) > tolerance:
         raise RuntimeError(
-            f"Packed sequences of {type(model).__name__} see each other: their log-probabilities are "
-            f"off by {error:.2g}. Load the model with attn_implementation='sdpa'."
+            f"Log-probabilities of packed sequences are off by {error:.2g}: either sequences of "
+            f"{type(model).__name__} see each other, then load it with attn_implementation='sdpa'; or "
+            "it changes its logits after the output embedding, which can't be trained here."
         )
+    if chosen and share_prompts and enable_shared_prompts(model):
+        try:
+            exact = packing_error(model, chosen, shared=True) <= tolerance
+        except (
+            NotImplementedError,
+            TypeError,
+        ):  # an attention that asks for more, or takes no keywords
+            exact = False
+        if not exact:
+            model.set_attn_implementation("sdpa")

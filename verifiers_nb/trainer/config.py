@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LOSS_TYPES', 'check_batch_size', 'GRPOConfig', 'grpo_defaults', 'lora_defaults']
+__all__ = ['ADVANTAGE_ESTIMATORS', 'LOSS_TYPES', 'IMPORTANCE_LEVELS', 'IMPORTANCE_MODES', 'AT_LEAST', 'POSITIVE',
+           'check_batch_size', 'check_generation_size', 'setting', 'SamplingSettings', 'PipelineSettings',
+           'LossSettings', 'check_choices', 'check_objective', 'check_settings', 'GRPOConfig', 'grpo_defaults',
+           'lora_defaults']
 
 # %% ../../nbs/trainer/00_config.ipynb #77de68da
 from dataclasses import dataclass, field
@@ -17,9 +20,6 @@ from peft import LoraConfig
 from transformers import TrainingArguments
 
 # %% ../../nbs/trainer/00_config.ipynb #c1dfd96e
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo")
-
-
 def check_batch_size(rollouts: int, num_generations: int) -> None:
     """Raise `ValueError`, naming sizes that would do, unless a step holds whole groups."""
     if num_generations < 2:
@@ -33,13 +33,167 @@ def check_batch_size(rollouts: int, num_generations: int) -> None:
         divisors = [n for n in range(2, rollouts + 1) if rollouts % n == 0]
         raise ValueError(
             f"A step of {rollouts} rollouts (per_device_train_batch_size x "
-            f"gradient_accumulation_steps) does not hold whole groups of {num_generations}. Use "
-            f"{' or '.join(map(str, fitting))} rollouts, or num_generations from {divisors}."
+            f"gradient_accumulation_steps x processes) does not hold whole groups of "
+            f"{num_generations}. Use {' or '.join(map(str, fitting))} rollouts, or num_generations "
+            f"from {divisors}."
+        )
+
+
+def check_generation_size(generated: int, rollouts: int) -> None:
+    """Raise `ValueError`, naming sizes that would do, unless a generation is whole steps."""
+    if generated < rollouts or generated % rollouts:
+        below = generated // rollouts * rollouts
+        fitting = [size for size in (below, below + rollouts) if size > 0]
+        raise ValueError(
+            f"{generated} rollouts are generated at once, and a step learns from {rollouts}: that is "
+            f"no whole number of steps. Use generation_batch_size="
+            f"{' or '.join(map(str, fitting))}, or leave it out to generate for every step."
         )
 
 # %% ../../nbs/trainer/00_config.ipynb #b1d57811
+def setting(default: Any, help: str) -> Any:
+    """Return a dataclass field with a line of help."""
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
-class GRPOConfig(TrainingArguments):
+class SamplingSettings:
+    """Which prompts are rolled out, how often, and how tokens are sampled."""
+
+    num_generations: int = setting(8, "Rollouts of one prompt: a group.")
+    max_prompt_length: int | None = setting(512, "Longer prompts, in tokens, are left out.")
+    max_data_workers: int = setting(8, "Accepted; measuring prompts is too quick to share out.")
+    shuffle_dataset: bool = setting(True, "Draw prompts in random order.")
+    max_tokens: int | None = setting(None, "Most tokens of one response.")
+    max_seq_len: int = setting(2048, "Longer sequences are cut.")
+    temperature: float = setting(1.0, "Of sampling and of the loss.")
+    top_p: float = setting(1.0, "Nucleus sampling; 1.0 is off.")
+    top_k: int | None = setting(None, "Sample from the k likeliest.")
+    min_p: float | None = setting(None, "Least share of the top token.")
+    repetition_penalty: float = setting(1.0, "Above 1: tokens used before become rarer.")
+    presence_penalty: float = setting(0.0, "Taken off the logits of tokens generated before.")
+    frequency_penalty: float = setting(0.0, "The same, times how often.")
+    log_completions: bool = setting(False, "Print completions whenever metrics are logged.")
+    num_completions_to_print: int | None = setting(None, "How many of them; None: all.")
+
+# %% ../../nbs/trainer/00_config.ipynb #7b52009b
+@dataclass
+class PipelineSettings:
+    """When rollouts are generated, and who answers."""
+
+    generation_batch_size: int | None = setting(None, "Rollouts generated at once; None: a step's.")
+    steps_per_generation: int | None = setting(None, "The same, in batches of a device.")
+    num_iterations: int = setting(1, "Times that each rollout is learnt from.")
+    max_concurrent: int = setting(1024, "Rollouts in flight, of one generation.")
+    num_batches_ahead: int = setting(1, "Generations started early; 0: strictly on-policy.")
+    async_max_queue_size: int | None = setting(None, "Most generations started early or waiting.")
+    async_generation_timeout: float = setting(600.0, "Seconds a step waits for its rollouts.")
+    vllm_server_host: str | None = setting(None, "A running server; None: the client, or embedded.")
+    vllm_server_port: int = setting(8000, "Port of that server.")
+    vllm_server_timeout: float = setting(300.0, "Seconds to wait until that server answers.")
+
+# %% ../../nbs/trainer/00_config.ipynb #fa35e192
+ADVANTAGE_ESTIMATORS = ("grpo", "rloo")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+IMPORTANCE_LEVELS = ("token", "sequence")
+IMPORTANCE_MODES = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+
+
+@dataclass
+class LossSettings:
+    """What a step minimises, and how much of it at a time."""
+
+    beta: float = setting(0.001, "Weight of the KL to the reference.")
+    sync_ref_model: bool = setting(True, "Move that reference towards the policy now and then.")
+    ref_model_mixup_alpha: float = setting(0.5, "Share of the policy in such a move.")
+    ref_model_sync_steps: int = setting(100, "Steps from move to move.")
+    epsilon: float = setting(0.2, "Clip range of the ratio, below.")
+    epsilon_high: float | None = setting(None, "Above; None: epsilon.")
+    delta: float | None = setting(None, "Cap of an unclipped ratio.")
+    advantage_estimator: str = setting("grpo", "Baseline: the group's mean, or (rloo) the others'.")
+    scale_rewards: bool | str = setting(
+        False, "Divide by the std of the 'group' (True) or 'batch'."
+    )
+    loss_type: str = setting("dr_grpo", "How token losses are averaged; cispo: and which.")
+    importance_sampling_level: str = setting("token", "Ratios of tokens, or of a sequence (GSPO).")
+    importance_sampling_mode: str = setting("token_truncate", "Off-policy correction, or none.")
+    importance_cap: float = setting(2.0, "Cap of its trainer/sampler weights.")
+    importance_floor: float = setting(0.0, "The least of its weights; below: raised or masked.")
+    use_bias_correction_kl: bool = setting(False, "Weight the KL by the ratio: unbiased gradient.")
+    entropy_coef: float = setting(0.0, "Weight of an entropy bonus.")
+    overlong_buffer: int = setting(0, "Tokens before max_tokens in which a reward falls, to -1.")
+    mask_env_responses: bool = setting(True, "Learn from sampled tokens only; can't be False.")
+    mask_truncated_completions: bool = setting(True, "Leave cut-off completions out of the loss.")
+    zero_truncated_completions: bool = setting(False, "Give cut-off completions the reward 0.0.")
+    tokens_per_micro_batch: int = setting(8192, "Tokens forwarded at once: memory against speed.")
+    share_prompts: bool = setting(True, "Compute a group's prompt once, where attention allows it.")
+    disable_dropout: bool = setting(False, "Set every dropout of model and adapter to 0.")
+
+# %% ../../nbs/trainer/00_config.ipynb #1574bddb
+AT_LEAST = {
+    "num_iterations": 1,
+    "ref_model_sync_steps": 1,
+    "max_concurrent": 1,
+    "num_batches_ahead": 0,
+}
+POSITIVE = ("temperature", "epsilon", "importance_cap", "max_seq_len", "async_generation_timeout")
+
+
+def check_choices(args: LossSettings) -> None:
+    """Raise `ValueError` for a setting that is none of its choices."""
+    choices: dict[str, tuple[Any, ...]] = {
+        "advantage_estimator": ADVANTAGE_ESTIMATORS,
+        "scale_rewards": (False, True, "none", "group", "batch"),
+        "loss_type": LOSS_TYPES,
+        "importance_sampling_level": IMPORTANCE_LEVELS,
+        "importance_sampling_mode": IMPORTANCE_MODES,
+    }
+    for name, allowed in choices.items():
+        if (value := getattr(args, name)) not in allowed:
+            raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, allowed))}.")
+
+
+def check_objective(args: Any) -> None:
+    """Raise `ValueError` for settings of the objective that don't go together."""
+    check_choices(args)
+    high = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
+    if args.delta is not None and args.loss_type == "cispo":
+        raise ValueError("delta caps an unclipped ratio, and cispo has none: leave delta out.")
+    if args.delta is not None and args.delta <= high:
+        raise ValueError(
+            f"delta {args.delta} must be above the clip range, which ends at {high:g}."
+        )
+    if args.epsilon >= 1:
+        raise ValueError(f"epsilon {args.epsilon} must be below 1: ratios are never negative.")
+    if not args.importance_floor <= 1 <= args.importance_cap:
+        raise ValueError(
+            f"importance_floor {args.importance_floor} and importance_cap {args.importance_cap} must "
+            "have 1 between them: the weight of a sampler that agrees."
+        )
+    if args.overlong_buffer and not 0 < args.overlong_buffer < (args.max_tokens or 0):
+        raise ValueError(
+            f"overlong_buffer {args.overlong_buffer} must be less than max_tokens, {args.max_tokens}."
+        )
+
+
+def check_settings(args: Any) -> None:
+    """Raise `ValueError` for settings that can't work."""
+    check_objective(args)
+    for name, bound in AT_LEAST.items():
+        if getattr(args, name) < bound:
+            raise ValueError(f"{name} must be at least {bound}, not {getattr(args, name)}.")
+    for name in POSITIVE:
+        if getattr(args, name) <= 0:
+            raise ValueError(f"{name} must be positive, not {getattr(args, name)}.")
+    if not args.mask_env_responses:
+        raise ValueError(
+            "mask_env_responses=False would teach the model to write what the environment says: "
+            "tokens it never sampled, with no log-probability. Leave it at True."
+        )
+
+# %% ../../nbs/trainer/00_config.ipynb #9e6a55b6
+@dataclass
+class GRPOConfig(LossSettings, PipelineSettings, SamplingSettings, TrainingArguments):
     """Settings of a GRPO run, beyond those of `transformers.TrainingArguments`.
 
     Raises `ValueError` for settings that can't work, saying which would.
@@ -50,74 +204,87 @@ class GRPOConfig(TrainingArguments):
     logging_steps: float = 1
     report_to: None | str | list[str] = "none"
     remove_unused_columns: bool = False
-    dataloader_drop_last: bool = True
-    dataloader_pin_memory: bool = False  # a batch is rows of text
-
-    model_init_kwargs: dict[str, Any] | None = field(
-        default=None, metadata={"help": "Keywords for loading a model that is given by name."}
-    )
-    num_generations: int = field(default=8, metadata={"help": "Rollouts of one prompt: a group."})
-    shuffle_dataset: bool = field(default=True, metadata={"help": "Draw prompts in random order."})
-    max_tokens: int | None = field(default=None, metadata={"help": "Most tokens of one response."})
-    max_seq_len: int = field(default=2048, metadata={"help": "Longer sequences are cut."})
-    temperature: float = field(default=1.0, metadata={"help": "Of sampling and of the loss."})
-    top_p: float = field(default=1.0, metadata={"help": "Nucleus sampling; 1.0 is off."})
-    top_k: int | None = field(default=None, metadata={"help": "Sample from the k likeliest."})
-    min_p: float | None = field(default=None, metadata={"help": "Least share of the top token."})
-    max_concurrent: int = field(default=1024, metadata={"help": "Rollouts in flight."})
-
-    beta: float = field(default=0.001, metadata={"help": "Weight of the KL to the base model."})
-    epsilon: float = field(default=0.2, metadata={"help": "Clip range of the ratio, below."})
-    epsilon_high: float | None = field(default=None, metadata={"help": "Above; None: epsilon."})
-    delta: float | None = field(default=None, metadata={"help": "Cap of an unclipped ratio."})
-    scale_rewards: bool = field(default=False, metadata={"help": "Divide by the group's std."})
-    loss_type: str = field(default="dr_grpo", metadata={"help": "How token losses are averaged."})
-    importance_cap: float = field(
-        default=2.0, metadata={"help": "Cap of trainer/sampler weights (off-policy correction)."}
-    )
-    mask_truncated_completions: bool = field(
-        default=True, metadata={"help": "Leave cut-off completions out of the loss."}
-    )
-    zero_truncated_completions: bool = field(
-        default=False, metadata={"help": "Give cut-off completions the reward 0.0."}
-    )
-    tokens_per_micro_batch: int = field(
-        default=8192, metadata={"help": "Tokens that are forwarded at once: memory against speed."}
+    dataloader_pin_memory: bool = False  # a batch is the number of a step
+    model_init_kwargs: dict[str, Any] | None = setting(
+        None, "Keywords for loading a model that is given by name."
     )
 
     def __post_init__(self) -> None:
-        """Fold accumulation into the batch size and check what can't work."""
-        rollouts = self.per_device_train_batch_size * self.gradient_accumulation_steps
-        check_batch_size(rollouts, self.num_generations)
-        self.per_device_train_batch_size, self.gradient_accumulation_steps = rollouts, 1
-        if self.loss_type not in LOSS_TYPES:
-            raise ValueError(f"loss_type {self.loss_type!r} is not one of {', '.join(LOSS_TYPES)}.")
-        for name in ("temperature", "epsilon", "importance_cap", "max_seq_len"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}.")
+        """Check what can't work, and fold accumulation into the batch size."""
+        check_settings(self)
+        if self.generation_batch_size is not None and self.steps_per_generation is not None:
+            raise ValueError(
+                "generation_batch_size and steps_per_generation say the same in two ways: set one."
+            )
+        device_batch = self.per_device_train_batch_size
+        self.per_device_train_batch_size *= self.gradient_accumulation_steps
+        self.gradient_accumulation_steps = 1
         super().__post_init__()
+        if self.n_gpu > 1:
+            self._n_gpu = 1  # other GPUs of this process are left to servers, not to DataParallel
+        if self.steps_per_generation is not None:
+            self.generation_batch_size = self.steps_per_generation * device_batch * self.world_size
+            self.steps_per_generation = None  # said once, so that the config can be copied
+        check_batch_size(self.rollouts_per_step, self.num_generations)
+        check_generation_size(self.rollouts_per_generation, self.rollouts_per_step)
+
+    @property
+    def rollouts_per_step(self) -> int:
+        """The number of rollouts that one optimiser step learns from, on all processes together."""
+        return self.per_device_train_batch_size * self.world_size
 
     @property
     def prompts_per_step(self) -> int:
         """The number of groups in one step."""
-        return self.per_device_train_batch_size // self.num_generations
+        return self.rollouts_per_step // self.num_generations
+
+    @property
+    def rollouts_per_generation(self) -> int:
+        """The number of rollouts that are generated at once."""
+        return self.generation_batch_size or self.rollouts_per_step
+
+    @property
+    def parts(self) -> int:
+        """The number of steps into which the rollouts of a generation are cut."""
+        return self.rollouts_per_generation // self.rollouts_per_step
+
+    @property
+    def prompts_per_generation(self) -> int:
+        """The number of groups in one generation."""
+        return self.rollouts_per_generation // self.num_generations
+
+    @property
+    def batches_ahead(self) -> int:
+        """How many generations may be under way, or wait, beside the one that is learnt from."""
+        most = (
+            self.num_batches_ahead
+            if self.async_max_queue_size is None
+            else self.async_max_queue_size
+        )
+        return max(0, min(self.num_batches_ahead, most))
 
     def sampling_args(self, seed: int) -> dict[str, Any]:
         """Return the sampling arguments of training: exact tokens and their log-probabilities."""
-        extra = {"top_k": self.top_k, "min_p": self.min_p}
+        penalty = None if self.repetition_penalty == 1 else self.repetition_penalty
+        extra = {"top_k": self.top_k, "min_p": self.min_p, "repetition_penalty": penalty}
+        penalties = {
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+        }
         return {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_tokens": self.max_tokens,
             "seed": seed,
             "logprobs": True,
+            **{name: value for name, value in penalties.items() if value},
             "extra_body": {
                 "return_token_ids": True,
                 **{key: value for key, value in extra.items() if value is not None},
             },
         }
 
-# %% ../../nbs/trainer/00_config.ipynb #fa35e192
+# %% ../../nbs/trainer/00_config.ipynb #887309d0
 def grpo_defaults(run_name: str) -> GRPOConfig:
     """Return settings for a first run under `outputs/<run_name>`, fit for the hardware found."""
     gpu = torch.cuda.is_available()

@@ -6,249 +6,149 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'micro_batch_loss', 'RewardBar', 'StopOnInterrupt', 'set_aside', 'read_state', 'is_finished',
-           'last_checkpoint', 'check_run', 'check_gap', 'make_engine', 'keep_rows', 'replace_progress', 'sync_policy',
-           'generate_rollouts', 'accumulate_gradients', 'logprob_tolerance', 'GRPOTrainer']
+__all__ = ['REFERENCE', 'accumulate_gradients', 'passes_over', 'gradient_norm', 'find_guilty', 'logprob_tolerance', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/07_grpo.ipynb #77de68da
 import copy
-import json
-import logging
-import os
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel
-from torch.utils.data import SequentialSampler
-from tqdm import tqdm
-from transformers import PreTrainedTokenizerBase, Trainer, TrainerCallback, set_seed
-from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import TrainOutput
 
 from ..envs.base import Environment
-from ..envs.run import derive_seed
 from ..inference.base import get_model, get_tokenizer
-from ..inference.embedded import EmbeddedEngine
-from .adapters import save_adapter, with_adapter
+from verifiers_nb.trainer.adapters import (
+    MovingReference,
+    merge_and_save,
+    save_adapter,
+    turn_off_dropout,
+    with_adapter,
+)
 from verifiers_nb.trainer.batching import (
     MicroBatch,
     Sample,
-    batch_logprobs,
+    build_micro_batch,
     check_packing,
     micro_batches,
+    shares_prompts,
+)
+from verifiers_nb.trainer.checks import (
+    RewardWatch,
+    blamed,
+    check_finite,
+    check_gap,
+    check_launch,
+    check_template,
+    claim_client,
+    fitting_prompts,
+    release_client,
 )
 from .config import GRPOConfig
-from .control import InterruptGuard
-from .loss import importance_weights, kl_estimate, policy_loss
-from .pipeline import make_samples
-from ..types import GenerateOutputs
+from .objective import micro_batch_loss
+from .pipeline import PolicyVersions, PromptOrder
+from .processes import add_gradients, add_up, on_first, share_of
+from .records import MetricsFile, peak_memory, replace_progress
+from .rollouts import RolloutTrainer, make_client
+from .samples import StepBatch
 
 # %% ../../nbs/trainer/07_grpo.ipynb #c1dfd96e
-def micro_batch_loss(
-    model: PeftModel, batch: MicroBatch, args: GRPOConfig
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the loss (a sum over sampled tokens) and, per token, what is worth logging."""
-    logprobs, entropy = batch_logprobs(model.get_base_model(), batch, args.temperature)
-    old = logprobs.detach()
-    loss, clipped = policy_loss(
-        logprobs, old, batch.advantages, args.epsilon, args.epsilon_high, args.delta
-    )
-    loss = loss * importance_weights(old, batch.sampler_logprobs, args.importance_cap)
-    seen = {"entropy": entropy, "clipped": clipped, "gap": (old - batch.sampler_logprobs).abs()}
-    if args.beta:
-        with torch.no_grad(), model.disable_adapter():
-            reference, _ = batch_logprobs(model.get_base_model(), batch, args.temperature)
-        seen["kl"] = kl_estimate(logprobs, reference)
-        loss = loss + args.beta * seen["kl"]
-    return (loss * batch.weights).sum(), {k: v.detach().float() for k, v in seen.items()}
-
-# %% ../../nbs/trainer/07_grpo.ipynb #fe5dbbce
-class RewardBar(TrainerCallback):
-    """Show a progress bar over the steps with the latest reward and completion length."""
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar = tqdm(total=state.max_steps, initial=state.global_step, unit="step", desc="GRPO")
-
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        if logs and "reward" in logs:
-            length = logs["completions/mean_length"]
-            self.bar.set_postfix_str(
-                f"reward {logs['reward']:.3f}, {length:.0f} tokens", refresh=False
-            )
-            self.bar.update(state.global_step - self.bar.n)
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar.close()
-
-
-class StopOnInterrupt(TrainerCallback):
-    """End the run, with a checkpoint, at the end of a step during which Ctrl-C was pressed."""
-
-    def __init__(self, guard: InterruptGuard) -> None:
-        self.guard = guard
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.guard.requested:
-            control.should_training_stop = control.should_save = True
-
-# %% ../../nbs/trainer/07_grpo.ipynb #b1d57811
-def set_aside(output_dir: str | Path) -> Path | None:
-    """Move an earlier run's checkpoints and rollouts to `previous-<n>`; returns that folder, if any."""
-    output_dir = Path(output_dir)
-    old = [*output_dir.glob("checkpoint-*"), *output_dir.glob("rollouts")]
-    if not old:
-        return None
-    number = 1 + len(list(output_dir.glob("previous-*")))
-    aside = output_dir / f"previous-{number}"
-    aside.mkdir()
-    for path in old:
-        os.replace(path, aside / path.name)
-    return aside
-
-# %% ../../nbs/trainer/07_grpo.ipynb #bd307a3e
-logger = logging.getLogger(__name__)
-
-
-def read_state(checkpoint: str | bool | Path) -> TrainerState:
-    """Read how far a checkpoint's run was, and its history of logs."""
-    return TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
-
-
-def is_finished(checkpoint: str | bool | Path, args: GRPOConfig) -> bool:
-    """Say whether a checkpoint has all the steps that `args` ask for."""
-    return 0 < args.max_steps <= read_state(checkpoint).global_step
-
-
-def last_checkpoint(output_dir: str | Path) -> str | None:
-    """Return the newest whole checkpoint of a run, if there is one; broken ones are left alone."""
-    steps = {}
-    for path in Path(output_dir).glob("checkpoint-*"):
-        try:
-            steps[json.loads((path / "trainer_state.json").read_text())["global_step"]] = path
-        except (OSError, ValueError, KeyError):
-            logger.warning("%s is not a whole checkpoint: ignored.", path)
-    return str(steps[max(steps)]) if steps else None
-
-# %% ../../nbs/trainer/07_grpo.ipynb #1574bddb
-def check_run(env: Environment, args: GRPOConfig) -> None:
-    """Raise `ValueError` for several processes, or fewer training prompts than one step wants."""
-    if args.world_size > 1:
-        raise ValueError("GRPOTrainer runs in one process: start it without a launcher.")
-    prompts = len(env.get_dataset())
-    if prompts < args.prompts_per_step:
-        raise ValueError(
-            f"The training set has {prompts} prompts and a step wants {args.prompts_per_step} "
-            f"({args.per_device_train_batch_size} rollouts in groups of {args.num_generations}). "
-            "Use a smaller per_device_train_batch_size or more data."
-        )
-
-
-def check_gap(gap: torch.Tensor, limit: float = 0.1) -> None:
-    """Raise `RuntimeError` when the sampler's log-probabilities are not the trainer's. `gap`: [N]."""
-    if (mean := float(gap.mean())) > limit:
-        raise RuntimeError(
-            f"On the first batch the sampler's log-probabilities differ from the trainer's by {mean:.2g} "
-            f"on average (at most {limit} is healthy). The two are not the same model: check that the "
-            "server has the same base model, temperature and precision as the trainer."
-        )
-
-
-def make_engine(model: Any, tokenizer: PreTrainedTokenizerBase, device: Any) -> EmbeddedEngine:
-    """Return an embedded engine on the base model, without the adapter if there is one."""
-    base = copy.deepcopy(model).unload() if isinstance(model, PeftModel) else model
-    return EmbeddedEngine(base, tokenizer, device=device)
-
-
-def keep_rows(rows: list[Any]) -> Any:
-    """Collate a batch of prompts by leaving it a list."""
-    return rows
-
-
-def replace_progress(trainer: Trainer) -> None:
-    """Show our progress bar instead of transformers' own, unless progress was turned off."""
-    wanted = not trainer.args.disable_tqdm
-    for callback in list(trainer.callback_handler.callbacks):
-        if (
-            isinstance(callback, (PrinterCallback, ProgressCallback))
-            or "Notebook" in type(callback).__name__
-        ):
-            trainer.remove_callback(callback)
-    if wanted:
-        trainer.add_callback(RewardBar())
-
-# %% ../../nbs/trainer/07_grpo.ipynb #b3f0c7f6
-def sync_policy(trainer: GRPOTrainer) -> None:
-    """Give the sampler the adapter as it is after the last finished step."""
-    if trainer.pushed_step != trainer.state.global_step:
-        trainer.client.push(trainer.model)
-        trainer.pushed_step = trainer.state.global_step
-
-
-def generate_rollouts(trainer: GRPOTrainer, prompts: Sequence[dict[str, Any]]) -> GenerateOutputs:
-    """Roll out each prompt `num_generations` times with the current policy."""
-    sync_policy(trainer)
-    args, step = trainer.args, trainer.state.global_step + 1
-    rows = [row for row in prompts for _ in range(args.num_generations)]
-    return trainer.env.generate(
-        {key: [row[key] for row in rows] for key in rows[0]},
-        trainer.client,
-        trainer.client.model,
-        args.sampling_args(derive_seed(args.seed, step)),
-        max_concurrent=args.max_concurrent,
-        save_path=Path(args.output_dir) / "rollouts" / f"step-{step:05d}.jsonl",
-    )
-
-
 def accumulate_gradients(
-    trainer: GRPOTrainer, model: Any, samples: list[Sample]
+    trainer: GRPOTrainer, model: Any, batch: StepBatch
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Forward and backward all samples in micro-batches; returns the loss and metrics."""
-    args, tolerance = trainer.args, logprob_tolerance(trainer)
-    policy = trainer.accelerator.unwrap_model(model.train())
-    if not trainer.sampler_checked:
-        check_packing(policy.get_base_model(), samples, tolerance)
-    total = torch.zeros((), device=args.device)
-    seen: dict[str, list[torch.Tensor]] = {}
-    for batch in micro_batches(samples, args.tokens_per_micro_batch):
+    """Forward and backward this process's samples in micro-batches; returns loss and metrics of all."""
+    accelerator, args = trainer.accelerator, copy.copy(trainer.args)
+    args.temperature = trainer.sampled_at
+    policy = accelerator.unwrap_model(model.train())
+    mine = share_of(batch.samples, accelerator)
+    samples = [batch.samples[i] for i in mine]
+    if not trainer.packing_checked:
+        trainer.packing_checked = bool(samples)
+        check_packing(
+            policy.get_base_model(), samples, logprob_tolerance(trainer), args.share_prompts
+        )
+    losses: list[torch.Tensor] = []
+    sums: dict[str, torch.Tensor] = {}
+    for micro_batch in passes_over(batch, samples, policy, args):
+        if args.beta and trainer.reference.weights and micro_batch.reference_logprobs is None:
+            micro_batch.reference_logprobs = trainer.reference.logprobs(
+                policy, micro_batch, args.temperature
+            )
         with trainer.compute_loss_context_manager():
-            loss, tokens = micro_batch_loss(policy, batch.to(args.device), args)
-        if not trainer.sampler_checked:
+            loss, tokens = micro_batch_loss(policy, micro_batch, args)
+        if not trainer.sampler_checked and batch.metrics.get("staleness/max") == 0:
             check_gap(tokens["gap"])
             trainer.sampler_checked = True
-        trainer.accelerator.backward(loss)
-        total += loss.detach()
+        accelerator.backward(loss)
+        losses.append(loss.detach())
         for name, values in tokens.items():
-            seen.setdefault(name, []).append(values)
-    return total, {name: float(torch.cat(values).mean()) for name, values in seen.items()}
+            part = torch.stack([values.float().sum(), values.new_tensor(float(values.numel()))])
+            sums[name] = sums[name] + part if name in sums else part
+    add_gradients(policy.parameters(), accelerator)
+    blame = partial(find_guilty, policy, samples, [batch.owners[i] for i in mine], args)
+    stacked = torch.stack(losses) if losses else torch.zeros(0, device=args.device)
+    norm = torch.zeros(()) if accelerator.scaler is not None else gradient_norm(policy)
+    check_finite(stacked, norm, trainer.state.global_step + 1, blame)
+    total = add_up({"loss": stacked.sum(), **sums}, accelerator)
+    loss = total.pop("loss").to(args.device)
+    return loss, {name: float(values[0] / values[1]) for name, values in total.items()}
+
+
+def passes_over(
+    batch: StepBatch, samples: Sequence[Sample], policy: PeftModel, args: GRPOConfig
+) -> Iterable[MicroBatch]:
+    """Return the micro-batches of a step on the device: the same ones in each of its iterations.
+
+    Passing over them again measures the policy against the first pass.
+    """
+    if batch.passes is not None:
+        return batch.passes
+    shared = shares_prompts(policy.get_base_model())
+    cut = micro_batches(samples, args.tokens_per_micro_batch or 1, shared)
+    made = (micro_batch.to(args.device) for micro_batch in cut)
+    if args.num_iterations == 1:
+        return made
+    batch.passes = list(made)
+    return batch.passes
+
+
+def gradient_norm(model: Any) -> torch.Tensor:
+    """Return the norm of all gradients together."""
+    norms = [p.grad.norm() for p in model.parameters() if p.grad is not None]
+    return torch.stack(norms).norm() if norms else torch.zeros(())
+
+
+@torch.no_grad()
+def find_guilty(
+    policy: PeftModel, samples: Sequence[Sample], owners: Sequence[int], args: GRPOConfig
+) -> list[int]:
+    """Return the rollouts whose loss, computed alone, is not finite."""
+    alone = [build_micro_batch([sample], [[0]]).to(args.device) for sample in samples]
+    return blamed(samples, owners, [float(micro_batch_loss(policy, b, args)[0]) for b in alone])
 
 
 def logprob_tolerance(trainer: GRPOTrainer) -> float:
     """Return the largest harmless difference of a log-probability, by the precision of the model."""
     return 1e-3 if trainer.model.dtype == torch.float32 and not trainer.args.bf16 else 0.2
 
-# %% ../../nbs/trainer/07_grpo.ipynb #472b07b9
-class GRPOTrainer(Trainer):
+# %% ../../nbs/trainer/07_grpo.ipynb #fe5dbbce
+REFERENCE = "reference.safetensors"
+
+
+class GRPOTrainer(RolloutTrainer):
     """Train a LoRA adapter with GRPO on the rollouts of an environment.
 
     `model`: a transformers model or the name of one. `processing_class`: its tokenizer, needed
-    where the model is not given by name. `client`: who samples; by default an embedded engine on a
-    copy of the model. `train(resume_from_checkpoint=True)` continues an earlier run, if there is one.
-    Each step's rollouts are in `<output_dir>/rollouts/step-<n>.jsonl`.
+    where the model is not given by name. `client`: who samples; by default the server that `args` name,
+    or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
+    run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
+    checkpoints, `metrics.jsonl`, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
     """
-
-    args: GRPOConfig
-    model: Any
-    train_dataset: Any
 
     def __init__(
         self,
@@ -259,68 +159,80 @@ class GRPOTrainer(Trainer):
         peft_config: PeftConfig | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        client: EmbeddedEngine | None = None,
+        client: Any = None,
     ) -> None:
-        check_run(env, args)
         if isinstance(model, str):
             processing_class = processing_class or get_tokenizer(model)
             model = get_model(model, **(args.model_init_kwargs or {}))
         if processing_class is None:
             raise ValueError("Pass processing_class=tokenizer along with a model object.")
-        self.env, self.guard = env, InterruptGuard()
-        self.client = client or make_engine(model, processing_class, args.device)
-        self.pushed_step = 0  # a fresh adapter computes what the base model computes
+        if env.message_type == "chat":
+            check_template(processing_class)
+        check_launch(args)
+        dataset, seed = fitting_prompts(env, processing_class, args), args.data_seed or args.seed
+        self.env, self.watch, self.sampled_at = env, RewardWatch(), args.temperature
+        self.prompts = PromptOrder(dataset, args.prompts_per_generation, seed, args.shuffle_dataset)
+        if args.process_index == 0:
+            client = client or make_client(model, processing_class, args)
+        self.client, self.versions = client, PolicyVersions(client)
         self.step_metrics: list[dict[str, float]] = []
-        self.sampler_checked = False
+        self.reference = MovingReference()
+        self.packing_checked = self.sampler_checked = False
         set_seed(args.seed)  # the adapter's first matrix starts at random
         super().__init__(
             model=with_adapter(model, peft_config),
             args=args,
-            train_dataset=env.get_dataset(),
-            eval_dataset=env.eval_dataset,
-            data_collator=keep_rows,
+            train_dataset=dataset,
+            eval_dataset=env.eval_dataset or dataset,
             processing_class=processing_class,
             callbacks=callbacks,
             optimizers=optimizers,
         )
+        if args.disable_dropout:
+            turn_off_dropout(self.model)
         replace_progress(self)
-        self.add_callback(StopOnInterrupt(self.guard))
-
-    def get_train_dataloader(self) -> Any:
-        """Return batches of prompts: as many as one step has groups."""
-        return self._get_dataloader(
-            dataset=self.train_dataset,
-            description="Training",
-            batch_size=self.args.prompts_per_step,
-            sampler_fn=self._get_train_sampler,
-            is_training=True,
-        )
-
-    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        if self.args.shuffle_dataset:
-            return super()._get_train_sampler(train_dataset)
-        return SequentialSampler(self.train_dataset if train_dataset is None else train_dataset)
+        self.add_callback(MetricsFile())
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return 0: the batch is prompts, whose length says nothing about the work."""
+        """Return 0: nobody has asked for it."""
         return 0
 
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Generate a group for each prompt and accumulate the gradient of all of them."""
-        started = time.perf_counter()
-        with self.guard.open():
-            outputs = generate_rollouts(self, inputs)
-        generated = time.perf_counter()
-        samples, metrics = make_samples(outputs, self.args)
-        loss, learnt = accumulate_gradients(self, model, samples)
-        times = {
-            "time/generate": generated - started,
-            "time/train": time.perf_counter() - generated,
-        }
-        self.step_metrics.append({**metrics, **learnt, **times})
+        """Accumulate the gradient of all samples of a step."""
+        with self.run.phase("training"):
+            self.move_reference()
+            loss, learnt = accumulate_gradients(self, model, inputs)
+        times = self.run.phase.lap()
+        self.step_metrics.append(
+            {
+                **inputs.metrics,
+                **learnt,
+                **{f"time/{name}": seconds for name, seconds in times.items()},
+                "tokens_per_second": inputs.metrics["tokens"] / sum(times.values()),
+                "memory/peak_gib": peak_memory(),
+            }
+        )
         return loss
+
+    def move_reference(self) -> None:
+        """Move the reference of the KL penalty when that is due."""
+        args, step = self.args, self.state.global_step
+        if args.sync_ref_model and args.beta and step and step % args.ref_model_sync_steps == 0:
+            self.reference.move(self.model, args.ref_model_mixup_alpha)
+
+    def save_more(self, folder: Path) -> None:
+        """Save the reference, if it has moved, to a checkpoint too."""
+        super().save_more(folder)
+        if self.reference.weights:
+            save_file(self.reference.weights, folder / REFERENCE)
+
+    def load_more(self, folder: Path) -> None:
+        """Load the reference of a checkpoint."""
+        super().load_more(folder)
+        path = folder / REFERENCE
+        self.reference.weights = load_file(path) if path.exists() else {}
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log with the metrics of the steps since the last log, averaged."""
@@ -329,22 +241,45 @@ class GRPOTrainer(Trainer):
             values = [step[name] for step in steps if name in step]
             logs[name] = sum(values) / len(values)
         super().log(logs, start_time)
+        if steps:
+            self.run.metrics = dict(logs)
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Roll out the evaluation set greedily; returns the mean reward and its parts."""
-        sync_policy(self)
-        sampling_args = {"temperature": 0.0, "max_tokens": self.args.max_tokens}
-        results = self.env.evaluate(self.client, self.client.model, sampling_args, progress=False)
-        columns = {"reward": results.reward, **results.metrics}
-        metrics = {f"{metric_key_prefix}_{k}": sum(v) / len(v) for k, v in columns.items()}
+        """Roll out the evaluation set greedily; returns the mean reward and its parts.
+
+        During training the rollouts are kept in `<output_dir>/evaluations/step-<n>.jsonl`.
+        """
+        with self.run.phase("evaluating"):
+            means = on_first(self.accelerator, self.evaluate_policy)
+        metrics = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
         if self.is_in_train:
             super().log(dict(metrics))
         self.control = self.callback_handler.on_evaluate(
             self.args, self.state, self.control, metrics
         )
         return metrics
+
+    def evaluate_policy(self) -> dict[str, float]:
+        """Return the means of the rewards on the evaluation set."""
+        self.sync_policy()
+        sampling_args = {"temperature": 0.0, "max_tokens": self.args.max_tokens}
+        path = None
+        if self.is_in_train:
+            folder = Path(self.args.output_dir) / "evaluations"
+            path = folder / f"step-{self.state.global_step:05d}.jsonl"
+            path.unlink(missing_ok=True)
+        results = self.env.evaluate(
+            self.client,
+            self.client.model,
+            sampling_args,
+            max_concurrent=self.args.max_concurrent,
+            save_path=path,
+            progress=False,
+        )
+        columns = {"reward": results.reward, **results.metrics}
+        return {name: sum(values) / len(values) for name, values in columns.items()}
 
     def train(
         self,
@@ -357,33 +292,31 @@ class GRPOTrainer(Trainer):
         Ctrl-C stops while rollouts are generated or else at the end of the step, saves a checkpoint
         and raises `KeyboardInterrupt`.
         """
-        if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_checkpoint(self.args.output_dir)
-        self.pushed_step = -1  # whatever is loaded now, the sampler doesn't have it
-        if resume_from_checkpoint and is_finished(resume_from_checkpoint, self.args):
-            return self.load_finished(resume_from_checkpoint)
-        if not resume_from_checkpoint and (aside := set_aside(self.args.output_dir)):
-            logger.warning("The earlier run in %s was moved to %s.", self.args.output_dir, aside)
-        with self.guard as guard:
-            try:
-                result = super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-                if not guard.requested:
-                    return result
-            except KeyboardInterrupt:
-                if guard.struck_while_open and self.state.global_step:
-                    self._save_checkpoint(self.model, None)
-                raise
-        raise KeyboardInterrupt
-
-    def load_finished(self, checkpoint: str | bool) -> TrainOutput:
-        """Load a checkpoint with nothing left to train: its adapter and its history."""
-        self._load_from_checkpoint(str(checkpoint))
-        self.state = read_state(checkpoint)
-        logger.warning(
-            "%s has all %d steps: nothing left to train.", checkpoint, self.state.max_steps
-        )
-        return TrainOutput(self.state.global_step, 0.0, {})
+        on_first(self.accelerator, lambda: claim_client(self.client))
+        try:
+            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+        finally:
+            pipeline, self.pipeline = self.pipeline, None
+            if pipeline is not None:
+                pipeline.interrupt()
+            if self.accelerator.is_main_process:
+                release_client(self.client)
 
     def save_adapter(self, folder: str | Path) -> Path:
         """Save the adapter for PEFT, transformers and vLLM; returns the folder."""
-        return save_adapter(self.model, folder)
+        return on_first(self.accelerator, lambda: save_adapter(self.model, folder))
+
+    def merge_and_save(self, folder: str | Path) -> Path:
+        """Save base model and adapter as one model, with its tokenizer; returns the folder."""
+        return on_first(
+            self.accelerator, lambda: merge_and_save(self.model, self.processing_class, folder)
+        )
+
+    def close(self) -> None:
+        """Stop a run that was started, wait for its end, and close the client."""
+        if self.run.is_active:
+            self.stop()
+        if self.run.thread is not None:
+            self.run.thread.join()
+        if self.client is not None:
+            self.client.close()

@@ -6,49 +6,102 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['block_logprobs', 'token_logprobs', 'policy_loss', 'kl_estimate', 'importance_weights', 'token_weights']
+__all__ = ['TokenLogprobs', 'token_logprobs', 'sequence_sum', 'sequence_mean', 'probability_ratio', 'policy_loss', 'cispo_loss',
+           'kl_estimate', 'importance_weights', 'token_weights']
 
 # %% ../../nbs/trainer/02_loss.ipynb #77de68da
+from typing import Any
+
 import torch
-from torch.utils.checkpoint import checkpoint
 
-# %% ../../nbs/trainer/02_loss.ipynb #c1dfd96e
-def block_logprobs(
-    hidden: torch.Tensor, head: torch.Tensor, targets: torch.Tensor, temperature: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probability and entropy (nats) of each target; see `token_logprobs`."""
-    logits = (hidden @ head.T).float() / temperature
-    log_z = logits.logsumexp(-1)
-    logprobs = logits.gather(-1, targets[:, None])[:, 0] - log_z
-    with torch.no_grad():
-        entropy = log_z - (logits.softmax(-1) * logits).sum(-1)
-    return logprobs, entropy
+from .config import IMPORTANCE_MODES, LOSS_TYPES
 
+# %% ../../nbs/trainer/02_loss.ipynb #902ba3cd
+class TokenLogprobs(torch.autograd.Function):
+    """Log-probabilities and entropies, and their slopes along the hidden states; see `token_logprobs`."""
 
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        head: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float,
+        block: int,
+        slopes: tuple[bool, bool],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logprobs, entropies = hidden.new_empty(2, len(targets), dtype=torch.float32)
+        kept = [torch.empty_like(hidden) if wanted else hidden.new_empty(0) for wanted in slopes]
+        for start in range(0, len(targets), block):
+            part = slice(start, start + block)
+            each = torch.log_softmax((hidden[part] @ head.T).float() / temperature, -1)
+            logprobs[part] = each.gather(-1, targets[part, None])[:, 0]
+            p = each.exp()
+            entropies[part] = entropy = -torch.einsum("nv,nv->n", p, each)
+            if slopes[1]:
+                pull = p * each.add_(entropy[:, None])
+                kept[1][part] = (pull.to(head.dtype) @ head) / -temperature
+            if slopes[0]:
+                # p - 1 before rounding: in bf16, w_a and the mean of w would cancel to noise.
+                p.scatter_add_(-1, targets[part, None], -torch.ones_like(p[:, :1]))
+                kept[0][part] = (p.to(head.dtype) @ head) / -temperature
+        ctx.save_for_backward(*kept)
+        return logprobs, entropies
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        parts = [g[:, None] * k for g, k in zip(grads, ctx.saved_tensors, strict=True) if len(k)]
+        hidden = torch.stack(parts).sum(0) if len(parts) > 1 else parts[0]
+        return hidden.to(ctx.saved_tensors[0].dtype), None, None, None, None, None
+
+# %% ../../nbs/trainer/02_loss.ipynb #fe5dbbce
 def token_logprobs(
     hidden: torch.Tensor,
     head: torch.Tensor,
     targets: torch.Tensor,
     temperature: float = 1.0,
-    block_elements: int = 1 << 25,
+    block_elements: int | None = None,
+    entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each target and the entropy of its distribution, in nats.
 
-    `hidden` [N, H] predicts `targets`, int64 [N]; `head` [V, H] is the output embedding. Logits are
-    computed for at most `block_elements` entries at once, in fp32, and again in the backward
-    pass. Returns float32 [N] twice; no gradient flows through the entropy.
+    `hidden` [N, H] predicts `targets`, int64 [N]; `head` [V, H] is the output embedding, frozen. Logits
+    are computed once, in fp32, for at most `block_elements` entries at a time (None: what suits the
+    device). Returns float32 [N] twice; gradient flows through the entropy only if asked for.
     """
-    block = max(1, block_elements // head.shape[0])
-    if hidden.shape[0] <= block:
-        return block_logprobs(hidden, head, targets, temperature)
-    blocks = [
-        checkpoint(block_logprobs, h, head, t, temperature, use_reentrant=False)
-        for h, t in zip(hidden.split(block), targets.split(block), strict=True)
-    ]
-    logprobs, entropies = zip(*blocks, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    if head.requires_grad:
+        raise ValueError("The output embedding must be frozen: no gradient is computed for it.")
+    # On a processor a block should stay in its cache, if that isn't too few tokens to multiply well.
+    least, size = (32, 1 << 18) if hidden.device.type == "cpu" else (1, 1 << 27)
+    block = max(least, size // len(head))
+    if block_elements is not None:
+        block = max(1, block_elements // len(head))
+    learnt = hidden.requires_grad and torch.is_grad_enabled()
+    slopes = (learnt, learnt and entropy_gradient)
+    logprobs, entropy = TokenLogprobs.apply(hidden, head, targets, temperature, block, slopes)
+    return logprobs, entropy if entropy_gradient else entropy.detach()
 
-# %% ../../nbs/trainer/02_loss.ipynb #b1d57811
+# %% ../../nbs/trainer/02_loss.ipynb #7b52009b
+def sequence_sum(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+    """Return, for each token, the sum of `values` [N] over its sequence: [N]."""
+    totals = values.new_zeros(int(sequences.max()) + 1 if len(sequences) else 0)
+    return totals.index_add(0, sequences, values)[sequences]
+
+
+def sequence_mean(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
+    """Return, for each token, the mean of `values` [N] over its sequence: [N]."""
+    return sequence_sum(values, sequences) / sequence_sum(torch.ones_like(values), sequences)
+
+# %% ../../nbs/trainer/02_loss.ipynb #fa35e192
+def probability_ratio(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, sequences: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return new / old probability of each token, or with `sequences` the geometric mean over each token's
+    sequence (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 7). All [N]."""
+    log_ratio = logprobs - old_logprobs
+    return (log_ratio if sequences is None else sequence_mean(log_ratio, sequences)).exp()
+
+
 def policy_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
@@ -56,52 +109,95 @@ def policy_loss(
     epsilon: float = 0.2,
     epsilon_high: float | None = None,
     delta: float | None = None,
+    sequences: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the clipped loss of each token, and whether its ratio was clipped (bool). All [N].
 
     PPO's objective (Schulman et al. 2017, arXiv:1707.06347, eq. 7) as in GRPO (arXiv:2402.03300,
     eq. 3). `epsilon_high` widens the upper side (DAPO, arXiv:2503.14476, sec. 3.1); `delta` caps
-    the ratio where the advantage is negative (INTELLECT-2, arXiv:2505.07291, sec. 3.4).
+    the ratio where the advantage is negative (INTELLECT-2, arXiv:2505.07291, sec. 3.4). With
+    `sequences` the ratio is that of the sequence (GSPO, arXiv:2507.18071, eq. 5).
     """
-    ratio = (logprobs - old_logprobs).exp()
+    ratio = probability_ratio(logprobs, old_logprobs, sequences)
     clipped = ratio.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))
     bounded = ratio if delta is None else ratio.clamp(max=delta)
     is_clipped = clipped * advantages < bounded * advantages
     return -torch.min(bounded * advantages, clipped * advantages), is_clipped
 
-# %% ../../nbs/trainer/02_loss.ipynb #0716d970
+# %% ../../nbs/trainer/02_loss.ipynb #f6e1126c
+def cispo_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    epsilon_high: float = 0.2,
+    sequences: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each token's log-probability loss under a clipped weight, and whether it was clipped. All [N].
+
+    CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5), without a lower bound, as in the paper. The weight
+    is at most 1 + `epsilon_high`.
+    """
+    ratio = probability_ratio(logprobs, old_logprobs, sequences).detach()
+    weight = ratio.clamp(max=1 + epsilon_high)
+    return -weight * advantages * logprobs, ratio > weight
+
+# %% ../../nbs/trainer/02_loss.ipynb #63266754
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """Return the k3 estimate of KL(policy || reference) per token, [N] (Schulman 2020, "Approximating
     KL Divergence")."""
     difference = ref_logprobs - logprobs
     return difference.exp() - difference - 1
 
-# %% ../../nbs/trainer/02_loss.ipynb #91032ad7
+# %% ../../nbs/trainer/02_loss.ipynb #fc074d50
 def importance_weights(
-    logprobs: torch.Tensor, sampler_logprobs: torch.Tensor, cap: float = 2.0
+    logprobs: torch.Tensor,
+    sampler_logprobs: torch.Tensor,
+    cap: float = 2.0,
+    mode: str = "token_truncate",
+    floor: float = 0.0,
+    sequences: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return min(trainer / sampler probability, cap) per token, [N], without gradient.
+    """Return the weight trainer / sampler probability of each token, [N], without gradient.
 
-    Truncated importance sampling (Ionides 2008); for RL with a separate sampler: Yao et al. 2025,
-    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training".
+    `mode`: of each token, or of its sequence (the product over its tokens; needs `sequences`); outside
+    [`floor`, `cap`] the weight is truncated to that range, or masked: 0. "none": all weights are 1.
+    Truncated importance sampling: Ionides 2008; for RL with a separate sampler: Yao et al. 2025,
+    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training". Masking of tokens: IcePop
+    (arXiv:2510.18855).
     """
-    return (logprobs.detach() - sampler_logprobs).exp().clamp(max=cap)
+    if mode not in IMPORTANCE_MODES:
+        raise ValueError(f"mode {mode!r} is not one of {', '.join(IMPORTANCE_MODES)}.")
+    log_ratio = logprobs.detach() - sampler_logprobs
+    if mode == "none":
+        return torch.ones_like(log_ratio)
+    if mode.startswith("sequence"):
+        if sequences is None:
+            raise ValueError(
+                f"mode {mode!r} needs `sequences`: the number of each token's sequence."
+            )
+        log_ratio = sequence_sum(log_ratio, sequences)
+    ratio = log_ratio.exp()
+    if mode.endswith("truncate"):
+        return ratio.clamp(floor, cap)
+    return ratio * ((ratio >= floor) & (ratio <= cap))
 
-# %% ../../nbs/trainer/02_loss.ipynb #d435a6cd
+# %% ../../nbs/trainer/02_loss.ipynb #761f22b2
 def token_weights(lengths: torch.Tensor, loss_type: str, max_tokens: int) -> torch.Tensor:
     """Return the weight of each rollout's tokens in the loss, float [B].
 
     `lengths`: sampled tokens of each rollout, [B]. With B rollouts and L tokens in rollout i:
     - `grpo`, 1 / (B L_i): each rollout counts the same (arXiv:2402.03300, eq. 3), so that the tokens
       of a long failure are punished less;
-    - `bnpo`, 1 / sum(L): each token counts the same;
+    - `dapo` (arXiv:2503.14476, sec. 3.3) and `cispo` (arXiv:2506.13585, sec. 3.1), 1 / sum(L): each
+      token counts the same, whatever its group;
+    - `bnpo`, the same; elsewhere the name stands for a sum over a part of the batch;
     - `dr_grpo`, 1 / (B max_tokens): a constant (arXiv:2503.20783, sec. 3), without either bias.
     """
     lengths = lengths.float()
     if loss_type == "grpo":
         return 1 / (lengths.numel() * lengths.clamp(min=1))
-    if loss_type == "bnpo":
-        return torch.full_like(lengths, 1 / max(1.0, float(lengths.sum())))
     if loss_type == "dr_grpo":
         return torch.full_like(lengths, 1 / (lengths.numel() * max_tokens))
-    raise ValueError(f"loss_type {loss_type!r} is not one of grpo, bnpo, dr_grpo.")
+    if loss_type not in LOSS_TYPES:
+        raise ValueError(f"loss_type {loss_type!r} is not one of {', '.join(LOSS_TYPES)}.")
+    return torch.full_like(lengths, 1 / max(1.0, float(lengths.sum())))

@@ -1,0 +1,718 @@
+"""Training runs with every kind of environment, in trouble of every kind, steered and stopped in every order."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import logging
+import math
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from transformers import AutoModelForCausalLM, TrainerCallback
+
+import verifiers_nb as vf
+from verifiers_nb.envs.run import background_loop
+from verifiers_nb.envs.store import read_rollouts
+
+MODEL = "verifiers_nb/adder-1m"
+SIZES = dict(per_device_train_batch_size=16, num_generations=4, max_tokens=40)
+
+
+def make_trainer(
+    folder: Path, env: Any = None, client: Any = None, **settings: Any
+) -> vf.GRPOTrainer:
+    """Return a trainer of the shipped model whose steps take a fraction of a second."""
+    defaults = dict(
+        SIZES, learning_rate=1e-3, beta=0.0, save_strategy="no", use_cpu=True, disable_tqdm=True
+    )
+    peft_config = settings.pop("peft_config", vf.lora_defaults())
+    args = vf.GRPOConfig(str(folder), **{**defaults, **settings})
+    env = env or vf.load_environment("addition")
+    return vf.GRPOTrainer(MODEL, env, args, peft_config=peft_config, client=client)
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    """Wait for something to become true."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def open_files(folder: Path) -> list[str]:
+    """Return the files under a folder that this process holds open."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            links.append(os.readlink(entry))
+        except OSError:
+            continue
+    return [link for link in links if link.startswith(str(folder))]
+
+
+@pytest.fixture
+def nothing_left(tmp_path: Path) -> Iterator[None]:
+    """Check that a test leaves no thread, task, process or open file of a run behind."""
+    engine = vf.EmbeddedEngine(MODEL)  # its own thread may start with the first request
+    loop = background_loop()
+    before = set(threading.enumerate())
+    yield
+    wait_until(lambda: not asyncio.all_tasks(loop), 10)
+    new = {t.name for t in set(threading.enumerate()) - before if t.name != "embedded engine"}
+    assert not {name for name in new if "grpo" in name or "Thread-" in name}, new
+    assert open_files(tmp_path) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    engine.close()
+
+
+# Environments of every kind
+
+
+class TwoQuestions(vf.MultiTurnEnv):
+    """Ask a sum, then another one."""
+
+    def is_completed(self, messages: Any, state: dict[str, Any], **kwargs: Any) -> bool:
+        return state["turn"] >= 2
+
+    def env_response(self, messages: Any, state: dict[str, Any], **kwargs: Any) -> Any:
+        return [{"role": "user", "content": "What is 4 + 5?"}], state
+
+
+def questions(count: int = 16) -> Dataset:
+    """Return sums as a dataset."""
+    return vf.load_environment("addition", num_train_examples=count).get_dataset()
+
+
+def rubric() -> vf.Rubric:
+    """Return the rubric of the addition environment."""
+    return vf.load_environment("addition").rubric
+
+
+def add(a: int, b: int) -> int:
+    """Add two numbers.
+
+    Args:
+        a: one number
+        b: another one
+    """
+    return a + b
+
+
+def parity(completion: Any, **kwargs: Any) -> float:
+    """Score text completions by something that differs."""
+    return float(len(completion) % 3)
+
+
+def text_environment() -> vf.Environment:
+    data = Dataset.from_list([{"prompt": f"{n} + {n} =", "answer": str(2 * n)} for n in range(16)])
+    return vf.SingleTurnEnv(dataset=data, message_type="completion", rubric=vf.Rubric([parity]))
+
+
+ENVIRONMENTS = {
+    "multi-turn": lambda: TwoQuestions(dataset=questions(), rubric=rubric()),
+    "tools": lambda: vf.ToolEnv(tools=[add], dataset=questions(), rubric=rubric()),
+    "group": lambda: vf.EnvGroup(
+        [
+            vf.load_environment("addition", num_train_examples=16),
+            TwoQuestions(dataset=questions(), rubric=rubric()),
+        ],
+        ["once", "twice"],
+    ),
+    "text": text_environment,
+}
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+@pytest.mark.parametrize("kind", ENVIRONMENTS)
+def test_environments(kind: str, ahead: int, tmp_path: Path, nothing_left: None) -> None:
+    trainer = make_trainer(tmp_path, ENVIRONMENTS[kind](), max_steps=3, num_batches_ahead=ahead)
+    trainer.train()
+    steps = [entry for entry in trainer.state.log_history if "reward" in entry]
+    assert [entry["step"] for entry in steps] == [1, 2, 3]
+    assert all(entry["rollouts/failed"] == 0 for entry in steps)
+    # A sampler that is a step behind differs from the trainer by what was learnt in that step.
+    assert all(entry["gap"] < (0.1 if ahead else 1e-3) for entry in steps)
+    assert [entry["staleness/max"] for entry in steps] == ([0, 1, 1] if ahead else [0, 0, 0])
+    turns = {len(r["turns"]) for r in read_rollouts(tmp_path / "rollouts/step-00001.jsonl")}
+    assert turns == {"multi-turn": {2}, "group": {1, 2}}.get(kind, {1}) or kind == "group"
+    trainer.close()
+
+
+def test_a_template_that_rewrites_history_splits_rollouts(tmp_path: Path) -> None:
+    """As Qwen3's, which drops earlier thoughts: each turn is a sequence of its own."""
+    model, tokenizer = vf.get_model_and_tokenizer(MODEL)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' }}"
+        "{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}"
+        "{{ '<|im_end|>\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+    )
+    args = vf.GRPOConfig(
+        str(tmp_path), max_steps=2, use_cpu=True, num_batches_ahead=0, beta=0.0, **SIZES
+    )
+    env = TwoQuestions(dataset=questions(), rubric=rubric())
+    trainer = vf.GRPOTrainer(model, env, args, tokenizer, vf.lora_defaults())
+    trainer.train()
+    owners = trainer.batches[0].owners
+    assert any(owners.count(owner) == 2 for owner in owners)
+    assert all(entry["gap"] < 1e-3 for entry in trainer.state.log_history[:2])
+
+
+# Trouble
+
+
+class Flaky(vf.SingleTurnEnv):
+    """Fail for some rollouts, always the same ones."""
+
+    async def rollout(self, client: Any, model: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        completion, state = await super().rollout(client, model, prompt, *args, **kwargs)
+        if len(str(completion)) % 5 == 0:
+            raise ConnectionError("the sandbox went away")
+        return completion, state
+
+
+def test_failed_rollouts_are_replaced_or_left_out(tmp_path: Path) -> None:
+    env = Flaky(dataset=questions(), rubric=rubric())
+    trainer = make_trainer(tmp_path, env, max_steps=3, num_batches_ahead=0)
+    trainer.train()
+    records = [
+        r for s in (1, 2, 3) for r in read_rollouts(tmp_path / f"rollouts/step-{s:05d}.jsonl")
+    ]
+    failed = [record for record in records if record["error"]]
+    logged = sum(entry["rollouts/failed"] for entry in trainer.state.log_history[:3])
+    assert logged == len(failed) < 0.15 * len(records)  # a fifth fails, most of it gets replaced
+    assert all(record["advantage"] == 0 for record in failed)
+    for start in range(0, 48, 4):
+        group = sorted(records, key=lambda r: r["index"])[start : start + 4]
+        assert len(group) == 4
+
+
+def test_a_loss_that_is_not_a_number(tmp_path: Path, nothing_left: None) -> None:
+    """It stops the run at once, names the rollouts, and leaves weights and checkpoint alone."""
+    env = vf.load_environment("addition")
+    calls: list[int] = []
+
+    async def score_rollout(completion: Any, **kwargs: Any) -> vf.RolloutScore:
+        calls.append(1)
+        reward = math.nan if len(calls) == 40 else float(len(str(completion)))
+        return vf.RolloutScore(reward=reward)
+
+    env.rubric.score_rollout = score_rollout
+    trainer = make_trainer(
+        tmp_path, env, max_steps=9, num_batches_ahead=0, save_strategy="steps", save_steps=1
+    )
+    with pytest.raises(FloatingPointError, match=r"step 3 is not finite; by rollout: \d+"):
+        trainer.train()
+    assert trainer.run.state.phase == "failed"
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
+    trainer.close()
+
+
+def test_a_constant_reward_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    env = vf.load_environment("addition")
+    env.rubric = vf.Rubric([lambda completion, **kwargs: 0.25])
+    trainer = make_trainer(tmp_path, env, max_steps=4)
+    trainer.train()
+    told = [r.getMessage() for r in caplog.records if "nothing was learnt" in r.getMessage()]
+    assert len(told) == 1 and "All 48 rollouts so far have the reward 0.25" in told[0]
+    assert all(entry["groups/zero_variance"] == 1.0 for entry in trainer.state.log_history[:4])
+
+
+def test_a_slow_environment_is_explained(tmp_path: Path, nothing_left: None) -> None:
+    class Stuck(vf.SingleTurnEnv):
+        async def rollout(self, *args: Any, **kwargs: Any) -> Any:
+            await asyncio.sleep(3600)
+
+    env = Stuck(dataset=questions(), rubric=rubric())
+    trainer = make_trainer(tmp_path, env, max_steps=2, async_generation_timeout=0.5)
+    with pytest.raises(TimeoutError, match="0 of 16 are done, the others are being played"):
+        trainer.train()
+    env.rollout_timeout = 0.2
+    with pytest.raises(
+        RuntimeError, match="All 16 rollouts of the step failed; the first: TimeoutError"
+    ):
+        make_trainer(tmp_path / "again", env, max_steps=2).train()
+
+
+def test_one_slow_rollout_does_not_hold_up_the_next_generation(tmp_path: Path) -> None:
+    """While a straggler of step 1 is awaited, the rollouts of step 2 are made."""
+    released, started = threading.Event(), []
+
+    class Straggler(vf.SingleTurnEnv):
+        async def rollout(self, *args: Any, **kwargs: Any) -> Any:
+            started.append(len(started))
+            if len(started) == 1:
+                await asyncio.to_thread(released.wait, 60)
+            return await super().rollout(*args, **kwargs)
+
+    trainer = make_trainer(tmp_path, Straggler(dataset=questions(), rubric=rubric()), max_steps=2)
+    trainer.start()
+    try:
+        wait_until((tmp_path / "rollouts/step-00002.jsonl").exists)
+        wait_until(lambda: len(list(read_rollouts(tmp_path / "rollouts/step-00002.jsonl"))) == 16)
+        wait_until(lambda: trainer.run.state.rollouts == (15, 16))
+        assert trainer.run.state.step == 0
+    finally:
+        released.set()
+    assert trainer.wait(60).global_step == 2
+
+
+# Bad input
+
+
+def test_bad_input_is_refused_before_the_work(tmp_path: Path) -> None:
+    for wrong, message in {
+        "use_dora": "use_dora",
+        "modules_to_save": "modules_to_save",
+        "bias": "bias",
+    }.items():
+        value: Any = {"use_dora": True, "modules_to_save": ["lm_head"], "bias": "all"}[wrong]
+        config = LoraConfig(target_modules=["q_proj"], task_type="CAUSAL_LM", **{wrong: value})
+        with pytest.raises(ValueError, match=message):
+            make_trainer(tmp_path, peft_config=config)
+    with pytest.raises(ValueError, match="Use 16 or 20 rollouts"):
+        make_trainer(tmp_path, per_device_train_batch_size=18)
+    with pytest.raises(ValueError, match="were too long: raise max_prompt_length or max_seq_len"):
+        make_trainer(tmp_path, max_seq_len=8)
+    model, tokenizer = vf.get_model_and_tokenizer(MODEL)
+    args = vf.GRPOConfig(str(tmp_path), use_cpu=True, **SIZES)
+    mute = copy.deepcopy(tokenizer)
+    mute.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    with pytest.raises(ValueError, match="never told that it is its turn"):
+        vf.GRPOTrainer(model, vf.load_environment("addition"), args, mute, vf.lora_defaults())
+
+
+def test_a_model_without_a_pad_token_trains(tmp_path: Path) -> None:
+    model, tokenizer = vf.get_model_and_tokenizer(MODEL)
+    tokenizer.pad_token = None
+    model.config.pad_token_id = model.generation_config.pad_token_id = None
+    args = vf.GRPOConfig(str(tmp_path), max_steps=2, use_cpu=True, **SIZES)
+    env = vf.load_environment("addition")
+    trainer = vf.GRPOTrainer(model, env, args, tokenizer, vf.lora_defaults())
+    assert trainer.train().global_step == 2
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionError, match="No server has answered at http://127.0.0.1:9/v1"):
+        make_trainer(
+            tmp_path, vllm_server_host="127.0.0.1", vllm_server_port=9, vllm_server_timeout=0
+        )
+
+
+def test_two_runs_on_one_sampler(tmp_path: Path) -> None:
+    first = make_trainer(tmp_path / "first", max_steps=1000)
+    second = make_trainer(tmp_path / "second", client=first.client, max_steps=1)
+    first.start()
+    wait_until(lambda: first.run.state.step > 0)
+    with pytest.raises(RuntimeError, match="Another run pushes its policy to this client"):
+        second.train()
+    first.stop()
+    first.wait(60)
+    assert second.train().global_step == 1
+
+
+# Disks that are full
+
+
+def test_a_full_disk_costs_checkpoints_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The kernel refuses large files from step 3 to 5: no checkpoints there, and a run to the end."""
+
+    class Fill(TrainerCallback):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            full = 2 <= state.global_step < 5
+            soft = 20_000 if full else self.limits[0]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, self.limits[1]))
+
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    trainer = make_trainer(tmp_path, max_steps=7, save_strategy="steps", save_steps=1)
+    trainer.add_callback(Fill())
+    try:
+        assert trainer.train().global_step == 7
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, Fill.limits)
+        signal.signal(signal.SIGXFSZ, before)
+    kept = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*"))
+    assert kept == [1, 2, 6, 7]
+    told = [r.getMessage() for r in caplog.records if "could not be written" in r.getMessage()]
+    assert len(told) == 3 and "the last good one is" in told[0] and "checkpoint-2" in told[0]
+    assert not (tmp_path / "unfinished").exists()
+
+
+MOUNT = "mount -t tmpfs -o size=700k tmpfs {folder} && exec {python} {script} {folder}"
+
+
+def test_a_disk_with_no_room_at_all(tmp_path: Path) -> None:
+    """On a file system of 700 kB the run ends as it should, and what it wrote is whole."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare -rm, to mount a small file system")
+    script, folder = tmp_path / "train.py", tmp_path / "disk"
+    folder.mkdir()
+    script.write_text(
+        "import sys, pathlib, verifiers_nb as vf\n"
+        "args = vf.GRPOConfig(sys.argv[1], max_steps=6, save_steps=1, use_cpu=True, beta=0.0,\n"
+        f"    learning_rate=1e-3, **{SIZES!r})\n"
+        "env = vf.load_environment('addition')\n"
+        f"trainer = vf.GRPOTrainer({MODEL!r}, env, args, peft_config=vf.lora_defaults())\n"
+        "print('steps', trainer.train().global_step)\n"
+        "from verifiers_nb.trainer.checkpoints import whole_checkpoints\n"
+        "kept = [p.name for p in pathlib.Path(sys.argv[1]).glob('checkpoint-*')]\n"
+        "assert len(kept) == len(whole_checkpoints(sys.argv[1])) < 6\n"
+        "print('kept', len(kept))\n"
+    )
+    command = MOUNT.format(folder=folder, python=sys.executable, script=script)
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", command],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "steps 6" in done.stdout
+    assert "could not be written" in done.stderr and "No space left on device" in done.stderr
+
+
+# Shutdown in every order
+
+
+class Gate(vf.SingleTurnEnv):
+    """Play rollouts while the gate is open."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.open, self.waiting = True, 0
+
+    async def rollout(self, *args: Any, **kwargs: Any) -> Any:
+        self.waiting += 1
+        while not self.open:
+            await asyncio.sleep(0.01)
+        self.waiting -= 1
+        return await super().rollout(*args, **kwargs)
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """Return an environment whose rollouts can be held up."""
+    return Gate(dataset=questions(), rubric=rubric())
+
+
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_stop_while_generating(ahead: int, gate: Gate, tmp_path: Path, nothing_left: None) -> None:
+    trainer = make_trainer(tmp_path, gate, max_steps=100, num_batches_ahead=ahead)
+    trainer.start()
+    wait_until(lambda: trainer.run.state.step >= 2)
+    gate.open = False
+    wait_until(lambda: gate.waiting and trainer.run.state.phase == "generating")
+    step = trainer.run.state.step
+    trainer.stop()
+    assert trainer.wait(30).global_step == step
+    assert trainer.run.state.phase == "stopped"
+    assert (tmp_path / f"checkpoint-{step}/trainer_state.json").exists()
+    trainer.close()
+
+
+def test_close_while_generating(gate: Gate, tmp_path: Path, nothing_left: None) -> None:
+    gate.open = False
+    trainer = make_trainer(tmp_path, gate, max_steps=100)
+    trainer.start()
+    wait_until(lambda: gate.waiting == 32)
+    trainer.close()
+    assert trainer.run.state.phase == "stopped" and not trainer.run.thread.is_alive()
+    with pytest.raises(RuntimeError, match="closed"):
+        asyncio.run(trainer.client.completions.create(prompt="1", max_tokens=1))
+
+
+def test_an_exception_in_the_rubric(tmp_path: Path, nothing_left: None) -> None:
+    env = vf.load_environment("addition")
+    calls: list[int] = []
+
+    async def broken(**kwargs: Any) -> Any:
+        calls.append(1)
+        if len(calls) > 40:
+            raise LookupError("the table is gone")
+        return vf.RolloutScore(reward=len(calls) % 3, metrics={})
+
+    env.rubric.score_rollout = broken
+    trainer = make_trainer(tmp_path, env, max_steps=9)
+    with pytest.raises(LookupError, match="the table is gone"):
+        trainer.train()
+    trainer.close()
+
+
+def test_an_exception_in_training_surfaces_from_the_thread(
+    gate: Gate, tmp_path: Path, nothing_left: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Break(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 1:  # hold up the generation that is started next
+                wait_until(trainer.pipeline.under_way[1].job.ended.is_set)
+                gate.open = False
+            elif state.global_step == 2:
+                wait_until(lambda: gate.waiting)
+                raise ZeroDivisionError("the tracker divided by zero")
+
+    trainer = make_trainer(tmp_path, gate, max_steps=9, num_batches_ahead=1)
+    trainer.add_callback(Break())
+    trainer.start()
+    with pytest.raises(RuntimeError, match="The run failed at step 2: the tracker divided by zero"):
+        trainer.wait(60)
+    assert trainer.run.state.phase == "failed"
+    assert isinstance(trainer.run.state.error, ZeroDivisionError)
+    with pytest.raises(RuntimeError, match="divided by zero"):
+        trainer.pause()
+    assert any("The run failed at step 2" in r.getMessage() for r in caplog.records)
+    trainer.close()
+
+
+def test_a_hard_pause_frees_the_sampler_and_loses_nothing(
+    gate: Gate, tmp_path: Path, nothing_left: None
+) -> None:
+    """A run that was paused hard ends as one that was not, to the last bit."""
+    paused = make_trainer(tmp_path / "paused", gate, max_steps=4, num_batches_ahead=0)
+    paused.start()
+    wait_until(lambda: paused.run.state.step >= 2)
+    gate.open = False
+    wait_until(lambda: gate.waiting)
+    paused.pause(hard=True)
+    wait_until(lambda: paused.run.state.phase == "paused")
+    wait_until(lambda: not asyncio.all_tasks(background_loop()))
+    gate.open = True
+    time.sleep(0.2)
+    assert paused.run.state.phase == "paused"
+    paused.resume()
+    paused.wait(60)
+    straight = make_trainer(tmp_path / "straight", gate, max_steps=4, num_batches_ahead=0)
+    straight.train()
+    pairs = zip(paused.model.parameters(), straight.model.parameters(), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+    paused.close()
+    straight.close()
+
+
+CTRL_C = """
+import os, signal, sys, threading, time, verifiers_nb as vf
+folder, when = sys.argv[1:]
+args = vf.GRPOConfig(folder, max_steps=500, save_strategy="no", use_cpu=True, beta=0.0, learning_rate=1e-3,
+    per_device_train_batch_size=16, num_generations=4, max_tokens=40)
+env = vf.load_environment("addition")
+trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
+
+def strike():
+    while not (trainer.run.state.step >= 2 and trainer.run.state.phase == when):
+        time.sleep(0.0002)
+    os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=strike, daemon=True).start()
+try:
+    trainer.train()
+except KeyboardInterrupt:
+    state = trainer.run.state
+    assert state.phase == "stopped", state
+    assert os.path.exists(f"{folder}/checkpoint-{trainer.state.global_step}/trainer_state.json")
+    assert [t.name for t in threading.enumerate() if "grpo" in t.name] == []
+    print("stopped at", trainer.state.global_step)
+"""
+
+
+@pytest.mark.parametrize("when", ["generating", "training"])
+def test_ctrl_c(when: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CTRL_C, str(tmp_path), when],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "stopped at" in done.stdout
+
+
+def test_the_state_can_be_read_at_any_time(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=8)
+    trainer.start()
+    seen = []
+    while trainer.run.state.phase != "finished":
+        seen.append(trainer.run.state)
+    assert {"generating", "training"} <= {state.phase for state in seen}
+    steps = [state.step for state in seen]
+    assert steps == sorted(steps)
+    assert seen[-1].metrics["reward"] > 0
+    assert any(state.seconds_left is not None for state in seen)
+
+
+def test_a_process_that_ends_stops_its_run(tmp_path: Path) -> None:
+    """A script that forgets to wait ends at once, with a checkpoint."""
+    script = CTRL_C.split("def strike")[0] + (
+        "trainer.start()\nwhile trainer.run.state.step < 2:\n    time.sleep(0.01)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path), ""],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert list(tmp_path.glob("checkpoint-*"))
+
+
+# Checkpoints, evaluation, records
+
+
+def test_the_best_by_evaluation_is_kept_loaded_and_gone_back_to(tmp_path: Path) -> None:
+    env = vf.load_environment("addition", num_eval_examples=10)
+    best_step = 2
+    settings = dict(
+        max_steps=5,
+        num_batches_ahead=0,
+        save_strategy="steps",
+        save_steps=1,
+        eval_strategy="steps",
+        eval_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="reward",
+        save_total_limit=2,
+    )
+    trainer = make_trainer(tmp_path, env, **settings)
+    evaluate = trainer.evaluate_policy
+
+    def rigged() -> dict[str, float]:
+        """Evaluate for real, and let the second step be the best."""
+        return {**evaluate(), "reward": 1.0 / (1 + abs(trainer.state.global_step - best_step))}
+
+    trainer.evaluate_policy = rigged
+    trainer.train()
+    assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-5"}
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    saved = PeftModel.from_pretrained(vf.get_model(MODEL), tmp_path / "checkpoint-2").state_dict()
+    ours = trainer.model.state_dict()
+    assert all(torch.equal(ours[name], saved[name]) for name in saved if "lora" in name)
+    assert len(list((tmp_path / "evaluations").iterdir())) == 5
+    assert trainer.roll_back("best") == tmp_path / "checkpoint-2"
+    assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-2"}
+    assert len(list((tmp_path / "rollouts").iterdir())) == 2
+    assert trainer.train(resume_from_checkpoint=True).global_step == 5
+
+
+def test_what_is_saved_is_loaded_plainly(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer.train()
+    folder = vf.model_path(MODEL)
+    ids = torch.tensor([[1, 40, 50, 60]])
+    with torch.no_grad():
+        expected = trainer.model.eval()(ids).logits
+        base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        adapted = PeftModel.from_pretrained(base, trainer.save_adapter(tmp_path / "adapter"))
+        assert torch.allclose(adapted(ids).logits, expected, atol=1e-5)
+        merged = trainer.merge_and_save(tmp_path / "merged")
+        plain = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)
+        assert torch.allclose(plain(ids).logits, expected, atol=1e-4)
+    engine = vf.EmbeddedEngine(str(merged))
+    answer = asyncio.run(
+        engine.chat.completions.create(messages=[{"role": "user", "content": "What is 1 + 2?"}])
+    )
+    assert answer.choices[0].message.content
+
+
+def test_a_run_ahead_goes_on_after_it_was_killed(tmp_path: Path) -> None:
+    script = (
+        CTRL_C.split("def strike")[0]
+        .replace('save_strategy="no"', "save_steps=3")
+        .replace("max_steps=500", "max_steps=int(when)")
+        + "trainer.train(resume_from_checkpoint=True)\n"
+    )
+
+    def start(steps: int) -> subprocess.Popen[bytes]:
+        log = (tmp_path / "log").open("a")
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, "-c", script, str(tmp_path / "run"), str(steps)]
+        return subprocess.Popen(command, stdout=log, stderr=log, env=env)
+
+    process = start(500)
+    wait_until((tmp_path / "run/rollouts/step-00008.jsonl").exists, 120)
+    process.kill()
+    process.wait()
+    assert start(10).wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
+    for step in range(1, 11):
+        records = list(read_rollouts(tmp_path / f"run/rollouts/step-{step:05d}.jsonl"))
+        assert sorted(record["index"] for record in records) == list(range(16)), step
+    metrics = [
+        json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    ]
+    steps = [line["step"] for line in metrics if "reward" in line]
+    assert steps == list(range(1, 11))
+    assert all(line.get("staleness/max", 0) <= 1 for line in metrics)
+
+
+def test_rollouts_of_another_rubric_are_made_again(tmp_path: Path) -> None:
+    """Whoever changes the rewards and resumes must not learn from the old ones."""
+    settings = dict(save_strategy="steps", save_steps=2, num_batches_ahead=0)
+    make_trainer(tmp_path, max_steps=3, **settings).train()
+    shutil.rmtree(tmp_path / "checkpoint-3")
+    env = vf.load_environment("addition")
+    env.rubric.reward_weights = [0.0, 1.0]
+    trainer = make_trainer(tmp_path, env, max_steps=3, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    assert len(list((tmp_path / "rollouts").glob("step-00003.jsonl.*"))) == 1
+    last = trainer.state.log_history[2]
+    assert last["step"] == 3 and last["reward"] == pytest.approx(last["rewards/format_reward"])
+
+
+def test_records_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trainer = make_trainer(
+        tmp_path, max_steps=2, beta=0.01, log_completions=True, num_completions_to_print=1
+    )
+    trainer.train()
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    wanted = """reward rewards/correct_answer rewards/format_reward completions/well_formed loss kl entropy
+        completions/mean_length completions/truncated clipped_low clipped_high gap staleness tokens
+        tokens_per_second time/generating time/training memory/peak_gib grad_norm learning_rate step"""
+    assert set(wanted.split()) <= set(lines[0])
+    for record in read_rollouts(tmp_path / "rollouts/step-00002.jsonl"):
+        assert {"prompt", "completion", "reward", "metrics", "advantage", "turns"} <= set(record)
+        assert {"prompt_ids", "completion_ids", "logprobs", "policy_version"} <= set(
+            record["turns"][0]
+        )
+    assert capsys.readouterr().out.count("Step ") == 2
+
+
+def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    trainer = make_trainer(tmp_path, max_steps=2, report_to="tensorboard")
+    trainer.train()
+    (events,) = list(tmp_path.rglob("events.out.*"))
+    log = EventAccumulator(str(events))
+    log.Reload()
+    assert {"train/reward", "train/rewards/correct_answer", "train/staleness"} <= set(
+        log.Tags()["scalars"]
+    )
+    assert [event.step for event in log.Scalars("train/reward")] == [1, 2]
+
+
+@pytest.fixture(autouse=True)
+def _propagate() -> Iterator[None]:
+    """Let caplog hear the library's loggers."""
+    logging.getLogger("verifiers_nb").propagate = True
+    yield
