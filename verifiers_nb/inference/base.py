@@ -202,15 +202,11 @@ class Answer:
     created: int = field(default_factory=lambda: int(time.time()))
 
 # %% ../../nbs/inference/00_base.ipynb #f1f836cb
-UNSERVED = [
-    "use_dora",
-    "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
-    "lora_bias",
-    "target_parameters",
-    "trainable_token_indices",
-]
+UNSERVED = (
+    "use_dora modules_to_save rank_pattern alpha_pattern lora_bias target_parameters "
+    "trainable_token_indices layer_replication alora_invocation_tokens use_qalora use_bdlora "
+    "arrow_config kasa_config monteclora_config"
+).split()
 
 
 def check_adapter(config: PeftConfig) -> None:
@@ -220,7 +216,7 @@ def check_adapter(config: PeftConfig) -> None:
         wrong.append(f"bias={bias!r}")
     # These take part of the base weights into the adapter, so that it fits no other base.
     start = str(getattr(config, "init_lora_weights", ""))
-    if start.startswith(("pissa", "olora", "corda", "loftq")):
+    if start.startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
         wrong.append(f"init_lora_weights={start!r}")
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     if kind != "LORA":

@@ -64,17 +64,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("auto", "none"),
 }
 IGNORED = frozenset(
-    [
-        "timeout",
-        "return_token_ids",
-        "return_tokens_as_token_ids",
-        "parallel_tool_calls",
-        "user",
-        "metadata",
-        "store",
-        "extra_headers",
-        "extra_query",
-    ]
+    "timeout return_token_ids return_tokens_as_token_ids parallel_tool_calls user metadata store "
+    "extra_headers extra_query".split()
 )
 
 # %% ../../nbs/inference/02d_embedded.ipynb #fe5dbbce
@@ -96,6 +87,8 @@ class Options:
     tools: Sequence[Any] | None = None
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
     def __post_init__(self) -> None:
         """Check the counts, and bring `stop` into one form."""
@@ -195,14 +188,15 @@ class ServedModel:
             return self.need_tokenizer()(prompt).input_ids
 
     def encode_chat(self, messages: Sequence[Any], options: Options) -> list[int]:
-        """Write messages by the chat template, up to where the assistant begins."""
+        """Write messages by the chat template, up to where the assistant begins, or goes on."""
         if not messages:
             raise ValueError("messages is empty: a chat request needs at least one message")
         with self.lock:
             return self.need_tokenizer().apply_chat_template(
                 list(messages),
                 tools=list(options.tools or ()) or None,
-                add_generation_prompt=True,
+                add_generation_prompt=options.add_generation_prompt,
+                continue_final_message=options.continue_final_message,
                 return_dict=False,
                 **options.chat_template_kwargs,
             )

@@ -1,0 +1,354 @@
+"""A policy that changes while vLLM answers: every answer is by the version that it claims, and nothing stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from policies import NAME, TOLERANCE, Policy, adapters, complete, folders, settle
+from safetensors.torch import load_file, save_file
+
+import verifiers_nb as vf
+from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
+from verifiers_nb.inference.vllm import VLLMClient, call_server
+
+
+@pytest.fixture
+def policy() -> Policy:
+    return Policy()
+
+
+@pytest.fixture
+def client(vllm_server: Any) -> Iterator[VLLMClient]:
+    client = VLLMClient(vllm_server.url, vllm_server.api_key)
+    yield client
+    settle()
+    client.close()
+    assert adapters(client) == []
+
+
+def test_ten_versions_with_requests_in_flight(client: VLLMClient, policy: Policy) -> None:
+    """Two dozen requests of all lengths are always in flight while ten versions come and go."""
+    answers: list[Any] = []
+    pushing = True
+
+    async def keep_asking(worker: int) -> None:
+        turn = 0
+        while pushing:
+            turn += 1
+            tokens = 10 + (37 * worker + 91 * turn) % 300
+            answers.append(await complete(client, tokens, seed=100 * worker + turn))
+
+    async def ask() -> None:
+        await asyncio.gather(*map(keep_asking, range(24)))
+
+    asking = threading.Thread(target=asyncio.run, args=(ask(),))
+    asking.start()
+    try:
+        for number in range(1, 11):
+            while client.versions.current.in_flight < 12:
+                time.sleep(0.01)
+            assert client.push(policy.train(number)) == policy.keep(number)
+            assert len(folders(client)) <= client.max_loras + 1
+    finally:
+        time.sleep(0.5)
+        pushing = False
+        asking.join()
+    settle()
+    by_version = {n: [a for a in answers if a.choices[0].policy_version == n] for n in range(1, 11)}
+    assert all(by_version.values()), {n: len(each) for n, each in by_version.items()}
+    assert max(policy.gap(answer) for answer in answers) < TOLERANCE
+    for number, (answer, *_) in by_version.items():
+        others = [n for n in by_version if n != number]
+        assert min(policy.gap(answer, other) for other in others) > 100 * TOLERANCE
+    assert adapters(client) == folders(client) == ["policy-v10"]
+
+
+def test_no_version_meets_the_cache_of_another(client: VLLMClient, policy: Policy) -> None:
+    """A prompt of 600 tokens, the same for all: most of it comes from the prefix cache."""
+    prompt = "What is 12 + 30? " * 55
+
+    async def ask_twice() -> list[Any]:
+        return [await complete(client, 16, prompt=prompt) for _ in range(2)]
+
+    hits = cache_hits(client)
+    for number in range(1, 5):
+        client.push(policy.train(number))
+        policy.keep(number)
+        for answer in asyncio.run(ask_twice()):
+            assert len(turn_from_response(answer).prompt_ids) >= 600
+            assert answer.choices[0].policy_version == number
+            assert policy.gap(answer) < TOLERANCE
+    assert cache_hits(client) - hits >= 4 * 500  # each second time
+    client.push(None)
+    for answer in asyncio.run(ask_twice()):
+        assert answer.choices[0].policy_version == 5
+        assert policy.gap(answer, version=0) < TOLERANCE
+
+
+def test_the_base_model_among_adapters(client: VLLMClient, policy: Policy) -> None:
+    """vLLM's CPU kernels give a row without an adapter somebody else's; no answer of ours shows it."""
+
+    async def run() -> list[Any]:
+        first = [asyncio.ensure_future(complete(client, 400, seed)) for seed in range(4)]
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(client.push, policy.train(1))
+        policy.keep(1)
+        second = [asyncio.ensure_future(complete(client, 400, seed)) for seed in range(4)]
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(client.push, None)
+        third = [asyncio.ensure_future(complete(client, 100, seed)) for seed in range(4)]
+        return await asyncio.gather(*first, *second, *third)
+
+    answers = asyncio.run(run())
+    versions = [answer.choices[0].policy_version for answer in answers]
+    assert versions[4:] == [1] * 4 + [2] * 4 and 0 not in versions
+    for answer, version in zip(answers, versions, strict=True):
+        assert policy.gap(answer, version=0 if version == 2 else version) < TOLERANCE
+
+
+def cache_hits(client: VLLMClient) -> float:
+    """Return how many tokens the server has taken from its prefix cache."""
+    metrics = call_server(client, "/metrics")
+    return sum(
+        float(value)
+        for value in re.findall(r"^vllm:prefix_cache_hits_total\{.*\} (\S+)$", metrics, re.M)
+    )
+
+
+def test_a_version_goes_when_its_last_request_is_answered(
+    client: VLLMClient, policy: Policy
+) -> None:
+    async def run() -> Any:
+        await asyncio.to_thread(client.push, policy.train(1))
+        policy.keep(1)
+        slow = asyncio.ensure_future(complete(client, 800))
+        await asyncio.sleep(0.3)
+        await asyncio.to_thread(client.push, policy.train(2))
+        policy.keep(2)
+        quick = await complete(client, 10)
+        assert not slow.done()
+        assert quick.choices[0].policy_version == 2 and policy.gap(quick) < TOLERANCE
+        assert sorted(adapters(client)) == folders(client) == ["policy-v1", "policy-v2"]
+        return await slow
+
+    slow = asyncio.run(run())
+    settle()
+    assert slow.choices[0].policy_version == 1 and policy.gap(slow) < TOLERANCE
+    assert adapters(client) == folders(client) == ["policy-v2"]
+
+
+def test_a_push_waits_for_a_free_slot(client: VLLMClient, policy: Policy) -> None:
+    """Two slots, two versions in flight: the third comes when the first has ended, and all are exact."""
+
+    async def run() -> list[Any]:
+        asked = []
+        for number, tokens in ((1, 500), (2, 1200)):
+            await asyncio.to_thread(client.push, policy.train(number))
+            policy.keep(number)
+            asked.append(asyncio.ensure_future(complete(client, tokens)))
+            await asyncio.sleep(0.2)
+        policy.train(3)
+        pushing = asyncio.ensure_future(asyncio.to_thread(client.push, policy.model))
+        await asyncio.sleep(0.5)
+        assert not pushing.done() and client.version == 2
+        await pushing
+        policy.keep(3)
+        assert asked[0].done() and not asked[1].done()
+        return [*(await asyncio.gather(*asked)), await complete(client, 10)]
+
+    answers = asyncio.run(run())
+    assert [answer.choices[0].policy_version for answer in answers] == [1, 2, 3]
+    assert max(policy.gap(answer) for answer in answers) < TOLERANCE
+
+
+def test_more_versions_than_slots(client: VLLMClient, policy: Policy) -> None:
+    """A push inside a coroutine can't wait; then the server does, and still every answer is exact."""
+
+    async def run() -> list[Any]:
+        asked = []
+        for number in range(1, 5):
+            client.push(policy.train(number))
+            policy.keep(number)
+            asked.append(asyncio.ensure_future(complete(client, 500)))
+            await asyncio.sleep(0.2)
+        return await asyncio.gather(*asked)
+
+    answers = asyncio.run(run())
+    settle()
+    assert [answer.choices[0].policy_version for answer in answers] == [1, 2, 3, 4]
+    assert max(policy.gap(answer) for answer in answers) < TOLERANCE
+    assert adapters(client) == folders(client) == ["policy-v4"]
+
+
+def test_requests_that_are_broken_off(client: VLLMClient, policy: Policy) -> None:
+    """The server may go back to the files of a request that nobody waits for any more: they stay a while."""
+
+    async def run() -> Any:
+        for number in range(1, 6):
+            await asyncio.to_thread(client.push, policy.train(number))
+            policy.keep(number)
+            asked = [asyncio.ensure_future(complete(client, 800, seed)) for seed in range(4)]
+            await asyncio.sleep(0.2)
+            for each in asked:
+                each.cancel()
+        return await complete(client, 10)
+
+    answer = asyncio.run(run())
+    assert answer.choices[0].policy_version == 5 and policy.gap(answer) < TOLERANCE
+    assert folders(client) == [f"policy-v{number}" for number in range(1, 6)]
+    for version in client.versions.known:
+        version.rests_until = 0.0
+    asyncio.run(complete(client, 1))
+    settle()
+    assert adapters(client) == folders(client) == ["policy-v5"]
+
+
+@pytest.mark.parametrize("wrong", ["no such file", "cut off", "rank", "modules"])
+def test_a_push_that_fails_leaves_the_old_version(
+    client: VLLMClient, policy: Policy, tmp_path: Path, wrong: str
+) -> None:
+    client.push(policy.train(1))
+    policy.keep(1)
+    policy.model.save_pretrained(str(tmp_path))
+    weights = tmp_path / "adapter_model.safetensors"
+    expected: tuple[type[Exception], str] = (RuntimeError, "did not load the adapter")
+    if wrong == "no such file":
+        weights.unlink()
+        expected = (FileNotFoundError, "adapter_model.safetensors")
+    elif wrong == "cut off":
+        weights.write_bytes(weights.read_bytes()[:1000])
+    elif wrong == "rank":
+        Policy(r=256).model.save_pretrained(str(tmp_path))
+        expected = (RuntimeError, "Start the server with a --max-lora-rank")
+    else:
+        renamed = {k.replace("q_proj", "w_proj"): v for k, v in load_file(weights).items()}
+        save_file(renamed, weights)
+        expected = (RuntimeError, "leave them out")
+    with pytest.raises(expected[0], match=expected[1]):
+        client.push(tmp_path)
+    answer = asyncio.run(complete(client, 10))
+    assert answer.choices[0].policy_version == client.version == 1
+    assert policy.gap(answer) < TOLERANCE
+    assert adapters(client) == folders(client) == ["policy-v1"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"use_dora": True},
+        {"bias": "lora_only"},
+        {"modules_to_save": ["lm_head"]},
+        {"rank_pattern": {"q_proj": 4}},
+        {"alpha_pattern": {"q_proj": 4}},
+        {"r": 12},
+    ],
+    ids=lambda settings: next(iter(settings)),
+)
+def test_settings_that_vllm_gets_wrong_never_reach_it(
+    client: VLLMClient, settings: dict[str, Any]
+) -> None:
+    with pytest.raises(ValueError, match=next(iter(settings)).replace("r", "r(ank)?", 1)):
+        client.push(Policy(**settings).model)
+    assert (client.version, adapters(client), folders(client)) == (0, [], [])
+
+
+@pytest.mark.parametrize("settings", [{"use_rslora": True}, {"r": 16, "lora_alpha": 7}])
+def test_settings_that_vllm_gets_right(client: VLLMClient, settings: dict[str, Any]) -> None:
+    policy = Policy(**settings)
+    client.push(policy.train(1))
+    policy.keep(1)
+    assert client.proved
+    assert policy.gap(asyncio.run(complete(client, 32))) < TOLERANCE
+
+
+def test_the_first_push_is_compared_with_peft(client: VLLMClient, policy: Policy) -> None:
+    """An adapter that changes nothing proves nothing; another base model shows."""
+    client.push(policy.model)  # B is zero
+    assert not client.proved
+    with torch.no_grad():
+        policy.model.get_base_model().model.layers[0].mlp.up_proj.base_layer.weight.mul_(1.1)
+    with pytest.raises(RuntimeError, match="same base model"):
+        client.push(policy.train(1))
+    assert (client.version, client.proved, adapters(client)) == (1, False, ["policy-v1"])
+    client.push(Policy().train(1))
+    assert (client.version, client.proved) == (2, True)
+
+
+def test_a_second_client_of_the_same_server(
+    client: VLLMClient, policy: Policy, vllm_server: Any
+) -> None:
+    """Two notebooks on one server don't take each other's names."""
+    other = VLLMClient(vllm_server.url, vllm_server.api_key)
+    client.push(policy.train(1))
+    policy.keep(1)
+    assert other.push(policy.train(2)) == 1
+    mine, theirs = (asyncio.run(complete(each, 16)) for each in (client, other))
+    assert policy.gap(mine) < TOLERANCE
+    policy.train(2)
+    policy.keep(1)
+    assert policy.gap(theirs) < TOLERANCE
+    other.close()
+    assert adapters(client) == ["policy-v1"]
+
+
+def test_an_adapter_that_the_server_lost_comes_back(client: VLLMClient, policy: Policy) -> None:
+    client.push(policy.train(1))
+    policy.keep(1)
+    call_server(client, "unload_lora_adapter", {"lora_name": "policy-v1"})
+
+    async def run() -> list[Any]:
+        return await asyncio.gather(*(complete(client, 8, seed) for seed in range(32)))
+
+    answers = asyncio.run(run())
+    assert {answer.choices[0].policy_version for answer in answers} == {1}
+    assert max(policy.gap(answer) for answer in answers) < TOLERANCE
+
+
+def test_sleep_and_wake(client: VLLMClient, policy: Policy) -> None:
+    """On a CPU vLLM frees no memory when it sleeps; that requests wait, and what they get, is real."""
+    client.push(policy.train(1))
+    policy.keep(1)
+    prompt = "What is 12 + 30? " * 55
+    asyncio.run(complete(client, 8, prompt=prompt))
+
+    async def run() -> Any:
+        slow = asyncio.ensure_future(complete(client, 300))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(client.sleep)
+        assert slow.done()  # it was let finish
+        waiting = asyncio.ensure_future(complete(client, 8, prompt=prompt))
+        await asyncio.sleep(1)
+        assert not waiting.done()
+        await asyncio.to_thread(client.wake)
+        return [await slow, await waiting, await complete(client, 8, prompt=prompt)]
+
+    answers = asyncio.run(run())
+    assert max(policy.gap(answer) for answer in answers) < TOLERANCE
+    assert [answer.choices[0].policy_version for answer in answers] == [1, 1, 1]
+    assert len(adapters(client)) == len(folders(client)) == 1
+
+
+def test_training_through_vllm(client: VLLMClient, tmp_path: Path) -> None:
+    """A few steps on the shipped model: every rollout by the newest version, and exact."""
+    args = vf.grpo_defaults("vllm")
+    args.output_dir, args.max_steps, args.learning_rate = str(tmp_path), 4, 1e-3
+    trainer = vf.GRPOTrainer(
+        NAME, vf.load_environment("addition"), args, peft_config=vf.lora_defaults(), client=client
+    )
+    trainer.train()
+    gaps = [row["gap"] for row in trainer.state.log_history if "gap" in row]
+    assert len(gaps) == 4 and max(gaps) < TOLERANCE
+    for step in range(1, 5):  # the first version is the adapter before the first step
+        rollouts = vf.read_rollouts(tmp_path / "rollouts" / f"step-{step:05d}.jsonl")
+        versions = {turn.policy_version for each in rollouts for turn in rollout_turns(each)}
+        assert versions <= {step, step - args.num_batches_ahead, 1}, (step, versions)
+    settle()
+    assert len(adapters(client)) == 1
