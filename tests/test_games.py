@@ -43,16 +43,26 @@ def test_a_real_game_is_played_to_its_end() -> None:
     assert len(env.get_eval_dataset()) == 4
 
 
-@pytest.mark.parametrize("game", ["Hangman-v0", "Mastermind-v0", "2048-v0", "FrozenLake-v0"])
+@pytest.mark.parametrize(
+    "game", ["Hangman-v0", "Wordle-v0", "Mastermind-v0", "2048-v0", "FrozenLake-v0"]
+)
 def test_nonsense_ends_a_real_game(game: str) -> None:
     pytest.importorskip("textarena")
-    try:
-        env = TextArenaEnv(game, num_train_examples=3)
-    except ValueError as error:
-        pytest.skip(str(error)[:80])
+    env = TextArenaEnv(game, num_train_examples=3, words=["otter", "olive"])
     results = env.generate(env.get_dataset(), Client(lambda messages: "what?"), "nonsense")
     assert [state.get("error") for state in results.state] == [None] * 3
     assert max(results.reward) < 1.0
+
+
+def test_a_word_game_is_played_with_given_words() -> None:
+    pytest.importorskip("textarena")
+    env = TextArenaEnv("Hangman-v0", num_train_examples=20, words=["otter", "olive"])
+    guess = "<think>\nAn animal.\n</think>\n<guess>\notter\n</guess>"
+    results = env.generate(env.get_dataset(), Client(lambda messages: guess), "otter")
+    assert {
+        won for won, word in zip(results.reward, results.answer, strict=True) if word == "otter"
+    } == {1.0}
+    assert set(results.answer) == {"otter", "olive"}
 
 
 def test_a_game_for_two_is_refused() -> None:

@@ -24,6 +24,7 @@ _EXPORTS = {
     "parsers.think": "ThinkParser extract_boxed_answer extract_hash_answer "
     "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT",
     "parsers.xml": "XMLParser",
+    "parsers.one_answer": "BoxedParser ThinkBoxedParser OneAnswerParser",
     "parsers.commands": "Argument Command BASH_COMMAND command_docs",
     "parsers.turns": "FormatError FunctionCallingFormatError",
     "parsers.text_actions": "ActionParser ActionOnlyParser ThoughtActionParser "
@@ -35,6 +36,7 @@ _EXPORTS = {
     "TagFormat TriggeredTagsFormat TagsWithSeparatorFormat",
     "parsers.format_tags": "xml_tag think_tag json_tag regex_tag tools_tag action_tag",
     "parsers.streaming": "XMLStream ThinkStream",
+    "parsers.action_streams": "ActionStream ToolCallStream",
     "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier "
     "known_verifiers verifier_from_config",
     "verifiers.schema": "JSONStructureVerifier JSONSchemaVerifier RegexFormatVerifier "
@@ -44,11 +46,20 @@ _EXPORTS = {
     "rubrics.base": "Rubric",
     "rubrics.group": "RubricGroup EnvGroupRubric",
     "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT",
+    "rubrics.judge_client": "JudgeClient",
+    "rubrics.similarity": "lcs_ratio",
     "rubrics.math": "MathRubric",
     "rubrics.tool": "ToolRubric",
     "inference.base": "model_path get_model get_tokenizer get_model_and_tokenizer",
     "inference.embedded": "EmbeddedEngine",
+    "inference.http": "HTTPClient",
+    "inference.vllm": "VLLMClient",
+    "inference.endpoints": "connect Endpoints",
+    "inference.server": "start_vllm VLLMServer ServerError",
+    "inference.serve": "serve Served",
     "envs.store": "load_results read_rollouts",
+    "envs.results": "results_dataset results_frame",
+    "envs.statistics": "standard_error pass_rates paired_difference",
     "envs.base": "Environment",
     "envs.multiturn": "MultiTurnEnv",
     "envs.singleturn": "SingleTurnEnv",
@@ -60,16 +71,36 @@ _EXPORTS = {
     "envs.group": "EnvGroup",
     "envs.textarena": "TextArenaEnv",
     "envs.reasoning_gym": "ReasoningGymEnv",
-    "envs.load": "load_environment",
+    "envs.load": "load_environment environments",
+    "envs.example_data": "load_example_dataset",
+    "envs.rehearsal": "rehearse ScriptedClient tool_call",
     "trainer.config": "GRPOConfig grpo_defaults lora_defaults",
+    "trainer.control": "RunControl RunState",
     "trainer.grpo": "GRPOTrainer",
+    "widgets.inspection": "inspect_text",
+    "widgets.survey": "survey_completions",
+    "widgets.format_inspector": "FormatInspector",
+    "widgets.rollout_explorer": "RolloutExplorer",
+    "widgets.training_dashboard": "TrainingDashboard evaluate_checkpoint",
+    "cli.eval": "eval_environment",
+    "cli.report": "ReportMeta compute_summary write_html_report write_html_comparison",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 # %% ../nbs/02_init.ipynb #902ba3cd
 _EXTRAS = {
     "train": ("torch", "transformers", "accelerate", "peft", "xgrammar", "math_verify"),
-    "envs": ("sacrebleu", "textarena", "nltk", "reasoning_gym", "ddgs"),
+    "envs": (
+        "sacrebleu",
+        "textarena",
+        "nltk",
+        "reasoning_gym",
+        "smolagents",
+        "chromadb",
+        "PIL",
+        "ddgs",
+    ),
+    "vllm": ("vllm",),
 }
 
 

@@ -61,7 +61,14 @@ class GenerateOutputs(BaseModel):
     reward: list[float]
     metrics: dict[str, list[float]] = Field(default_factory=dict)
 
-# %% ../nbs/00_types.ipynb #12c6fc06
+    def __repr__(self) -> str:
+        means = {"reward": self.reward, **self.metrics}
+        shown = [f"{name} {sum(each) / max(1, len(each)):.3f}" for name, each in means.items()]
+        return f"{type(self).__name__}({len(self.reward)} rollouts, mean {', '.join(shown)})"
+
+    __str__ = __repr__
+
+# %% ../nbs/00_types.ipynb #d435a6cd
 class RolloutScore(BaseModel):
     "Hold one rollout's weighted reward and each reward function's own score."
 
@@ -75,7 +82,7 @@ class RolloutScores(BaseModel):
     reward: list[float]
     metrics: dict[str, list[float]] = Field(default_factory=dict)
 
-# %% ../nbs/00_types.ipynb #887309d0
+# %% ../nbs/00_types.ipynb #bc33ea4e
 class ProcessedOutputs(BaseModel):
     """Hold rollouts as token ids for training, one list entry per rollout.
 
@@ -90,7 +97,7 @@ class ProcessedOutputs(BaseModel):
     completion_logprobs: list[list[float]]
     rewards: list[float]
 
-# %% ../nbs/00_types.ipynb #22d200f8
+# %% ../nbs/00_types.ipynb #63266754
 OPENAI_TYPES = {
     "ChatCompletion": "openai.types.chat",
     "ChatCompletionMessageToolCall": "openai.types.chat",
@@ -103,7 +110,7 @@ OPENAI_TYPES = {
 if TYPE_CHECKING:
     ModelResponse: TypeAlias = ChatCompletion | Completion
 
-# %% ../nbs/00_types.ipynb #63266754
+# %% ../nbs/00_types.ipynb #cb4e5208
 def __getattr__(name: str) -> Any:
     "Load one of OpenAI's types, or the union `ModelResponse` of its two responses."
     if name == "ModelResponse":

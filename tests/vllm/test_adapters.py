@@ -337,7 +337,7 @@ def test_sleep_and_wake(client: VLLMClient, policy: Policy) -> None:
 
 
 def test_training_through_vllm(client: VLLMClient, tmp_path: Path) -> None:
-    """A few steps on the shipped model: every rollout by the newest version, and exact."""
+    """A few steps on the shipped model: every rollout by a version as new as was asked for, and exact."""
     args = vf.grpo_defaults("vllm")
     args.output_dir, args.max_steps, args.learning_rate = str(tmp_path), 4, 1e-3
     trainer = vf.GRPOTrainer(
@@ -349,6 +349,6 @@ def test_training_through_vllm(client: VLLMClient, tmp_path: Path) -> None:
     for step in range(1, 5):  # the first version is the adapter before the first step
         rollouts = vf.read_rollouts(tmp_path / "rollouts" / f"step-{step:05d}.jsonl")
         versions = {turn.policy_version for each in rollouts for turn in rollout_turns(each)}
-        assert versions <= {step, step - args.num_batches_ahead, 1}, (step, versions)
+        assert versions <= {step, max(1, step - args.num_batches_ahead)}, (step, versions)
     settle()
     assert len(adapters(client)) == 1

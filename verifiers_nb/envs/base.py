@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'chat_prompt', 'with_prompts', 'PromptData', 'pick_rows', 'as_async_client', 'merge_sampling_args',
-           'request_arguments', 'results_dataset', 'ModelRequests', 'Environment']
+__all__ = ['logger', 'chat_prompt', 'with_prompts', 'PromptData', 'pick_rows', 'rollout_client', 'merge_sampling_args',
+           'ModelRequests', 'Environment']
 
 # %% ../../nbs/envs/02_base.ipynb #77de68da
 import asyncio
-import json
 import logging
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .run import ROW_KEYS, RolloutRun, rollout_rows, sync_twin, with_retries
+from ..calls import as_async_client, request_arguments, with_retries
+from .results import results_dataset
+from .run import RolloutRun, rollout_rows, sync_twin
 from .store import RolloutStore
 from ..inference import process
-from ..messages import sanitize_tool_calls
 from ..parsers.base import Parser
 from ..rubrics.base import Rubric
 from verifiers_nb.types import (
@@ -145,13 +145,14 @@ def pick_rows(dataset: Dataset, n: int = -1, seed: int | None = None) -> Dataset
     return dataset.select(range(min(n, len(dataset)))) if n > 0 else dataset
 
 # %% ../../nbs/envs/02_base.ipynb #bd307a3e
-def as_async_client(client: Any) -> Any:
-    """Return `client`, or for a sync OpenAI client the async one with the same settings."""
-    openai = sys.modules.get("openai")  # a sync OpenAI client exists only if openai is loaded
-    if openai is None or not isinstance(client, openai.OpenAI):
-        return client
-    keep = ("api_key", "organization", "project", "base_url", "timeout", "max_retries")
-    return openai.AsyncOpenAI(**{key: getattr(client, key) for key in keep})
+def rollout_client(client: Any, retries: int) -> Any:
+    """Return the client that rollouts use in place of `client`; itself unless there is a better one."""
+    openai = sys.modules.get("openai")  # a client of OpenAI's exists only if openai is loaded
+    if openai and isinstance(client, (openai.OpenAI, openai.AsyncOpenAI)):
+        from verifiers_nb.inference.http import as_http_client
+
+        client = as_http_client(client, retries)
+    return as_async_client(client)
 
 
 def merge_sampling_args(*layers: SamplingArgs | None) -> SamplingArgs:
@@ -163,33 +164,7 @@ def merge_sampling_args(*layers: SamplingArgs | None) -> SamplingArgs:
         extra.update((layer or {}).get("extra_body") or {})
     return {**merged, "extra_body": extra}
 
-
-def request_arguments(sampling_args: SamplingArgs | None, message_type: str) -> dict[str, Any]:
-    """Return sampling arguments as a request takes them: no None, and the name of its token limit."""
-    arguments = dict(sampling_args or {})
-    if message_type == "chat" and "max_tokens" in arguments:
-        arguments["max_completion_tokens"] = arguments.pop("max_tokens")
-    return {key: value for key, value in arguments.items() if value is not None}
-
 # %% ../../nbs/envs/02_base.ipynb #0716d970
-def results_dataset(results: GenerateOutputs, state_columns: list[str]) -> Dataset:
-    """Return results as a dataset: a row per rollout; tool calls are JSON text, metrics columns."""
-    from datasets import Dataset
-
-    columns: dict[str, list[Any]] = {
-        "prompt": [sanitize_tool_calls(prompt) for prompt in results.prompt],
-        "completion": [sanitize_tool_calls(completion) for completion in results.completion],
-        "answer": results.answer,
-        "task": results.task,
-        "reward": results.reward,
-        **results.metrics,
-        **{key: [state.get(key) for state in results.state] for key in state_columns},
-    }
-    if any(results.info):  # as JSON text, for the keys may differ from row to row
-        columns["info"] = [json.dumps(info, default=str) for info in results.info]
-    return Dataset.from_dict(columns)
-
-# %% ../../nbs/envs/02_base.ipynb #b3f0c7f6
 class ModelRequests(PromptData):
     """Hold the defaults of an environment and ask its model.
 
@@ -257,7 +232,7 @@ class ModelRequests(PromptData):
         """Return the rubric's weights."""
         return self.rubric.get_reward_weights()
 
-# %% ../../nbs/envs/02_base.ipynb #472b07b9
+# %% ../../nbs/envs/02_base.ipynb #b3f0c7f6
 class Environment(ModelRequests, ABC):
     """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
 
@@ -319,9 +294,10 @@ class Environment(ModelRequests, ABC):
                 "Rollouts need a client and a model: give both, here or to the environment."
             )
         arguments = merge_sampling_args(self.sampling_args, sampling_args)
-        rows, client = rollout_rows(inputs), as_async_client(client)
-        timeout = self.rollout_timeout
-        return RolloutRun(self, rows, client, model, arguments, timeout=timeout, **kwargs)
+        kwargs["timeout"] = self.rollout_timeout
+        asked = rollout_client(client, self.max_retries)
+        kwargs["close_client"] = asked is not client and hasattr(asked, "aclose")
+        return RolloutRun(self, rollout_rows(inputs), asked, model, arguments, **kwargs)
 
     async def a_generate(
         self,
@@ -338,10 +314,11 @@ class Environment(ModelRequests, ABC):
     ) -> GenerateOutputs:
         """Roll out and score every input; one that fails scores 0.0 and has `state["error"]`.
 
-        `max_concurrent`: rollouts in flight, -1 for all. `save_path`: a JSONL file to which each
-        rollout is appended once scored; what it holds already is not run again. `progress`: show
-        rate, time left and mean reward. `keep_failed=False` leaves failed rollouts out. Further
-        keywords go to `rollout`.
+        `max_concurrent`: rollouts in flight, -1 for as many as make sense. `save_path`: a JSONL file to
+        which each rollout is appended once scored; what it holds already is not run again, and all but
+        rewards and metrics is read from it when looked at (`load()` the outputs if the file is to go).
+        `progress`: show rate, time left and mean reward. `keep_failed=False` leaves failed rollouts
+        out. Further keywords go to `rollout`.
         """
         store = RolloutStore(save_path) if save_path else None
         run = self.make_run(
@@ -351,6 +328,7 @@ class Environment(ModelRequests, ABC):
             sampling_args,
             score=score_rollouts,
             store=store,
+            keep=store is None,
             progress=progress,
             kwargs=kwargs,
         )
@@ -379,10 +357,13 @@ class Environment(ModelRequests, ABC):
                 "num_examples must be -1 (all) or positive, and rollouts_per_example positive; got "
                 f"{num_examples} and {rollouts_per_example}."
             )
-        rows = rollout_rows(self.get_eval_dataset(n=num_examples)) * rollouts_per_example
-        columns = {key: [row[key] for row in rows] for key in ROW_KEYS}
+        from datasets import concatenate_datasets
+
+        dataset = self.get_eval_dataset(n=num_examples)
+        if rollouts_per_example > 1:
+            dataset = concatenate_datasets([dataset] * rollouts_per_example)
         return await self.a_generate(
-            columns,
+            dataset,
             client,
             model,
             sampling_args,
@@ -413,7 +394,7 @@ class Environment(ModelRequests, ABC):
         state_columns: list[str] | None = None,
     ) -> Dataset:
         """Return results as a dataset: a row per rollout, metrics and `state_columns` as columns."""
-        dataset = results_dataset(results, state_columns or [])
+        dataset = results_dataset(results, state_columns or ())
         if push_to_hub:
             if not hub_name:
                 raise ValueError("push_to_hub=True needs hub_name='user/name'.")

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['sample_rows', 'hub_answers', 'cache_only', 'load_rows', 'row_count', 'first_rows', 'split_rows', 'row_random']
+__all__ = ['sample_rows', 'hub_answers', 'cache_only', 'load_rows', 'row_count', 'first_rows', 'split_rows', 'check_counts',
+           'row_random']
 
 # %% ../../nbs/envs/12_data.ipynb #77de68da
 import json
@@ -30,7 +31,8 @@ def sample_rows(name: str, split: str = "train") -> list[dict[str, Any]]:
     if not path.is_file():
         path = folder / f"{name}.jsonl"
     if not path.is_file():
-        known = ", ".join(sorted(p.name.removesuffix(".jsonl") for p in folder.iterdir()))
+        names = (p.name for p in folder.iterdir() if p.name.endswith(".jsonl"))
+        known = ", ".join(sorted(name.removesuffix(".jsonl") for name in names))
         raise ValueError(f"There is no sample {name!r}; there are {known}.")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
@@ -110,6 +112,15 @@ def split_rows(
         held_out = min(held_out, max(len(dataset) // 8, 1))
         train = min(train, len(dataset) - held_out)
     return dataset.select(range(train)), dataset.select(range(train, train + held_out))
+
+
+def check_counts(num_train_examples: int, num_eval_examples: int) -> None:
+    """Raise `ValueError` for counts of generated rows that make no dataset: there is no "all"."""
+    if min(num_train_examples, num_eval_examples) < 0 or num_train_examples + num_eval_examples < 1:
+        raise ValueError(
+            "num_train_examples and num_eval_examples must be 0 or more, and not both 0, where rows "
+            f"are generated; they are {num_train_examples} and {num_eval_examples}."
+        )
 
 # %% ../../nbs/envs/12_data.ipynb #91032ad7
 def row_random(seed: int, index: int) -> random.Random:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['initial_state', 'response_message', 'MultiTurnEnv']
+__all__ = ['initial_state', 'response_message', 'check_state', 'check_answer', 'MultiTurnEnv']
 
 # %% ../../nbs/envs/03_multiturn.ipynb #77de68da
 from abc import abstractmethod
@@ -37,6 +37,23 @@ def response_message(response: Any) -> ChatMessage:
     return spoken
 
 # %% ../../nbs/envs/03_multiturn.ipynb #0ade7c2c
+def check_state(state: Any, hook: str) -> State:
+    """Return the state that a hook returned; a `TypeError` that names the hook for anything else."""
+    if isinstance(state, dict) and "completion" in state:
+        return state
+    raise TypeError(f"{hook} must return the state of the rollout, not {state!r:.200}.")
+
+
+def check_answer(returned: Any, kind: type) -> tuple[Any, State]:
+    """Return the messages (of type `kind`, list or str) and the state from an `env_response`."""
+    if isinstance(returned, (tuple, list)) and len(returned) == 2:
+        answered: Any = returned[0]
+        if type(answered) is kind and all(isinstance(m, (dict, str)) for m in answered):
+            return answered, check_state(returned[1], "env_response, after the messages,")
+    wanted = "a list of messages" if kind is list else "a str"
+    raise TypeError(f"env_response must return {wanted} and the state, not {returned!r:.200}.")
+
+# %% ../../nbs/envs/03_multiturn.ipynb #17ba0791
 class MultiTurnEnv(Environment):
     """Alternate between model and environment; subclasses say what it answers and when it ends.
 
@@ -74,7 +91,7 @@ class MultiTurnEnv(Environment):
     ) -> tuple[Messages, State]:
         """Play one rollout; `info["oai_tools"]` are its tools, else the environment's."""
         state = initial_state(prompt, answer, task, info or {}, self.message_type)
-        state = await maybe_await(self.setup_state, state, **kwargs)
+        state = check_state(await maybe_await(self.setup_state, state, **kwargs), "setup_state")
         messages: Any = prompt if isinstance(prompt, str) else list(prompt)
         tools = (info or {}).get("oai_tools") or self.oai_tools
         while not await maybe_await(self.is_completed, messages, state, **kwargs):
@@ -85,13 +102,16 @@ class MultiTurnEnv(Environment):
                 break
             if await maybe_await(self.is_completed, messages, state, **kwargs):
                 break
-            answered, state = await maybe_await(self.env_response, messages, state, **kwargs)
+            returned = await maybe_await(self.env_response, messages, state, **kwargs)
+            answered, state = check_answer(returned, type(messages))
             state["completion"] = state["completion"] + answered
             messages = messages + answered
         return state["completion"], state
 
     def take_response(self, response: Any, state: State) -> Messages:
         """Note a response in the state and return what it adds to the conversation."""
+        if not response.choices:
+            raise ValueError(f"The response has no choices: {response!r:.200}")
         state["responses"].append(response)
         state["turn"] += 1
         added: Any = (

@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+from .data import check_counts
 from .singleturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.xml import XMLParser
 from ..rubrics.base import Rubric
 from ..types import Info, Messages
 
-# %% ../../nbs/envs/11_reasoning_gym.ipynb #fe5dbbce
+# %% ../../nbs/envs/11_reasoning_gym.ipynb #c1dfd96e
 def make_tasks(gym: str | Sequence[str | dict[str, Any]], size: int, seed: int) -> Any:
     """Return `size` generated tasks; raises `ImportError` with the extra to install."""
     try:
@@ -34,7 +35,7 @@ def make_tasks(gym: str | Sequence[str | dict[str, Any]], size: int, seed: int) 
     specs = [composite.DatasetSpec(**{"weight": 1.0, "config": {}, **entry}) for entry in entries]
     return package.create_dataset("composite", size=size, seed=seed, datasets=specs)
 
-# %% ../../nbs/envs/11_reasoning_gym.ipynb #17ba0791
+# %% ../../nbs/envs/11_reasoning_gym.ipynb #0ade7c2c
 REASONING_SYSTEM_PROMPT = "Think step by step, then answer. Reply in this form:\n{form}"
 
 
@@ -59,6 +60,7 @@ class ReasoningGymEnv(SingleTurnEnv):
     ) -> None:
         from datasets import Dataset
 
+        check_counts(num_train_examples, num_eval_examples)
         self.tasks = make_tasks(gym, num_train_examples + num_eval_examples, seed)
         self.entries = [self.tasks[i] for i in range(num_train_examples + num_eval_examples)]
         parser = parser or XMLParser(["think", "answer"])

@@ -6,27 +6,31 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'ROW_KEYS', 'T', 'PASSING_STATUS', 'PASSING_TYPES', 'rollout_row', 'rollout_rows', 'run_bounded',
-           'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'is_passing', 'with_retries',
-           'RolloutRun', 'failed_score']
+__all__ = ['logger', 'DEFAULTS', 'ROW_KEYS', 'BLOCK', 'KEPT_BLOCKS', 'MOST_AT_ONCE', 'NEW_OBJECTS', 'T', 'rollout_row', 'copied',
+           'RolloutRows', 'rollout_rows', 'check_infos', 'dataset_rows', 'run_bounded', 'fewer_collections',
+           'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'RolloutRun', 'digest',
+           'failed_score']
 
 # %% ../../nbs/envs/01_run.ipynb #77de68da
 import asyncio
 import copy
+import gc
 import hashlib
 import json
 import logging
-import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine
+from array import array
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
+import orjson
 from tqdm import tqdm
 
-from .store import RolloutStore, restore_state, rollout_record
+from .store import RolloutStore, restore_state, rollout_record, stored_outputs
 from ..rubrics.base import Rubric, group_rows
 from verifiers_nb.types import (
     GenerateInputs,
@@ -43,47 +47,121 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/envs/01_run.ipynb #c1dfd96e
 logger = logging.getLogger(__name__)
-ROW_KEYS = ("prompt", "answer", "task", "info")
+DEFAULTS = {"prompt": None, "answer": "", "task": "default", "info": None}
+ROW_KEYS = tuple(DEFAULTS)
+BLOCK, KEPT_BLOCKS = 64, 1024
 
 
 def rollout_row(
     prompt: Messages, answer: Any, task: str, info: Info | str | None
 ) -> dict[str, Any]:
     """Return one rollout's inputs; an `info` that was stored as JSON text is read."""
-    info = json.loads(info) if isinstance(info, str) else copy.deepcopy(info)
-    return dict(prompt=copy.deepcopy(prompt), answer=answer, task=task, info=info or {})
+    info = json.loads(info) if isinstance(info, str) else copied(info)
+    return dict(prompt=copied(prompt), answer=answer, task=task, info=info or {})
 
 
-def rollout_rows(inputs: Dataset | dict[str, list[Any]] | GenerateInputs) -> list[dict[str, Any]]:
-    """Return one dict of `prompt, answer, task, info` per rollout.
+def copied(value: Any) -> Any:
+    """Return a deep copy; of plain messages in a quarter of the time that `copy.deepcopy` takes."""
+    kind = type(value)
+    if kind is dict:
+        return {key: copied(part) for key, part in value.items()}
+    if kind is list:
+        return [copied(part) for part in value]
+    return value if kind is str or value is None else copy.deepcopy(value)
+
+
+class RolloutRows(Sequence[dict[str, Any]]):
+    """The inputs of rollouts: a dict of `prompt, answer, task, info` each, made when it is asked for.
+
+    `place(i)` returns columns and where row i stands in them.
+    """
+
+    def __init__(
+        self, names: Collection[str], length: int, place: Callable[[int], tuple[Any, int]]
+    ) -> None:
+        self.names, self.length, self.place = set(names), length, place
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self.length))]
+        if not -self.length <= index < self.length:
+            raise IndexError(f"row {index} of {self.length}")
+        columns, at = self.place(index % self.length)
+        row: Any = {k: columns[k][at] if k in self.names else d for k, d in DEFAULTS.items()}
+        return rollout_row(**row)
+
+# %% ../../nbs/envs/01_run.ipynb #902ba3cd
+def rollout_rows(inputs: Dataset | dict[str, list[Any]] | GenerateInputs) -> RolloutRows:
+    """Return the rows of the inputs.
 
     Raises `ValueError` without prompts, with neither answers nor infos, or for unequal columns.
     """
     if isinstance(inputs, GenerateInputs):
-        columns = {k: v for k, v in inputs.model_dump().items() if v is not None}
-    elif isinstance(inputs, dict):
-        columns = {k: v for k, v in inputs.items() if v is not None}
-    else:
-        columns = {k: inputs[k][:] for k in inputs.column_names}
-    if "prompt" not in columns:
-        raise ValueError(f"The inputs need a 'prompt' column; they have {sorted(columns)}.")
-    if "answer" not in columns and "info" not in columns:
+        inputs = inputs.model_dump(exclude_none=True)
+    columns: Any = inputs
+    if isinstance(inputs, dict):
+        columns = {key: values for key, values in inputs.items() if values is not None}
+    names = list(columns if isinstance(columns, dict) else columns.column_names)
+    if "prompt" not in names:
+        raise ValueError(f"The inputs need a 'prompt' column; they have {sorted(names)}.")
+    if "answer" not in names and "info" not in names:
         raise ValueError(
-            f"The inputs need an 'answer' or 'info' column; they have {sorted(columns)}."
+            f"The inputs need an 'answer' or 'info' column; they have {sorted(names)}."
         )
+    if not isinstance(columns, dict):
+        if getattr(columns.features.get("info"), "dtype", None) == "string":
+            check_infos(
+                text
+                for batch in columns.select_columns("info").iter(1000)
+                for text in batch["info"]
+            )
+        return dataset_rows(columns)
     count = len(columns["prompt"])
-    defaults = {"answer": "", "task": "default", "info": None}
-    rows = {key: columns.get(key, [default] * count) for key, default in defaults.items()}
-    rows["prompt"] = columns["prompt"]
-    if uneven := {key: len(values) for key, values in rows.items() if len(values) != count}:
+    lengths = {key: len(columns[key]) for key in ROW_KEYS if key in columns}
+    if uneven := {key: length for key, length in lengths.items() if length != count}:
         raise ValueError(f"The inputs have {count} prompts, but {uneven}: columns must be equal.")
-    return [rollout_row(*values) for values in zip(*(rows[k] for k in ROW_KEYS), strict=True)]
+    for index, prompt in enumerate(columns["prompt"]):
+        if not isinstance(prompt, (str, list)):
+            raise ValueError(
+                f"Prompt {index} must be a text or a list of messages, not {prompt!r:.200}."
+            )
+    check_infos(columns.get("info", ()))
+    return RolloutRows(names, count, lambda index: (columns, index))
 
-# %% ../../nbs/envs/01_run.ipynb #b1d57811
+
+def check_infos(infos: Iterable[Info | str | None]) -> None:
+    """Raise `ValueError` for an info that is neither a dict nor the JSON text of one."""
+    for index, info in enumerate(infos):
+        try:
+            read = orjson.loads(info) if isinstance(info, str) else info
+        except ValueError as error:
+            raise ValueError(f"Info {index} is not JSON ({error}): {info!r:.200}") from None
+        if read is not None and not isinstance(read, dict):
+            raise ValueError(
+                f"Info {index} must be a dict, or one as JSON text, not {info!r:.200}."
+            )
+
+
+def dataset_rows(dataset: Dataset) -> RolloutRows:
+    """Return the rows of a dataset, which is read in blocks; the latest of them are kept."""
+    dataset = dataset.select_columns([key for key in ROW_KEYS if key in dataset.column_names])
+    block = lru_cache(KEPT_BLOCKS)(lambda n: dataset[n * BLOCK : (n + 1) * BLOCK])
+    place = lambda index: (block(index // BLOCK), index % BLOCK)  # noqa: E731
+    return RolloutRows(dataset.column_names, len(dataset), place)
+
+# %% ../../nbs/envs/01_run.ipynb #17ba0791
+MOST_AT_ONCE = 4096
+
+
 async def run_bounded(
     job: Callable[[int], Awaitable[None]], count: int, max_concurrent: int = -1
 ) -> None:
-    """Run `job(0)` to `job(count - 1)`, at most `max_concurrent` at a time (-1: all at once).
+    """Run `job(0)` to `job(count - 1)`, at most `max_concurrent` at a time.
+
+    With -1 there is no limit but that of sense, 4,096: more in flight cost memory and gain nothing.
 
     The first exception, or a cancellation, ends all of them.
     """
@@ -95,7 +173,7 @@ async def run_bounded(
         for index in indices:
             await job(index)
 
-    workers = count if max_concurrent == -1 else min(count, max_concurrent)
+    workers = min(count, MOST_AT_ONCE if max_concurrent == -1 else max_concurrent)
     try:
         async with asyncio.TaskGroup() as group:
             for _ in range(workers):
@@ -103,7 +181,24 @@ async def run_bounded(
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
-# %% ../../nbs/envs/01_run.ipynb #fa35e192
+# %% ../../nbs/envs/01_run.ipynb #f1abd670
+NEW_OBJECTS = 50_000
+
+
+@contextmanager
+def fewer_collections() -> Iterator[None]:
+    """Let the garbage collector start after 50,000 new objects, unless it starts more rarely yet."""
+    before = gc.get_threshold()
+    raised = 0 < before[0] < NEW_OBJECTS
+    if raised:
+        gc.set_threshold(NEW_OBJECTS, *before[1:])
+    try:
+        yield
+    finally:
+        if raised:
+            gc.set_threshold(*before)
+
+# %% ../../nbs/envs/01_run.ipynb #9e6a55b6
 T = TypeVar("T")
 
 
@@ -142,7 +237,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         ended.wait(timeout=10)
         raise
 
-# %% ../../nbs/envs/01_run.ipynb #b3f0c7f6
+# %% ../../nbs/envs/01_run.ipynb #d435a6cd
 def sync_twin(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
     """Return the sync twin of an async method; it calls the method as a subclass may override it."""
 
@@ -152,7 +247,7 @@ def sync_twin(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]
 
     return call
 
-# %% ../../nbs/envs/01_run.ipynb #12c6fc06
+# %% ../../nbs/envs/01_run.ipynb #887309d0
 def derive_seed(seed: int, *path: int) -> int:
     """Return the seed (31 bits) of one part of a seeded run, such as a rollout or a turn of it."""
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=4).digest()
@@ -165,56 +260,19 @@ def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | 
         return sampling_args
     return {**sampling_args, "seed": derive_seed(sampling_args["seed"], *path)}
 
-# %% ../../nbs/envs/01_run.ipynb #887309d0
-PASSING_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-PASSING_TYPES = frozenset(
-    {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
-)
-
-
-def is_passing(error: BaseException) -> bool:
-    """Say whether an error is one that the same request may not meet again."""
-    if (status := getattr(error, "status_code", None)) is not None:
-        return status in PASSING_STATUS
-    names = {kind.__name__ for kind in type(error).__mro__}
-    return isinstance(error, (ConnectionError, TimeoutError)) or bool(names & PASSING_TYPES)
-
-
-async def with_retries(
-    request: Callable[[], Awaitable[T]], retries: int, first_pause: float = 0.5
-) -> T:
-    """Await `request()`, and again up to `retries` times while it fails with a passing error.
-
-    Pauses are random, up to `first_pause` seconds at first and twice as long each time, at most 30.
-    """
-    try:
-        return await request()
-    except Exception as error:
-        if retries < 1 or not is_passing(error):
-            raise
-    attempts = AsyncRetrying(  # made only now: it costs more than a quick request
-        stop=stop_after_attempt(retries),
-        wait=wait_random_exponential(multiplier=first_pause, max=30),
-        retry=retry_if_exception(is_passing),
-        reraise=True,
-    )
-    await asyncio.sleep(random.uniform(0, first_pause))
-    async for attempt in attempts:
-        with attempt:
-            return await request()
-    raise AssertionError("the last attempt returns or raises")
-
 # %% ../../nbs/envs/01_run.ipynb #22d200f8
 @dataclass
 class RolloutRun:
     """Play, score and store the rollouts of `rows`; call `start()` once, then read `outputs()`.
 
-    `timeout`: seconds after which a rollout has failed. `finished[i]` is the completion, the final
-    state and the score of row i.
+    `timeout`: seconds after which a rollout has failed. `keep=False`: what is stored is not kept in
+    memory. `close_client`: whether the client is only for this run. `on_finish(index, completion, state,
+    score)` is called for each rollout as it is over. `finished` has each finished row's number, with its
+    row, completion and state, or None where these are only in the store.
     """
 
     env: Any
-    rows: list[dict[str, Any]]
+    rows: Sequence[dict[str, Any]]
     client: Any
     model: str
     sampling_args: SamplingArgs
@@ -223,49 +281,74 @@ class RolloutRun:
     progress: bool = False
     timeout: float | None = None
     kwargs: dict[str, Any] = field(default_factory=dict)
+    keep: bool = True
+    close_client: bool = False
+    on_finish: Callable[[int, Messages, State, RolloutScore], None] | None = None
 
     def __post_init__(self) -> None:
-        self.finished: dict[int, tuple[Messages, State, RolloutScore]] = {}
+        self.finished: dict[int, tuple[dict[str, Any], Messages, State] | None] = {}
+        self.rewards = array("d", bytes(8 * len(self.rows)))
+        self.metrics: dict[str, array[float]] = {}
+        self.failed: dict[int, str] = {}
         self.total_reward = 0.0
-        self.played: dict[int, tuple[Messages, State]] = {}
-        groups = self.prompt_groups() if self.score and self.env.rubric.scores_groups else []
-        self.group_of = {index: group for group in groups for index in group}
+        self.open: dict[int, dict[str, Any]] = {}  # rows of rollouts that are not over
+        self.played: dict[int, tuple[Messages, State]] = {}  # those that wait for their group
+        self.groups = self.prompt_groups() if self.score and self.env.rubric.scores_groups else []
+        self.group_of = {index: group for group in self.groups for index in group}
         self.bar = tqdm(total=len(self.rows), unit="rollout", disable=not self.progress)
 
     async def start(self, max_concurrent: int = -1) -> None:
         """Run every row that the store does not hold yet."""
+        order = [index for group in self.groups for index in group] or range(len(self.rows))
         try:
-            await run_bounded(self.run_one, len(self.rows), max_concurrent)
+            if self.store:
+                self.store.check(self.settings())
+            with fewer_collections():
+                await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
         finally:
             self.bar.close()
             if self.store:
                 self.store.close()
+            if self.close_client:
+                await self.client.aclose()
         self.report_failures()
+
+    def settings(self) -> dict[str, Any]:
+        """Return what rollouts of this run have in common: others can't be put beside them."""
+        rubric = self.env.rubric
+        names, weights = rubric.get_reward_func_names(), rubric.get_reward_weights()
+        rewards = list(zip_longest(names, weights, fillvalue=1.0)) if self.score else []
+        return dict(model=self.model, rewards=rewards, sampling_args=digest(self.sampling_args))
 
     def prompt_groups(self) -> list[list[int]]:
         """Return the indices of the rows of each prompt."""
-        rows = [(row["prompt"], None, row["answer"], None, row["task"], None) for row in self.rows]
+        rows = ((row["prompt"], None, row["answer"], None, row["task"], None) for row in self.rows)
         return group_rows(rows)
 
     async def run_one(self, index: int) -> None:
         """Play and score one row, or take it from the store."""
-        row = self.rows[index]
+        row = self.open[index] = self.rows[index]
+        group = self.group_of.get(index)
         if self.store and (record := self.store.get(index, row)):
             completion, state = record["completion"], restore_state(record)
             score = RolloutScore(reward=record["reward"], metrics=record["metrics"])
             self.finish(index, completion, state, score)
         else:
             completion, state = await self.play(index)
-            if index not in self.group_of:
+            if not group:
                 self.finish(index, completion, state, await self.score_one(row, completion, state))
-        if index in self.group_of:
-            self.played[index] = (completion, state)
-            if all(i in self.played for i in self.group_of[index]):
-                await self.score_group(self.group_of[index])
+        if not group:
+            del self.open[index]
+            return
+        self.played[index] = (completion, state)
+        if all(i in self.played for i in group):
+            await self.score_group(group)
+            for i in group:
+                del self.open[i], self.played[i]
 
     async def play(self, index: int) -> tuple[Messages, State]:
         """Play one rollout; one that fails has an empty completion and `state["error"]`."""
-        row = self.rows[index]
+        row = self.open[index]
         arguments = with_seed(self.sampling_args, index)
         rollout = self.env.rollout(
             self.client, self.model, **row, sampling_args=arguments, **self.kwargs
@@ -293,59 +376,83 @@ class RolloutRun:
 
     async def score_group(self, group: list[int]) -> None:
         """Let the rubric score a prompt's rollouts together, but for failed ones; finish the new ones."""
-        good = [i for i in group if not self.played[i][1].get("error")]
-        prompts, answers, tasks, infos = ([self.rows[i][key] for i in good] for key in ROW_KEYS)
+        new = [i for i in group if i not in self.finished]
+        good = [i for i in group if new and not self.played[i][1].get("error")]
+        prompts, answers, tasks, infos = ([self.open[i][key] for i in good] for key in ROW_KEYS)
         completions, states = ([self.played[i][at] for i in good] for at in (0, 1))
-        scores = await self.env.rubric.score_rollouts(
-            prompts, completions, answers, states, tasks, infos
-        )
-        for at, index in enumerate(good):
-            if index not in self.finished:
+        columns = (prompts, completions, answers, states, tasks, infos)
+        scores = await self.env.rubric.score_rollouts(*columns) if good else None
+        for index in new:
+            score = failed_score(self.env.rubric)
+            if scores and index in good:
+                at = good.index(index)
                 metrics = {name: values[at] for name, values in scores.metrics.items()}
                 score = RolloutScore(reward=scores.reward[at], metrics=metrics)
-                self.finish(index, *self.played[index], score)
-        for index in set(group) - set(good) - set(self.finished):
-            self.finish(index, *self.played[index], failed_score(self.env.rubric))
+            self.finish(index, *self.played[index], score)
 
     def finish(self, index: int, completion: Messages, state: State, score: RolloutScore) -> None:
-        """Keep a finished rollout, append it to the store unless it is there, and show progress."""
-        self.finished[index] = (completion, state, score)
-        self.total_reward += score.reward
+        """Note a finished rollout, append it to the store unless it is there, and show progress."""
+        row = self.open[index]
+        self.finished[index] = (row, completion, state) if self.keep or not self.store else None
+        if error := state.get("error"):
+            self.failed[index] = error
+        self.note_score(index, score)
         self.bar.update()
         if self.store and index not in self.store.done:
-            rollout = {**self.rows[index], "completion": completion}
+            rollout = {**row, "completion": completion}
             self.store.append(rollout_record(index, rollout, state, score.reward, score.metrics))
         if self.progress:
             mean = self.total_reward / len(self.finished)
             self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=False)
+        if self.on_finish:
+            self.on_finish(index, completion, state, score)
+
+    def note_score(self, index: int, score: RolloutScore) -> None:
+        """Note the numbers of a score."""
+        self.rewards[index] = score.reward
+        self.total_reward += score.reward
+        for name, value in score.metrics.items():
+            if name not in self.metrics:
+                self.metrics[name] = array("d", bytes(8 * len(self.rows)))
+            self.metrics[name][index] = value
 
     def report_failures(self) -> None:
         """Say in one line how many rollouts failed, and why the first one did."""
-        errors = [state["error"] for _, state, _ in self.finished.values() if state.get("error")]
-        if errors:
+        if self.failed:
+            first = self.failed[min(self.failed)]
             logger.error(
                 "%d of %d rollouts failed and score 0.0; the first: %s",
-                len(errors),
+                len(self.failed),
                 len(self.rows),
-                errors[0],
+                first,
             )
 
     def outputs(self, keep_failed: bool = True) -> GenerateOutputs:
-        """Return the finished rollouts as columns, in the order of the rows."""
-        kept = [
-            i for i in range(len(self.rows)) if keep_failed or not self.finished[i][1].get("error")
-        ]
-        done = [self.finished[i] for i in kept]
-        scores = [score for _, _, score in done]
-        names = dict.fromkeys(name for score in scores for name in score.metrics)
-        inputs: dict[str, Any] = {key: [self.rows[i][key] for i in kept] for key in ROW_KEYS}
+        """Return the finished rollouts as columns, in the order of the rows.
+
+        With `keep=False` all but the rewards and metrics are read from the store when looked at.
+        """
+        kept = [i for i in range(len(self.rows)) if keep_failed or i not in self.failed]
+        scores: dict[str, Any] = dict(
+            reward=[self.rewards[i] for i in kept],
+            metrics={name: [values[i] for i in kept] for name, values in self.metrics.items()},
+        )
+        if self.store and not self.keep:
+            return stored_outputs(self.store.path, [self.store.done[i] for i in kept], **scores)
+        done = [self.finished[i] or ({}, "", {}) for i in kept]
+        inputs: dict[str, Any] = {key: [row[key] for row, _, _ in done] for key in ROW_KEYS}
         return GenerateOutputs.model_construct(  # ours already: no need to validate every message
             **inputs,
-            completion=[completion for completion, _, _ in done],
-            state=[state for _, state, _ in done],
-            reward=[score.reward for score in scores],
-            metrics={n: [score.metrics.get(n, 0.0) for score in scores] for n in names},
+            completion=[completion for _, completion, _ in done],
+            state=[state for _, _, state in done],
+            **scores,
         )
+
+
+def digest(value: Any) -> str:
+    """Return a short text that differs for different values."""
+    text = json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def failed_score(rubric: Rubric) -> RolloutScore:

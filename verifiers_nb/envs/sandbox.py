@@ -24,7 +24,7 @@ from functools import cache
 from typing import BinaryIO
 
 from . import confine
-from .threads import cancelled
+from ..threads import cancelled
 
 # %% ../../nbs/envs/06d_sandbox.ipynb #c1dfd96e
 @dataclass(frozen=True)

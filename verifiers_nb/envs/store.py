@@ -6,14 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['plain_messages', 'rollout_record', 'to_line', 'repair', 'read_rollouts', 'RolloutStore', 'restore_state',
-           'outputs_from_records', 'load_results']
+__all__ = ['READ_COLUMN', 'plain_messages', 'rollout_record', 'to_line', 'repair', 'from_line', 'read_places', 'read_rollouts',
+           'RolloutStore', 'read_at', 'restore_state', 'outputs_from_records', 'load_results', 'StoredRollouts',
+           'StoredColumn', 'StoredOutputs', 'stored_outputs']
 
 # %% ../../nbs/envs/00_store.ipynb #77de68da
 import json
-from collections.abc import Iterable, Iterator
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import IO, Any
+
+import orjson
 
 from ..inference.tokens import stored_turns
 from ..messages import tool_call_dict
@@ -58,9 +63,14 @@ def to_line(record: dict[str, Any]) -> bytes:
     def plain(value: Any) -> Any:
         return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
-    return json.dumps(record, default=plain, ensure_ascii=False).encode() + b"\n"
+    try:
+        text = json.dumps(record, default=plain, ensure_ascii=False)
+    except (TypeError, ValueError):  # keys that JSON has not, or a state that holds itself
+        state = {str(key): repr(value) for key, value in record["state"].items()}
+        text = json.dumps({**record, "state": state}, default=plain, ensure_ascii=False)
+    return text.encode("utf-8", "surrogatepass") + b"\n"  # half an emoji is no reason to fail
 
-# %% ../../nbs/envs/00_store.ipynb #b1d57811
+# %% ../../nbs/envs/00_store.ipynb #7b52009b
 def repair(path: Path) -> None:
     """Cut off a half-written last line, if there is one."""
     with path.open("rb+") as file:
@@ -77,34 +87,80 @@ def repair(path: Path) -> None:
             file.truncate(position)
 
 
-def read_rollouts(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file in the order of writing, leaving out a half-written last line."""
+def from_line(line: bytes) -> dict[str, Any]:
+    """Return the record of a line; raises `ValueError` if it holds none."""
+    try:
+        record = orjson.loads(line)
+    except ValueError:  # Python also writes NaN and half an emoji
+        record = json.loads(line)
+    if not isinstance(record, dict) or not isinstance(record.get("index"), int):
+        raise ValueError(f"no index in {line[:80]!r}")
+    return record
+
+
+def read_places(path: str | Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the records of a file, each with its place in bytes, without a half-written last line."""
+    place = 0
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.endswith(b"\n"):
                 return
             try:
-                yield json.loads(line)
+                yield place, from_line(line)
             except ValueError as error:
                 raise ValueError(f"{path}, line {number} is not a rollout: {error}") from error
+            place += len(line)
 
-# %% ../../nbs/envs/00_store.ipynb #fa35e192
+
+def read_rollouts(path: str | Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file in the order of writing, leaving out a half-written last line."""
+    return (record for _, record in read_places(path))
+
+# %% ../../nbs/envs/00_store.ipynb #1574bddb
 class RolloutStore:
-    """Append finished rollouts to a JSONL file; `done` maps the index of each to its record."""
+    """Append finished rollouts to a JSONL file; `done` maps the index of each to its place in it.
+
+    `settings`: what the run is made with, kept in every record.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self.done: dict[int, dict[str, Any]] = {}
+        self.settings: dict[str, Any] | None = None
+        self.found: dict[str, Any] | None = None
+        self.done: dict[int, int] = {}
+        self.end = 0
         self.file: IO[bytes] | None = None
         if self.path.exists():
             repair(self.path)
-            self.done = {record["index"]: record for record in read_rollouts(self.path)}
+            for place, record in read_places(path):
+                self.done[record["index"]] = place
+                self.found = self.found or record.get("run")
+            self.end = self.path.stat().st_size
+
+    def check(self, settings: dict[str, Any]) -> None:
+        """Note the settings of this run; a `ValueError` if the file was written with others."""
+        self.settings = from_line(to_line({"index": 0, "run": settings}))["run"]
+        old, new = self.found or self.settings, self.settings
+        changed = [
+            f"{name} was {old.get(name)!r:.200} and is {new.get(name)!r:.200}"
+            for name in dict.fromkeys([*old, *new])
+            if old.get(name) != new.get(name)
+        ]
+        if changed:
+            raise ValueError(
+                f"{self.path} holds rollouts of a run with other settings: {'; '.join(changed)}. "
+                "Give another path, or delete the file to start over."
+            )
+
+    def read(self, index: int) -> dict[str, Any]:
+        """Return the record of a rollout that is there."""
+        return read_at(self.path, self.done[index])
 
     def get(self, index: int, rollout: dict[str, Any]) -> dict[str, Any] | None:
         """Return the stored record of a rollout, if any; another prompt there is a `ValueError`."""
-        record = self.done.get(index)
-        if record is None:
+        if index not in self.done:
             return None
+        record = self.read(index)
         wanted = json.loads(to_line({key: rollout[key] for key in ("prompt", "answer")}))
         if wanted != {key: record[key] for key in wanted}:
             raise ValueError(
@@ -118,11 +174,12 @@ class RolloutStore:
         if self.file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("ab", buffering=0)
-        line = to_line(record)
+        line = to_line(record if self.settings is None else {**record, "run": self.settings})
         if self.file.write(line) != len(line):  # an unbuffered write may stop short on a full disk
             repair(self.path)
             raise OSError(f"The disk is full: rollout {record['index']} is not in {self.path}.")
-        self.done[record["index"]] = record
+        self.done[record["index"]] = self.end
+        self.end += len(line)
 
     def close(self) -> None:
         """Close the file."""
@@ -130,24 +187,33 @@ class RolloutStore:
             self.file.close()
             self.file = None
 
-# %% ../../nbs/envs/00_store.ipynb #9e6a55b6
+
+def read_at(path: Path, place: int) -> dict[str, Any]:
+    """Return the record that begins at a place of a file."""
+    with path.open("rb") as file:
+        file.seek(place)
+        return from_line(file.readline())
+
+# %% ../../nbs/envs/00_store.ipynb #472b07b9
 def restore_state(record: dict[str, Any]) -> State:
     """Return the state of a stored rollout: as it was, with `turns` in place of `responses`."""
     columns = ("prompt", "completion", "answer", "task", "info", "turns", "error")
     return {**record["state"], **{key: record[key] for key in columns}, "responses": []}
 
 
+READ_COLUMN: dict[str, Callable[[dict[str, Any]], Any]] = {
+    **{name: itemgetter(name) for name in ("prompt", "completion", "answer", "task", "info")},
+    "state": restore_state,
+}
+
+
 def outputs_from_records(records: Iterable[dict[str, Any]]) -> GenerateOutputs:
     """Return records, sorted by index, as columns; a metric that a record lacks is 0.0."""
     rows = sorted(records, key=lambda record: record["index"])
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
-    columns = {
-        key: [row[key] for row in rows]
-        for key in ("prompt", "completion", "answer", "info", "task", "reward")
-    }
     return GenerateOutputs(
-        **columns,
-        state=[restore_state(row) for row in rows],
+        **{name: [read(row) for row in rows] for name, read in READ_COLUMN.items()},
+        reward=[row["reward"] for row in rows],
         metrics={name: [row["metrics"].get(name, 0.0) for row in rows] for name in names},
     )
 
@@ -155,3 +221,67 @@ def outputs_from_records(records: Iterable[dict[str, Any]]) -> GenerateOutputs:
 def load_results(path: str | Path) -> GenerateOutputs:
     """Load a file of rollouts as `GenerateOutputs`."""
     return outputs_from_records(read_rollouts(path))
+
+# %% ../../nbs/envs/00_store.ipynb #d435a6cd
+class StoredRollouts(Sequence[dict[str, Any]]):
+    """The records at some places of a file, each read when it is looked at."""
+
+    def __init__(self, path: Path, places: Iterable[int]) -> None:
+        self.path, self.places = path, array("Q", places)
+        self.latest: tuple[int, dict[str, Any]] = (-1, {})
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        place = self.places[index]
+        if self.latest[0] != place:  # columns that are read side by side share one reading
+            self.latest = place, read_at(self.path, place)
+        return self.latest[1]
+
+
+class StoredColumn(Sequence[Any]):
+    """One column of stored rollouts."""
+
+    def __init__(self, rollouts: StoredRollouts, name: str) -> None:
+        self.rollouts, self.name, self.read = rollouts, name, READ_COLUMN[name]
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self.read(self.rollouts[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return f"<{self.name} of {len(self)} rollouts in {self.rollouts.path}>"
+
+
+class StoredOutputs(GenerateOutputs):
+    """Finished rollouts in a file: `reward` and `metrics` are lists, the other columns read from it."""
+
+    def load(self) -> GenerateOutputs:
+        """Return the same with all columns in memory, for when the file goes or the columns must change."""
+        columns: dict[str, Any] = {name: list(getattr(self, name)) for name in READ_COLUMN}
+        return GenerateOutputs.model_construct(
+            **columns, reward=list(self.reward), metrics=dict(self.metrics)
+        )
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        """Return all columns as plain data."""
+        return self.load().model_dump(**options)
+
+
+def stored_outputs(
+    path: Path, places: Iterable[int], reward: list[float], metrics: dict[str, list[float]]
+) -> StoredOutputs:
+    """Return the rollouts at some places of a file as outputs."""
+    rollouts = StoredRollouts(path, places)
+    columns: dict[str, Any] = {name: StoredColumn(rollouts, name) for name in READ_COLUMN}
+    return StoredOutputs.model_construct(**columns, reward=reward, metrics=metrics)

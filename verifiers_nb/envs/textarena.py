@@ -6,42 +6,81 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SECRETS', 'GAME_ID', 'GAME_SYSTEM_PROMPT', 'make_game', 'own_randomness', 'new_game', 'game_says', 'game_secret',
-           'game_reward', 'identity', 'TextArenaEnv']
+__all__ = ['SECRETS', 'GAME_ID', 'GAME_SYSTEM_PROMPT', 'replaced', 'only_words', 'make_game', 'own_randomness', 'new_game',
+           'game_says', 'game_secret', 'game_reward', 'identity', 'TextArenaEnv']
 
 # %% ../../nbs/envs/10_textarena.ipynb #77de68da
 import copy
+import io
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from importlib import import_module
 from typing import Any
 
+from .data import check_counts
 from .multiturn import MultiTurnEnv
 from ..parsers.base import Parser
 from ..parsers.xml import XMLParser
 from ..rubrics.base import Rubric
 from ..types import ChatMessage, Messages, State
 
+# %% ../../nbs/envs/10_textarena.ipynb #c1dfd96e
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Set an attribute of a module, a class or an object for a while, without looking it up before."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+@contextmanager
+def only_words(words: Sequence[str]) -> Iterator[None]:
+    """Let games that are made meanwhile know these words, each of them a noun, and no others."""
+    import nltk
+    from nltk.tag import DefaultTagger
+    from textarena.envs.utils.word_lists import EnglishDictionary
+
+    answers: list[tuple[Any, str, Any]] = [
+        (nltk, "download", lambda *names, **options: True),
+        (nltk.corpus.words, "words", lambda *files: list(words)),
+        (nltk.tag, "_get_tagger", lambda *languages: DefaultTagger("NN")),
+        (EnglishDictionary, "_load_dic", lambda *files: set()),
+    ]
+    with ExitStack() as stack:
+        for answer in answers:
+            stack.enter_context(replaced(*answer))
+        yield
+
 # %% ../../nbs/envs/10_textarena.ipynb #fe5dbbce
 SECRETS = ("secret_word", "target_word", "secret", "game_number")
 GAME_ID = -1
 
 
-def make_game(name: str) -> Any:
+def make_game(name: str, words: Sequence[str] | None = None) -> Any:
     """Return a game of TextArena without the wrappers that repeat the conversation.
 
-    Raises `ImportError` with the extra to install, `ValueError` for a game that can't be made.
+    `words`: all that a word game is to know, instead of what NLTK fetches. Raises `ImportError`
+    with the extra to install, `ValueError` for a game that can't be made.
     """
     try:
         arena = import_module("textarena")
-        game = arena.make(name)
+        with nullcontext() if words is None else only_words(words), redirect_stdout(io.StringIO()):
+            game = arena.make(name)  # NLTK prints what it downloads
     except ModuleNotFoundError as error:
         hint = f"TextArenaEnv needs {error.name}: pip install 'verifiers_nb[envs]'"
         raise ImportError(hint, name=error.name) from error
     except LookupError as error:
         raise ValueError(
-            f"The game {name!r} needs data of NLTK that isn't here: {error}"
+            f"The game {name!r} needs words that NLTK could not fetch: give words=[...] of your "
+            "own, or to an environment that is loaded by its name offline=True."
         ) from error
     while isinstance(game, arena.Wrapper):
         game = game.env
@@ -81,7 +120,7 @@ def game_secret(game: Any) -> str:
         (str(game.state.game_state[key]) for key in SECRETS if key in game.state.game_state), ""
     )
 
-# %% ../../nbs/envs/10_textarena.ipynb #7b52009b
+# %% ../../nbs/envs/10_textarena.ipynb #fa35e192
 GAME_SYSTEM_PROMPT = (
     "You are playing a game. Read its rules. In each turn think step by step, then make one move.\n"
     "Reply in this form, and with nothing else:\n{form}"
@@ -97,13 +136,14 @@ def identity(observation: str) -> str:
     """Return what the game says, as it says it."""
     return observation
 
-# %% ../../nbs/envs/10_textarena.ipynb #bd307a3e
+# %% ../../nbs/envs/10_textarena.ipynb #f1abd670
 class TextArenaEnv(MultiTurnEnv):
     """Play a single-player game of TextArena.
 
     Row i is the game with seed `seed + i`; its answer is the secret, where the game has one. A move
     is what `parser` reads as the answer, put into the brackets that games expect. `feedback_fn` may
-    shorten or change what the game says. The default rubric is the game's own reward.
+    shorten or change what the game says. The default rubric is the game's own reward. `words`: all
+    that a word game knows, instead of what NLTK fetches.
 
     `state["game_reward"]` and `state["game_result"]`: what the game gave, and the reason it gave.
     """
@@ -118,11 +158,13 @@ class TextArenaEnv(MultiTurnEnv):
         rubric: Rubric | None = None,
         feedback_fn: Callable[[str], str] = identity,
         seed: int = 0,
+        words: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
         from datasets import Dataset
 
-        self.game, self.feedback_fn = make_game(game), feedback_fn
+        check_counts(num_train_examples, num_eval_examples)
+        self.game, self.feedback_fn = make_game(game, words), feedback_fn
         parser = parser or XMLParser(["think", "guess"], answer_field="guess")
         form = getattr(parser, "get_format_str", str)()
         seeds = range(seed, seed + num_train_examples + num_eval_examples)

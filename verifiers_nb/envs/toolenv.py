@@ -15,17 +15,16 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import is_dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from pydantic_core import to_json
 
 from .multiturn import MultiTurnEnv
-from .threads import Threads
 from .tool_schema import Tool, make_tool
 from ..messages import maybe_await
 from ..parsers.function_calls import member
+from ..threads import Threads
 from ..types import ChatMessage, Messages, State
 
 # %% ../../nbs/envs/07_toolenv.ipynb #c1dfd96e
@@ -76,7 +75,11 @@ class ToolCalls:
         self.tool_map = {tool.name: tool for tool in made}
         if len(self.tool_map) < len(made):
             raise ValueError(f"Tools need different names; these are {[t.name for t in made]}.")
-        self.threads: WeakKeyDictionary[Any, Threads] = WeakKeyDictionary()  # by event loop
+
+    @cached_property
+    def threads(self) -> Threads:
+        """The threads that sync tools run in."""
+        return Threads(self.max_workers)
 
     async def answer_calls(
         self, calls: Sequence[Any], messages: Messages, state: State
@@ -121,11 +124,8 @@ class ToolCalls:
         state: State | None = None,
     ) -> ChatMessage:
         """Run one tool and return the message with its result, or with what went wrong."""
-        loop = asyncio.get_running_loop()
-        if loop not in self.threads:
-            self.threads[loop] = Threads(self.max_workers)
         try:
-            content = await run_tool(self.tool_map[tool_name], tool_args, self.threads[loop])
+            content = await run_tool(self.tool_map[tool_name], tool_args, self.threads)
         except Exception as error:
             return self.failure(error, tool_call_id, state)
         return {"role": "tool", "tool_call_id": tool_call_id, "content": content}

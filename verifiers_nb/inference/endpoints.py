@@ -181,6 +181,23 @@ class Endpoints:
         for client in clients_to_train(self):
             client.wake()
 
+    def claim(self) -> None:
+        """Take every server's policy for one run; see `VLLMClient.claim`."""
+        taken = []
+        try:
+            for client in clients_to_train(self):
+                client.claim()
+                taken.append(client)
+        except RuntimeError:
+            for client in taken:
+                client.release()
+            raise
+
+    def release(self) -> None:
+        """Give every server's policy back."""
+        for endpoint in self.endpoints:
+            endpoint.client.release()
+
     def close(self) -> None:
         """Close all clients."""
         self.closed.set()

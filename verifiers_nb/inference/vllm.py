@@ -8,13 +8,14 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'T', 'REMEDIES', 'PROBE', 'TOLERANCES', 'run_apart', 'call_server', 'served_model', 'refused',
            'load_adapter', 'unload_adapter', 'Comparison', 'sampled_logprobs', 'compare_with_peft', 'check_comparison',
-           'stage', 'prove', 'activate', 'retire', 'drop_unused', 'reload_current', 'ask_policy', 'call_dev', 'leave',
-           'VLLMClient']
+           'stage', 'prove', 'activate', 'retire', 'drop_unused', 'reload_current', 'ask_policy', 'claim_lock',
+           'call_dev', 'leave', 'VLLMClient']
 
 # %% ../../nbs/inference/05_vllm.ipynb #77de68da
 import asyncio
 import logging
 import shutil
+import tempfile
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from filelock import FileLock, Timeout
 from yarl import URL
 
 from verifiers_nb.inference.http import (
@@ -276,6 +278,14 @@ async def ask_policy(client: VLLMClient, ask: Callable[[str], Awaitable[Reply]])
     return response
 
 # %% ../../nbs/inference/05_vllm.ipynb #63266754
+def claim_lock(base_url: str) -> FileLock:
+    """Return the lock that a run holds while it pushes its policy to a server."""
+    url = URL(base_url)
+    host = "127.0.0.1" if url.host == "localhost" else url.host
+    path = Path(tempfile.gettempdir()) / f"verifiers_nb-trains-{host}-{url.port}.lock"
+    return FileLock(path, thread_local=False, mode=0o666)
+
+
 def call_dev(client: VLLMClient, path: str) -> None:
     """Post to a path that vLLM has in its development mode only, and wait until it is done."""
     if client.versions.in_flight and running_loop() is not None:
@@ -332,7 +342,7 @@ class VLLMClient(HTTPClient):
         self.model = model or served_model(self)
         self.versions, self.folders = Versions(self.model), AdapterFolders(adapter_dir)
         self.max_loras, self.tolerance, self.proved = max_loras, tolerance, False
-        self.pushing = threading.RLock()
+        self.pushing, self.claimed = threading.RLock(), claim_lock(self.base_url)
 
     @property
     def version(self) -> int:
@@ -382,6 +392,20 @@ class VLLMClient(HTTPClient):
         """Take the GPU back, and load the current adapter anew."""
         call_dev(self, "/wake_up")
         self.restore()
+
+    def claim(self) -> None:
+        """Take the server's policy for one run; `RuntimeError` if another on this machine has it."""
+        try:
+            self.claimed.acquire(timeout=0)
+        except Timeout:
+            raise RuntimeError(
+                f"Another run pushes its policy to {self.base_url}. Each run needs a server of its "
+                "own: stop the other one first, or start another server."
+            ) from None
+
+    def release(self) -> None:
+        """Give the server's policy back."""
+        self.claimed.release()
 
     def close(self) -> None:
         """End the connections; unload the adapters, and delete them if no request is in flight."""

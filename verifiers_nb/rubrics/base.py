@@ -6,24 +6,25 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'logger', 'T', 'wanted_arguments', 'reward_name', 'sees_group', 'as_score', 'as_scores',
-           'RewardFunctions', 'call_in_thread', 'call_within', 'call_with_wanted', 'has_async', 'run_calls',
-           'combine_scores', 'columnar_scores', 'group_rows', 'RewardCalls', 'Rubric']
+__all__ = ['ROW', 'GROUP', 'logger', 'T', 'MOST_THREADS', 'wanted_arguments', 'reward_name', 'sees_group', 'as_score',
+           'as_scores', 'RewardFunctions', 'call_within', 'choose_wanted', 'has_async', 'run_calls', 'combine_scores',
+           'columnar_scores', 'group_rows', 'RewardCalls', 'Rubric']
 
 # %% ../../nbs/rubrics/00_base.ipynb #77de68da
 import asyncio
 import inspect
 import logging
 import math
-import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import Future
-from functools import lru_cache, partial
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import cached_property, lru_cache, partial
+from hashlib import blake2b
 from typing import Any, TypeVar
 
 from ..messages import maybe_await
 from ..parsers.base import Parser
+from ..printing import Allowances, Capped
+from ..threads import Threads
 from ..types import Info, Messages, RewardFunc, RolloutScore, RolloutScores, State
 
 # %% ../../nbs/rubrics/00_base.ipynb #fe5dbbce
@@ -120,27 +121,14 @@ class RewardFunctions:
         return self.reward_weights
 
 # %% ../../nbs/rubrics/00_base.ipynb #4d134bc0
-async def call_in_thread(func: Callable[..., Any], **kwargs: Any) -> Any:
-    """Call `func` in a daemon thread of its own; when cancelled, leave it there."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-
-    def work() -> None:
-        try:
-            future.set_result(func(**kwargs))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=work, name=f"reward {reward_name(func)}", daemon=True).start()
-    return await asyncio.wrap_future(future)
-
-
-async def call_within(timeout: float, func: Callable[..., Any], **kwargs: Any) -> Any:
-    """Call `func`, a sync one in a thread, and raise `TimeoutError` after `timeout` seconds."""
+async def call_within(
+    timeout: float, threads: Threads, func: Callable[..., Any], **kwargs: Any
+) -> Any:
+    """Call `func`, a sync one in `threads`, and raise `TimeoutError` after `timeout` seconds."""
     apart = not inspect.iscoroutinefunction(func)
     try:
         async with asyncio.timeout(timeout) as limit:
-            result = await (call_in_thread(func, **kwargs) if apart else func(**kwargs))
+            result = await (threads.run(partial(func, **kwargs)) if apart else func(**kwargs))
             return await result if inspect.isawaitable(result) else result
     except TimeoutError:
         if limit.expired():
@@ -148,15 +136,10 @@ async def call_within(timeout: float, func: Callable[..., Any], **kwargs: Any) -
         raise
 
 # %% ../../nbs/rubrics/00_base.ipynb #0a57cb53
-async def call_with_wanted(
-    func: RewardFunc, arguments: dict[str, Any], timeout: float | None = None
-) -> Any:
-    """Call `func`, sync or async, with those of `arguments` that it names; return its result."""
+def choose_wanted(func: RewardFunc, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `arguments` that `func` names."""
     wanted = wanted_arguments(func)
-    chosen = arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
-    if timeout is None:
-        return await maybe_await(func, **chosen)
-    return await call_within(timeout, func, **chosen)
+    return arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
 
 
 def has_async(funcs: Sequence[RewardFunc]) -> bool:
@@ -184,16 +167,18 @@ def columnar_scores(scores: list[RolloutScore], names: list[str]) -> RolloutScor
     return RolloutScores(reward=[score.reward for score in scores], metrics=metrics)
 
 # %% ../../nbs/rubrics/00_base.ipynb #22d200f8
-def group_rows(rows: Sequence[tuple[Any, ...]]) -> list[list[int]]:
+def group_rows(rows: Iterable[tuple[Any, ...]]) -> list[list[int]]:
     """Return, for each distinct prompt, answer and task, the indices of its rows."""
-    groups: dict[str, list[int]] = {}
+    groups: dict[bytes, list[int]] = {}
     for index, (prompt, _, answer, _, task, _) in enumerate(rows):
-        groups.setdefault(repr((prompt, answer, task)), []).append(index)
+        key = blake2b(repr((prompt, answer, task)).encode("utf-8", "surrogatepass")).digest()
+        groups.setdefault(key, []).append(index)  # of long prompts no second copy
     return list(groups.values())
 
 # %% ../../nbs/rubrics/00_base.ipynb #b6692ea5
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+MOST_THREADS = 4096
 
 
 class RewardCalls(RewardFunctions):
@@ -213,6 +198,7 @@ class RewardCalls(RewardFunctions):
         self.parallelize_scoring = parallelize_scoring
         self.timeout = timeout
         self.failures: Counter[str] = Counter()
+        self.allowances = Allowances()
         self.class_objects: dict[str, Any] = {}
         self.set_parser(parser or Parser())
         vars(self).update(kwargs)
@@ -221,14 +207,22 @@ class RewardCalls(RewardFunctions):
         """Make `parser` the one that reward functions are given."""
         self.parser = self.class_objects["parser"] = parser
 
+    @cached_property
+    def threads(self) -> Threads:
+        """Threads for functions that may hang, each of which keeps the one that it runs in."""
+        return Threads(most=MOST_THREADS)
+
     async def attempt(
         self, func: RewardFunc, offered: dict[str, Any], read: Callable[[Any], T], failed: T
     ) -> T:
         """Call `func` and `read` its result; return `failed` where either raises, and log it once."""
+        name, chosen = reward_name(func), choose_wanted(func, offered)
         try:
-            return read(await call_with_wanted(func, offered, self.timeout))
+            with Capped(self.allowances[name]):
+                if self.timeout is None:
+                    return read(await maybe_await(func, **chosen))
+                return read(await call_within(self.timeout, self.threads, func, **chosen))
         except Exception:
-            name = reward_name(func)
             self.failures[name] += 1
             if self.failures[name] == 1:
                 logger.exception(
@@ -274,7 +268,8 @@ class Rubric(RewardCalls):
     `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
     `timeout`: seconds for one call of a function. With it sync functions are called in threads, of
     which one that never returns is left behind; an async one must await something to be cancelled.
-    `failures` counts, by name, how often a function raised, took too long or returned no finite number.
+    `failures` counts, by name, how often a function raised, took too long or returned no finite number;
+    `allowances[name].left` is how many characters it may still print.
     """
 
     @property

@@ -6,23 +6,21 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHOWN', 'DEFAULT_JUDGE_PROMPT', 'PLACES', 'KEPT_ANSWERS', 'fill_prompt', 'DefaultClient', 'with_retries',
-           'create_chat', 'judge_arguments', 'JudgeRubric']
+__all__ = ['SHOWN', 'DEFAULT_JUDGE_PROMPT', 'PLACES', 'KEPT_ANSWERS', 'fill_prompt', 'DefaultClient', 'JudgeRubric']
 
 # %% ../../nbs/rubrics/02_judge.ipynb #77de68da
 import asyncio
-import inspect
 import os
 import re
-import sys
 from functools import cached_property
 from string import Formatter
 from typing import Any
 from weakref import WeakValueDictionary
 
+from ..calls import as_async_client, request_arguments, with_retries, without_retries
 from ..messages import content_text
 from ..parsers.base import Parser
-from .base import Rubric, call_in_thread
+from .base import Rubric
 from ..types import Messages, SamplingArgs, State
 
 # %% ../../nbs/rubrics/02_judge.ipynb #fe5dbbce
@@ -64,9 +62,6 @@ def fill_prompt(template: str, **values: str) -> str:
 class DefaultClient:
     """OpenAI's async client, made from `OPENAI_API_KEY` when it is first used."""
 
-    def __init__(self, retries: int | None) -> None:
-        self.retries = retries
-
     @cached_property
     def client(self) -> Any:
         if not os.environ.get("OPENAI_API_KEY"):
@@ -76,38 +71,14 @@ class DefaultClient:
             )
         from openai import AsyncOpenAI
 
-        return with_retries(AsyncOpenAI(), self.retries)
+        return AsyncOpenAI()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copying and pickling look for these, and are no use of it
             raise AttributeError(name)
         return getattr(self.client, name)
 
-
-def with_retries(client: Any, retries: int | None) -> Any:
-    """Return an OpenAI client that tries again so many times; other clients, and for None, as is."""
-    openai = sys.modules.get("openai")  # a client of OpenAI's exists only if openai is loaded
-    if openai is None or retries is None:
-        return client
-    ours = issubclass(type(client), (openai.OpenAI, openai.AsyncOpenAI))
-    return client.with_options(max_retries=retries) if ours else client
-
-
-async def create_chat(client: Any, **request: Any) -> Any:
-    """Ask a client for a chat completion; a sync client is called in a thread."""
-    create = client.chat.completions.create
-    if inspect.iscoroutinefunction(inspect.unwrap(create)):
-        return await create(**request)
-    response = await call_in_thread(create, **request)
-    return await response if inspect.isawaitable(response) else response
-
 # %% ../../nbs/rubrics/02_judge.ipynb #1574bddb
-def judge_arguments(sampling_args: SamplingArgs) -> SamplingArgs:
-    """Return sampling arguments as a chat request takes them."""
-    names = {"max_tokens": "max_completion_tokens"}
-    return {names.get(key, key): value for key, value in sampling_args.items() if value is not None}
-
-# %% ../../nbs/rubrics/02_judge.ipynb #b3f0c7f6
 KEPT_ANSWERS = 1024
 
 
@@ -116,7 +87,8 @@ class JudgeRubric(Rubric):
 
     `judge_client`: sync or async, by default OpenAI's. `judge_prompt`: has `{question}` (the last
     message of the prompt), `{answer}` and `{response}` (the parser's answer) filled in.
-    `judge_retries`: how often an OpenAI client tries again (None: as it is set itself).
+    `judge_retries`: how often a request is tried again that meets a busy server or a dropped
+    connection (None: what the client does by itself).
     Functions are offered `judge`, `judge_client`, `judge_model`, `judge_prompt` and
     `judge_sampling_args`. Answers are kept for the rollout in `state["judge_response"]`, by prompt,
     and the latest of them for other rollouts with the same prompt.
@@ -135,7 +107,7 @@ class JudgeRubric(Rubric):
     ) -> None:
         super().__init__(parser=parser, parallelize_scoring=parallelize_scoring, **kwargs)
         given = judge_client is not None
-        self.judge_client = judge_client if given else DefaultClient(judge_retries)
+        self.judge_client = judge_client if given else DefaultClient()
         self.judge_model, self.judge_prompt = judge_model, judge_prompt
         self.judge_sampling_args = dict(judge_sampling_args or {})
         self.judge_retries = judge_retries
@@ -178,12 +150,19 @@ class JudgeRubric(Rubric):
                     del self.answers[next(iter(self.answers))]
             return self.answers[judge_prompt]
 
+    @cached_property
+    def async_client(self) -> Any:
+        """The client to be awaited; its own retries are off, for there are ours."""
+        client = self.judge_client
+        return as_async_client(client if self.judge_retries is None else without_retries(client))
+
     async def ask(self, judge_prompt: str) -> str:
         """Send one request and return the text of the answer."""
-        response = await create_chat(
-            with_retries(self.judge_client, self.judge_retries),
+        request = dict(
             model=self.judge_model,
             messages=[{"role": "user", "content": judge_prompt}],
-            **judge_arguments(self.judge_sampling_args),
+            **request_arguments(self.judge_sampling_args),
         )
+        create = self.async_client.chat.completions.create
+        response = await with_retries(lambda: create(**request), self.judge_retries or 0)
         return content_text(response.choices[0].message.content)

@@ -91,6 +91,7 @@ class PipelineSettings:
     vllm_server_host: str | None = setting(None, "A running server; None: the client, or embedded.")
     vllm_server_port: int = setting(8000, "Port of that server.")
     vllm_server_timeout: float = setting(300.0, "Seconds to wait until that server answers.")
+    vllm_sleep: bool = setting(False, "The server frees its GPU while the trainer trains.")
 
 # %% ../../nbs/trainer/00_config.ipynb #fa35e192
 ADVANTAGE_ESTIMATORS = ("grpo", "rloo")
@@ -185,6 +186,8 @@ def check_settings(args: Any) -> None:
     for name in POSITIVE:
         if getattr(args, name) <= 0:
             raise ValueError(f"{name} must be positive, not {getattr(args, name)}.")
+    if args.vllm_sleep and args.num_batches_ahead:
+        raise ValueError("vllm_sleep lets server and trainer take turns: set num_batches_ahead=0.")
     if not args.mask_env_responses:
         raise ValueError(
             "mask_env_responses=False would teach the model to write what the environment says: "

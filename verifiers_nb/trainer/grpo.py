@@ -51,7 +51,7 @@ from verifiers_nb.trainer.checks import (
 )
 from .config import GRPOConfig
 from .objective import micro_batch_loss
-from .pipeline import PolicyVersions, PromptOrder
+from .pipeline import PolicyVersions, PromptOrder, check_policy_client
 from .processes import add_gradients, add_up, on_first, share_of
 from .records import MetricsFile, peak_memory, replace_progress
 from .rollouts import RolloutTrainer, make_client
@@ -174,7 +174,8 @@ class GRPOTrainer(RolloutTrainer):
         self.prompts = PromptOrder(dataset, args.prompts_per_generation, seed, args.shuffle_dataset)
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
-        self.client, self.versions = client, PolicyVersions(client)
+            check_policy_client(client, args.vllm_sleep)
+        self.client, self.versions = client, PolicyVersions(client, args.vllm_sleep)
         self.step_metrics: list[dict[str, float]] = []
         self.reference = MovingReference()
         self.packing_checked = self.sampler_checked = False
@@ -263,21 +264,22 @@ class GRPOTrainer(RolloutTrainer):
 
     def evaluate_policy(self) -> dict[str, float]:
         """Return the means of the rewards on the evaluation set."""
-        self.sync_policy()
         sampling_args = {"temperature": 0.0, "max_tokens": self.args.max_tokens}
         path = None
         if self.is_in_train:
             folder = Path(self.args.output_dir) / "evaluations"
             path = folder / f"step-{self.state.global_step:05d}.jsonl"
             path.unlink(missing_ok=True)
-        results = self.env.evaluate(
-            self.client,
-            self.client.model,
-            sampling_args,
-            max_concurrent=self.args.max_concurrent,
-            save_path=path,
-            progress=False,
-        )
+        with self.versions.awake():
+            self.sync_policy()
+            results = self.env.evaluate(
+                self.client,
+                self.client.model,
+                sampling_args,
+                max_concurrent=self.args.max_concurrent,
+                save_path=path,
+                progress=False,
+            )
         columns = {"reward": results.reward, **results.metrics}
         return {name: sum(values) / len(values) for name, values in columns.items()}
 
@@ -300,6 +302,7 @@ class GRPOTrainer(RolloutTrainer):
             if pipeline is not None:
                 pipeline.interrupt()
             if self.accelerator.is_main_process:
+                self.versions.wake()
                 release_client(self.client)
 
     def save_adapter(self, folder: str | Path) -> Path:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'PromptOrder', 'TrainingRun', 'as_training_run', 'Job', 'BrokenOff', 'Generation', 'open_store',
-           'RolloutPipeline', 'PolicyVersions']
+           'RolloutPipeline', 'check_policy_client', 'PolicyVersions']
 
 # %% ../../nbs/trainer/05_pipeline.ipynb #77de68da
 import asyncio
 import copy
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -260,13 +261,46 @@ class RolloutPipeline:
                 )
 
 # %% ../../nbs/trainer/05_pipeline.ipynb #63266754
-class PolicyVersions:
-    """Push the policy to its client when it has changed; `step_of` tells the step of each version."""
+def check_policy_client(client: Any, sleeps: bool = False) -> None:
+    """Raise `ValueError` for a client that can't be given a new policy, or can't sleep as it should."""
+    if not all(hasattr(client, name) for name in ("push", "model", "chat")):
+        raise ValueError(
+            f"A {type(client).__name__} answers but can't be given a new policy: train with the client "
+            "of vf.serve(model), with vf.connect(url) for a vLLM server, or without one."
+        )
+    if sleeps and not hasattr(client, "sleep"):
+        raise ValueError(
+            f"vllm_sleep: a {type(client).__name__} can't sleep, only a vLLM server can."
+        )
 
-    def __init__(self, client: Any) -> None:
-        self.client = client
+
+class PolicyVersions:
+    """Push the policy to its client when it has changed; `step_of` tells the step of each version.
+
+    `sleeps`: outside of `awake()` the client sleeps and its GPU is free.
+    """
+
+    def __init__(self, client: Any, sleeps: bool = False) -> None:
+        self.client, self.sleeps, self.asleep = client, sleeps, False
         self.pushed: int | None = None
         self.step_of: dict[int, int] = {}
+
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Wake the client for this block."""
+        self.wake()
+        try:
+            yield
+        finally:
+            if self.sleeps:
+                self.client.sleep()
+                self.asleep = True
+
+    def wake(self) -> None:
+        """Wake the client if it sleeps."""
+        if self.asleep:
+            self.client.wake()
+            self.asleep = False
 
     def push(self, model: Any, step: int) -> None:
         """Make the client sample from the adapter of `model` as it is after `step`."""

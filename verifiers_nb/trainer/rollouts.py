@@ -154,10 +154,11 @@ class RolloutTrainer(ResumableTrainer):
         """Wait for a generation, again if it was broken off; returns its parts and its temperature."""
         args, step, pipeline = self.args, self.state.global_step, self.get_pipeline()
         while True:
-            self.sync_policy()
             try:
-                with self.run.phase("generating"), self.guard.open():
-                    generation, outputs = pipeline.take(number)
+                with self.versions.awake():
+                    self.sync_policy()
+                    with self.run.phase("generating"), self.guard.open():
+                        generation, outputs = pipeline.take(number)
                 break
             except BrokenOff:
                 with self.guard.open():

@@ -65,24 +65,29 @@ function press(root, event) {
 RENDER = """
 function render({ model, el }) {
   const root = el.appendChild(document.createElement("div"));
+  Object.assign(root, { tabIndex: -1, style: "outline: none" });
   const tell = (node, more) => model.send({ ...node.dataset, ...more });
   const draw = () => {
-    const fresh = document.createElement("div");
+    const fresh = root.cloneNode();
     const parsed = document.createElement("template");
     parsed.innerHTML = model.get("html");
     fresh.append(parsed.content);
+    const focused = root.contains(document.activeElement);
     patch(root, fresh);
+    if (focused && !root.contains(document.activeElement)) root.focus({ preventScroll: true });  // so that keys go on
   };
   let pending;
   root.addEventListener("click", (event) => {
     const node = event.target.closest("[data-act]");
     if (node && !isTyping(node)) tell(node, {});
   });
-  root.addEventListener("input", (event) => {
-    const node = event.target.closest("[data-act]");
+  const typed = (event) => {
+    const node = event.target.closest("[data-act]"), say = () => tell(node, { value: event.target.value });
     clearTimeout(pending);
-    if (node) pending = setTimeout(() => tell(node, { value: event.target.value }), 120);
-  });
+    if (node) event.type === "change" ? say() : pending = setTimeout(say, 120);
+  };
+  root.addEventListener("input", typed);
+  root.addEventListener("change", typed);  // so that what was typed comes before what is pressed next
   const listen = (event) => {
     const plain = !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey && event.key.length > 1);
     if (!plain || !root.contains(event.target) || isTyping(event.target)) return;

@@ -1,0 +1,194 @@
+"""The rollout explorer as a person uses it: rollouts run, stopped and opened, by mouse and by keyboard, and saved."""
+
+from __future__ import annotations
+
+import nbformat
+import pytest
+from browsing import show
+from nbformat.sign import NotebookNotary
+
+from verifiers_nb import load_results
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+import verifiers_nb as vf
+env = vf.load_environment("addition")
+explorer = vf.RolloutExplorer(env)
+explorer
+"""
+MANY = """
+import time
+import verifiers_nb as vf
+attacks = [
+    "<script>window.attacked = 1</script>",
+    "<img src=x onerror='window.attacked = 1'><svg onload='window.attacked = 1'>",
+    "</textarea></pre></bdi></article></div><h1>out</h1>",
+    "\\x1b[31mred\\x1b[0m \\x07\\x00",
+    "<answer>" * 10_000,
+    "\\u202egnp.exe\\u2066 \\u05e9\\u05dc\\u05d5\\u05dd",
+    "x" * 1_000_000,
+    "\\ud800",
+]
+call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 3}'}}
+picture = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/seen.png"}}
+n = 10_000
+results = vf.GenerateOutputs(
+    prompt=[[{"role": "user", "content": [{"type": "text", "text": f"Question {i // 8}"}, picture]}] for i in range(n)],
+    completion=[
+        [
+            {"role": "assistant", "content": attacks[i] if i < 8 else f"Answer {i}", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "1", "content": "three"},
+        ]
+        for i in range(n)
+    ],
+    answer=["3"] * n, info=[{}] * n, task=["t"] * n, state=[{"error": "late" if i % 1000 == 9 else None} for i in range(n)],
+    reward=[i % 11 / 10 for i in range(n)], metrics={"exact": [i % 11 / 10 for i in range(n)]},
+)
+"""
+OPEN = """
+began = time.process_time()
+explorer = vf.RolloutExplorer(results=results)
+explorer._repr_mimebundle_()
+print(f"opened in {time.process_time() - began:.2f} s")
+explorer
+"""
+
+
+def widget_of(page):
+    """Return the explorer's drawing once it is there."""
+    widget = page.get_by_role("region", name="Rollout explorer")
+    widget.wait_for()
+    return widget
+
+
+def output_of(page):
+    """Return the output of the cell that the explorer stands in."""
+    return page.locator(".jp-OutputArea-output").filter(has=page.locator(".vf"))
+
+
+def heap(page) -> int:
+    """Return the bytes of objects that the page holds, after its garbage is collected."""
+    session = page.context.new_cdp_session(page)
+    session.send("HeapProfiler.collectGarbage")
+    return session.send("Runtime.getHeapUsage")["usedSize"]
+
+
+def test_rollouts_run_and_are_looked_at(notebook, page, lab) -> None:
+    notebook("explorer.ipynb", SETUP)
+    widget = widget_of(page)
+    widget.get_by_label("Examples").fill("all")
+    widget.get_by_label("Samples").fill("40")
+    widget.get_by_role("button", name="Run", exact=True).click()
+    widget.locator(".vf-rollouts tbody tr").nth(5).wait_for(
+        timeout=60_000
+    )  # while others are running
+    show(page, output_of(page), "explorer-running")
+    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_text("stopped").wait_for()
+    count = widget.get_by_role("button", name="All").inner_text()
+    page.wait_for_timeout(700)
+    assert widget.get_by_role("button", name="All").inner_text() == count != "All 8,000"
+    widget.get_by_role("button", name="Continue").click()
+    widget.get_by_role("button", name=count, exact=True).wait_for(state="detached")
+    page.keyboard.press("s")
+    widget.get_by_text("stopped").wait_for()
+
+    widget.get_by_label("Examples").fill("0-3, 9")
+    widget.get_by_label("Samples").fill("4")
+    widget.get_by_label("Temperature").fill("1.4")
+    widget.get_by_role("button", name="Run", exact=True).click()
+    widget.get_by_text("20 of 20 rollouts").wait_for(timeout=60_000)
+
+    widget.get_by_role("button", name="Reward").click()
+    widget.locator(".vf-rollouts tbody tr").first.focus()
+    page.keyboard.press("j")
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    number = page.evaluate("document.activeElement.dataset.row")
+    article = widget.get_by_role("article")
+    widget.locator(f"article[aria-label='Rollout {int(number) + 1}']").wait_for()
+    assert "correct_answer" in article.inner_text()
+    show(page, output_of(page), "explorer-rollout", widths=(1280, 760))
+
+    page.keyboard.press("c")
+    page.keyboard.press("n")
+    widget.locator("article").nth(1).wait_for()
+    widget.get_by_role("button", name="Log-probability").click()
+    widget.get_by_text("Least likely").nth(1).wait_for()
+    show(page, output_of(page), "explorer-compare", widths=(1280,))
+    widget.get_by_role("button", name="Advantage").click()
+    widget.get_by_text("the advantage is").first.wait_for()
+    page.keyboard.press("c")
+    widget.locator("article").nth(1).wait_for(state="detached")
+
+    widget.get_by_role("button", name="Conversation").click()
+    widget.get_by_role("button", name="Edit").last.click()
+    editor = widget.get_by_label("Edit message 2")
+    assert "<answer>" in editor.input_value()
+    editor.fill("<think>\nIt is easy")
+    show(page, output_of(page), "explorer-edit")
+    widget.get_by_role("button", name="Sample on from here").click()
+    widget.get_by_text("branch of rollout").wait_for()
+    assert "It is easy" in widget.locator("article").last.inner_text()
+
+    page.keyboard.press("g")
+    widget.get_by_text("Worst").wait_for()
+    widget.locator(".vf-rollouts tbody tr").nth(2).click()
+    widget.locator("article").nth(1).wait_for()
+    show(page, output_of(page), "explorer-prompts", widths=(1280, 760))
+    page.keyboard.press("/")
+    page.keyboard.type("easy")
+    widget.get_by_role("button", name="Export 1 as JSONL").click()
+    widget.get_by_text("1 rollouts are written").wait_for()
+    assert "It is easy" in load_results(lab.folder / "rollouts.jsonl").completion[0][0]["content"]
+    widget.get_by_label("Samples").fill("many")
+    widget.get_by_role("button", name="Run", exact=True).click()
+    widget.locator(".vf-note.vf-error").wait_for()
+
+
+def test_ten_thousand_hostile_rollouts_opened_and_saved(notebook, page, lab) -> None:
+    notebook("opened.ipynb", MANY, "print('before')")
+    before = heap(page)
+    notebook("opened.ipynb", MANY, OPEN)
+    widget = widget_of(page)
+    print("HEAP", heap(page) - before)
+    assert heap(page) - before < 20 * 2**20
+    opened = float(page.get_by_text("opened in").last.inner_text().split()[2])
+    print("OPENED", opened)
+    assert opened < 2  # seconds of the processor
+
+    asked = []
+    page.on("request", lambda request: asked.append(request.url))
+    rows = widget.locator(".vf-rollouts tbody tr")
+    for at in range(8):
+        rows.nth(at).click()
+        widget.locator(f"article[aria-label='Rollout {at + 1}']").wait_for()
+        assert page.evaluate("window.attacked") is None
+        assert widget.locator("script, img, h1, [onerror], [onload]").count() == 0
+    assert page.get_by_role("heading", name="out").count() == 0
+    assert not [url for url in asked if "seen.png" in url]
+    rows.nth(1).click()
+    widget.get_by_text("which is not fetched").wait_for()
+    show(page, output_of(page), "explorer-hostile", widths=(1280, 700))
+
+    page.keyboard.press("/")
+    page.keyboard.type("answer 77")
+    widget.get_by_role("button", name="Failed 10").click()
+    widget.get_by_text("none of 0").wait_for()
+    widget.get_by_role("button", name="All 10,000").click()
+    widget.get_by_text("1–10 of 111").wait_for()
+
+    widget.get_by_role("button", name="Freeze for the saved notebook").click()
+    page.wait_for_function("document.querySelectorAll('.vf button').length === 0")
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("!jupyterapp.shell.currentWidget.context.model.dirty")
+    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
+    saved = nbformat.read(lab.folder / "opened.ipynb", 4)
+    saved.metadata["kernelspec"] = {"name": "none", "display_name": "No such kernel"}
+    nbformat.write(saved, lab.folder / "frozen.ipynb")
+    NotebookNotary(data_dir=str(lab.home / "data")).sign(saved)
+    page.goto(f"{lab.url}/lab/tree/frozen.ipynb?reset")
+    page.get_by_text("1–10 of 111").wait_for()
+    page.get_by_text("which is not fetched").wait_for()
+    show(page, output_of(page), "explorer-frozen")

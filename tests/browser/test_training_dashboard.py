@@ -1,0 +1,144 @@
+"""A real training run, watched and driven from a notebook by mouse and keyboard; and looked at when it is over."""
+
+from __future__ import annotations
+
+import nbformat
+from browsing import SHOTS, show
+
+SETUP = """
+import tempfile
+import verifiers_nb as vf
+args = vf.GRPOConfig(
+    "run", per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=2000, save_steps=4,
+    learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, disable_tqdm=True,
+)
+env = vf.load_environment("addition", num_eval_examples=8)
+trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
+"""
+ASK = """async source => {
+    const kernel = jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+    const began = performance.now();
+    let said = "";
+    const future = kernel.requestExecute({code: source, silent: false, store_history: false});
+    future.onIOPub = message => { said += message.content.text || ""; };
+    await future.done;
+    return [said.trim(), performance.now() - began];
+}"""
+TWO_THOUSAND = """
+import json, pathlib, time
+import verifiers_nb as vf
+folder = pathlib.Path("long")
+folder.mkdir(exist_ok=True)
+with (folder / "metrics.jsonl").open("w") as file:
+    for step in range(1, 2001):
+        value = 1 - 0.9 ** (step / 40) + (step * 7919 % 13 - 6) / 60
+        names = ("reward", "rewards/correct", "rewards/format", "completions/mean_length", "entropy", "kl", "gap", "time/training")
+        print(json.dumps({"step": step, **{name: value for name in names}}), file=file)
+began = time.process_time()
+dashboard = vf.TrainingDashboard(folder)
+began = time.process_time()
+dashboard.update()
+print(f"drawn in {time.process_time() - began:.3f} s")
+dashboard
+"""
+
+
+def widget_of(page):
+    """Return the dashboard's drawing once it is there."""
+    widget = page.get_by_role("region", name="Training dashboard")
+    widget.get_by_role("status").wait_for()
+    return widget
+
+
+def step_shown(widget) -> int:
+    """Read the step."""
+    shown = widget.locator(".vf-figures dd").first.inner_text()
+    return int(shown.split(" of ")[0].replace(",", ""))
+
+
+def wait_for_step(page, widget, step: int) -> None:
+    """Wait until a step is shown."""
+    for _ in range(600):
+        if step_shown(widget) >= step:
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"still at step {step_shown(widget)}")
+
+
+def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
+    """Start, pause, change, resume, stop, evaluate, roll back; freeze, save, reopen without a kernel."""
+    notebook("training.ipynb", SETUP, "dashboard = vf.TrainingDashboard(trainer)\ndashboard")
+    widget = widget_of(page)
+    widget.get_by_text("Not started").wait_for()
+    widget.get_by_role("button", name="Start").click()
+    widget.get_by_text("Running").wait_for()
+    wait_for_step(page, widget, 3)
+    line = widget.locator(".vf-chart .vf-curve path").last
+    before = len(line.get_attribute("d"))
+    answered, milliseconds = page.evaluate(ASK, "print(6 * 7)")
+    assert answered == "42" and milliseconds < 10_000  # while a run takes its minutes
+    wait_for_step(page, widget, 8)
+    assert len(line.get_attribute("d")) > before
+
+    beta = widget.get_by_label("Beta")
+    beta.fill("0.02")
+    assert beta.input_value() == "0.02"
+    widget.get_by_role("button", name="Apply").click()
+    widget.locator("[data-act=apply]:disabled").wait_for()
+    beta.press("Tab")  # out of the field: from here on keys are the widget's
+    widget.get_by_role("button", name="Pause").focus()
+    page.keyboard.press("p")
+    widget.get_by_text("Paused", exact=True).wait_for()
+    paused_at = step_shown(widget)
+    assert page.evaluate(ASK, "print(trainer.run.state.phase)")[0] == "paused"
+    show(page, widget, "dashboard-paused", widths=(1280, 700))
+    assert step_shown(widget) == paused_at
+    widget.get_by_role("button", name="Stop").focus()
+    page.keyboard.press("p")
+    widget.get_by_text("Running").wait_for()
+    wait_for_step(page, widget, paused_at + 2)
+    page.keyboard.press("s")
+    widget.get_by_text("Stopped").wait_for()
+    assert page.evaluate(ASK, "trainer.wait(); print(trainer.args.beta)")[0] == "0.02"
+
+    oldest = widget.locator(".vf-checkpoints tbody tr").last
+    oldest.get_by_role("button", name="Evaluate").click()
+    oldest.get_by_text("correct_answer").wait_for()
+    oldest.get_by_role("button", name="Roll back").click()
+    widget.get_by_role("button", name="Continue from step 4").wait_for()
+    assert widget.locator(".vf-checkpoints tbody tr").count() == 1 and step_shown(widget) == 4
+    show(page, widget, "dashboard-stopped")
+
+    page.get_by_role("button", name="Freeze for the saved notebook").click()
+    page.wait_for_function("document.querySelectorAll('.vf button').length === 0")
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("!jupyterapp.shell.currentWidget.context.model.dirty")
+    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
+    saved = nbformat.read(lab.folder / "training.ipynb", 4)
+    saved.metadata["kernelspec"] = {"name": "none", "display_name": "No such kernel"}
+    nbformat.write(saved, lab.folder / "training-frozen.ipynb")
+    page.goto(f"{lab.url}/lab/tree/training-frozen.ipynb?reset")
+    frozen = page.locator(".jp-OutputArea-output").filter(has_text="Completions of step").last
+    frozen.get_by_text("Stopped").wait_for()
+    show(page, frozen, "dashboard-frozen")
+
+
+def test_two_thousand_steps_without_a_trainer(notebook, page) -> None:
+    notebook("long.ipynb", TWO_THOUSAND)
+    widget = widget_of(page)
+    drawn = float(page.get_by_text("drawn in").last.inner_text().split()[2])
+    assert drawn < 0.5  # seconds of the processor
+    assert len(page.evaluate("document.querySelector('.vf').outerHTML")) < 2**19
+    readout = widget.locator(".vf-at").nth(30).locator("text")
+    assert readout.evaluate("node => getComputedStyle(node).visibility") == "hidden"
+    widget.locator(".vf-at rect").nth(30).hover()
+    assert readout.evaluate("node => getComputedStyle(node).visibility") == "visible"
+
+    line = widget.locator(".vf-chart .vf-curve path").last
+    before = line.get_attribute("d")
+    widget.get_by_label("Smoothing").focus()
+    page.keyboard.press("End")
+    widget.get_by_text("0.98").wait_for()
+    assert line.get_attribute("d") != before
+    show(page, widget, "dashboard-long")
+    assert list(SHOTS.glob("dashboard-long-*.png"))

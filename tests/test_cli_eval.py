@@ -1,0 +1,217 @@
+"""vf-eval as a process: what it says, what it leaves, stopped, killed, continued, and called wrongly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from verifiers_nb.envs.store import read_rollouts
+
+COMMAND = [sys.executable, "-m", "verifiers_nb.cli.eval"]
+ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
+    "OMP_NUM_THREADS": "1"
+}
+
+
+def call(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Call the command in a folder."""
+    command, env = [*COMMAND, *arguments], {**ENVIRON, **environ}
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answer as an OpenAI-compatible server with one model, after a pause."""
+
+    server: Server
+
+    def do_GET(self) -> None:
+        self.reply({"data": [{"id": "parrot"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append({**body, "key": self.headers.get("Authorization")})
+        time.sleep(self.server.pause)
+        message = {"role": "assistant", "content": "<answer>\n7\n</answer>\x1b[31m"}
+        usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
+        choice = {"index": 0, "finish_reason": "stop", "message": message}
+        self.reply({"id": "1", "model": body["model"], "choices": [choice], "usage": usage})
+
+    def reply(self, value: Any) -> None:
+        data = json.dumps(value).encode()
+        status = 401 if self.server.key and self.server.key not in str(self.headers) else 200
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    """A server on a free port that notes what it is asked."""
+
+    daemon_threads = True
+    pause, key = 0.0, ""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.requests: list[dict[str, Any]] = []
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server() as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_the_shipped_model_answers_without_a_key(tmp_path: Path) -> None:
+    done = call("addition", "-n", "2", "-r", "2", "-s", "-S", '{"seed": 1}', cwd=tmp_path)
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1 and "adder-1m answers in this process" in done.stderr
+    for shown in ("correct_answer", "± error", "pass@2", "pass^2", "tokens", "rollout "):
+        assert shown in done.stdout
+    (folder,) = (tmp_path / "outputs/evals/addition--verifiers_nb--adder-1m").iterdir()
+    assert len([*read_rollouts(folder / "results.jsonl")]) == 4
+    metadata = json.loads((folder / "metadata.json").read_text())
+    assert metadata["finished"] and metadata["model"] == "verifiers_nb/adder-1m"
+    assert metadata["usage"]["requests"] == 4 and "avg_correct_answer" in metadata
+
+
+def test_json_is_all_there_is_on_standard_output(tmp_path: Path) -> None:
+    done = call("addition", "-n", "1", "-r", "1", "--json", "--fail-under", "99", cwd=tmp_path)
+    figures = json.loads(done.stdout)
+    assert done.returncode == 1 and figures["rollouts"] == 1 and figures["failed"] == 0
+    assert figures["scores"]["reward"]["standard_error"] is None  # one example has none
+    assert not (tmp_path / "outputs").exists()  # nothing is kept without -s
+
+
+def test_a_server_and_its_one_model(tmp_path: Path, server: Server) -> None:
+    arguments = ["addition", "-b", server.url, "-n", "2", "-r", "1", "-t", "9", "-T", "0.5"]
+    done = call(
+        *arguments, "-S", '{"temperature": 0}', "-k", "MY_KEY", cwd=tmp_path, MY_KEY="s3cret"
+    )
+    assert done.returncode == 0 and "\x1b" not in done.stdout and "\\x1b[31m" in done.stdout
+    asked = server.requests[0]
+    assert asked["model"] == "parrot" and asked["key"] == "Bearer s3cret"
+    assert asked["max_completion_tokens"] == 9 and asked["temperature"] == 0
+    assert "10 tokens read and 4 written" in done.stdout
+
+
+def test_endpoints_have_names(tmp_path: Path, server: Server) -> None:
+    (tmp_path / "configs").mkdir()
+    entry = {"model": "parrot-2", "url": server.url, "key": "NO_KEY"}
+    (tmp_path / "configs/endpoints.py").write_text(f"ENDPOINTS = {{'bird': {entry}}}")
+    done = call("addition", "-m", "bird", "-n", "1", "-r", "1", cwd=tmp_path)
+    assert done.returncode == 0 and server.requests[-1]["model"] == "parrot-2"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: signal.Signals) -> None:
+    server.pause = 0.2
+    arguments = ["addition", "-b", server.url, "-n", "10", "-r", "2", "-c", "2"]
+    command = [*COMMAND, *arguments, "-s"]
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRON, stderr=pipe, text=True)
+    while len(server.requests) < 6:
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(sent)
+    _, said = process.communicate(timeout=60)
+    (folder,) = tmp_path.glob("outputs/evals/*/*")
+    kept = len([*read_rollouts(folder / "results.jsonl")])
+    assert 2 <= kept < 20
+    if sent != signal.SIGKILL:
+        assert process.returncode == 130 and "Traceback" not in said
+        assert f"--resume {folder.name}" in said
+    server.requests.clear()
+    done = call("addition", "--resume", "--json", cwd=tmp_path)
+    figures = json.loads(done.stdout)
+    assert figures["path"].endswith(folder.name) and figures["rollouts"] == 20
+    assert len(server.requests) == 20 - kept  # none is paid for twice
+    again = call("addition", "--resume", cwd=tmp_path)
+    assert again.returncode == 2 and "was stopped" in again.stderr
+
+
+def test_an_environment_of_ones_own_keeps_its_results(tmp_path: Path) -> None:
+    own = tmp_path / "environments/my_sums"
+    own.mkdir(parents=True)
+    source = "from verifiers_nb.environments.addition import load_environment"
+    (own / "my_sums.py").write_text(source)
+    arguments = ["my-sums", "-n", "1", "-r", "1", "-s", "--offline", "-a", '{"seed": 3}']
+    assert call(*arguments, cwd=tmp_path, OPENAI_API_KEY="k").returncode == 0
+    assert len([*own.glob("outputs/evals/my-sums--verifiers_nb--adder-1m/*/results.jsonl")]) == 1
+
+
+def test_a_verifier_scores(tmp_path: Path) -> None:
+    verifier = ["--verifier", "regex_format", "--verifier-args", '{"pattern": "."}']
+    done = call("addition", "-n", "1", "-r", "1", *verifier, "--json", cwd=tmp_path)
+    assert [*json.loads(done.stdout)["scores"]] == ["reward", "regex_format"]
+
+
+def test_failed_rollouts_are_told(tmp_path: Path) -> None:
+    done = call("addition", "-n", "1", "-r", "2", "-S", '{"nonsense": 1}', cwd=tmp_path)
+    assert done.returncode == 1 and "2 of 2 rollouts failed" in done.stdout
+
+
+WRONG = {
+    "did you mean --model?": ["addition", "--modle", "a"],
+    "did you mean 'addition'": ["adition"],
+    "is not the name": ["not a name"],
+    "no JSON": ["addition", "-a", "{a: 1}"],
+    "not a JSON object": ["addition", "-S", "[1]"],
+    "0 is too small": ["addition", "-n", "0"],
+    "is not a whole number": ["addition", "-r", "x"],
+    "no server answers": ["addition", "-b", "http://127.0.0.1:9/v1"],
+    "is no address": ["addition", "-b", "http://127.0.0.1:99999"],
+    "there is no endpoint": ["addition", "--endpoint", "nobody"],
+    "set OPENAI_API_KEY": ["addition", "-m", "gpt-5"],
+    "no file of endpoints": ["addition", "-e", "missing.py"],
+    "NO_SUCH_KEY": ["addition", "-k", "NO_SUCH_KEY"],
+    "it ships": ["addition", "-m", "verifiers_nb/adder-1b"],
+    "'no_such_verifier'": ["addition", "--verifier", "no_such_verifier"],
+    "missing 'pattern'": ["addition", "--verifier", "regex_format"],
+    "failed to load": ["addition", "-a", '{"num_eval_examples": -7}'],
+    "was stopped": ["addition", "--resume"],
+    "id 'x'": ["addition", "--resume", "x"],
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_call_costs_one_sentence(tmp_path: Path, said: str) -> None:
+    failed = call(*WRONG[said], cwd=tmp_path)
+    assert failed.returncode == 2 and said in failed.stderr
+    assert "Traceback" not in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_refused_key_is_told_before_anything_runs(tmp_path: Path, server: Server) -> None:
+    server.key = "right"
+    failed = call("addition", "-b", server.url, "-k", "K", cwd=tmp_path, K="wrong")
+    assert failed.returncode == 2 and "refuses the key" in failed.stderr and not server.requests
+
+
+def test_help_is_quick(tmp_path: Path) -> None:
+    before = os.times()
+    shown = call("--help", cwd=tmp_path)
+    after = os.times()
+    spent = (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
+    assert shown.returncode == 0 and "examples:" in shown.stdout
+    assert spent < 0.5  # measured: 0.05 s

@@ -1,0 +1,149 @@
+"""vf-init and vf-install as processes: a new environment is made, installed, evaluated, and passes its own test."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+PIP = ["--", "-q", "--no-deps", "--no-build-isolation"]
+ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
+    "OMP_NUM_THREADS": "1"
+}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An environment of its own, in which the packages of this one are there, too."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, with_pip=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    shared = sysconfig.get_path("purelib")
+    (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
+    return folder / "bin" / "python"
+
+
+def call(
+    python: Path | str, command: str, *arguments: str, cwd: Path
+) -> subprocess.CompletedProcess[str]:
+    """Call a command with a Python."""
+    line = [str(python), "-m", command, *arguments]
+    return subprocess.run(line, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=600)
+
+
+def test_from_a_name_to_a_score(python: Path, tmp_path: Path) -> None:
+    made = call(python, "verifiers_nb.cli.init", "my-sums", cwd=tmp_path)
+    assert made.returncode == 0 and "wrote environments/my_sums/my_sums.py" in made.stdout
+    tested = call(
+        python, "pytest", "-q", "environments/my_sums", "-p", "no:cacheprovider", cwd=tmp_path
+    )
+    assert tested.returncode == 0, tested.stdout  # installed or not
+    listed = call(python, "verifiers_nb.cli.install", "--list", cwd=tmp_path).stdout
+    (line,) = [line for line in listed.splitlines() if line.startswith("my-sums")]
+    assert "needs vf-install" in line
+    done = call(python, "verifiers_nb.cli.install", "my-sums", *PIP, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    scored = call(
+        python,
+        "verifiers_nb.cli.eval",
+        "my_sums",
+        "-n",
+        "2",
+        "-r",
+        "1",
+        "-s",
+        "-t",
+        "40",
+        cwd=tmp_path,
+    )
+    assert scored.returncode == 0, scored.stderr
+    assert [*tmp_path.glob("environments/my_sums/outputs/evals/my-sums--*/*/results.jsonl")]
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    source = "import verifiers_nb as vf; print(len(vf.load_environment('my-sums').get_dataset()))"
+    loaded = subprocess.run(
+        [python, "-c", source], cwd=elsewhere, env=ENVIRON, capture_output=True, text=True
+    )
+    assert loaded.stdout == "6\n"
+
+
+def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "tasks"
+    call(python, "verifiers_nb.cli.init", "git-sums", "-p", "tasks/environments", cwd=tmp_path)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    for arguments in (
+        ["init", "-q"],
+        ["checkout", "-q", "-b", "dev"],
+        ["add", "."],
+        ["commit", "-q", "-m", "a"],
+    ):
+        subprocess.run([*git, *arguments], cwd=repository, check=True)
+    address = f"file://{repository}"
+    install = "verifiers_nb.cli.install"
+    done = call(python, install, "git-sums", "-r", address, "-b", "dev", *PIP, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    source = "import git_sums; print(git_sums.load_environment().rubric.get_reward_weights())"
+    loaded = subprocess.run(
+        [python, "-c", source], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True
+    )
+    assert loaded.stdout == "[1.0, 0.2]\n"
+    direct = f"{address}#subdirectory=environments/git_sums"
+    assert call(python, install, direct, "-b", "dev", *PIP, cwd=tmp_path).returncode == 0
+    for wrong in (["git-sums", "-r", address, "-b", "nope"], [f"file://{tmp_path}/nothing"]):
+        failed = call(python, install, *wrong, *PIP, cwd=tmp_path)
+        assert failed.returncode == 2 and "was not installed: " in failed.stderr
+        assert "Traceback" not in failed.stderr and len(failed.stderr.splitlines()) == 1
+
+
+def test_the_notebook_writes_the_module(tmp_path: Path) -> None:
+    done = call(
+        sys.executable, "verifiers_nb.cli.init", "my-sums", "--notebook", "-p", ".", cwd=tmp_path
+    )
+    assert done.returncode == 0
+    folder = tmp_path / "my_sums"
+    (folder / "my_sums.py").unlink()
+    notebook = nbformat.read(folder / "my_sums.ipynb", 4)
+    NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, timeout=300).execute()
+    tested = call(sys.executable, "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=folder)
+    assert tested.returncode == 0, tested.stdout
+
+
+def test_what_is_there_is_kept(tmp_path: Path) -> None:
+    call(sys.executable, "verifiers_nb.cli.init", "my-sums", cwd=tmp_path)
+    module = tmp_path / "environments/my_sums/my_sums.py"
+    readme = module.with_name("README.md")
+    module.write_text("mine")
+    readme.write_text("mine")
+    again = call(
+        sys.executable, "verifiers_nb.cli.init", "my-sums", "--rewrite-readme", cwd=tmp_path
+    )
+    assert again.returncode == 0 and module.read_text() == "mine" != readme.read_text()
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "said"),
+    [
+        ("init", ["2-sums"], "can't be the name"),
+        ("init", ["json"], "Python has already"),
+        ("init", [], "NAME"),
+        ("init", ["a", "-p", "file"], "can't be written"),
+        ("init", ["a", "--note"], "is unknown; did you mean --notebook?"),
+        ("install", ["adition"], "did you mean 'addition'?"),
+        ("install", [], "which environment"),
+        ("install", ["addition", "-b", "dev"], "--from-repo"),
+    ],
+)
+def test_a_wrong_call_costs_one_sentence(
+    tmp_path: Path, command: str, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "file").write_text("")
+    failed = call(sys.executable, f"verifiers_nb.cli.{command}", *arguments, cwd=tmp_path)
+    assert failed.returncode == 2 and said in failed.stderr
+    assert "Traceback" not in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
