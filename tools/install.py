@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 LOG = Path(sys.prefix) / "install.log"
-NO_VLLM = Path(sys.prefix) / "no-vllm"  # why vLLM is not there; .ci/run reads it
+MISSING = Path(sys.prefix) / "missing"  # what tests go without, and why; .ci/run reads it
 PIP = [
     sys.executable,
     "-m",
@@ -115,22 +115,33 @@ def install_vllm() -> str | None:
     return (run([sys.executable, "-c", "import vllm.engine.arg_utils"]) or [None])[-1]
 
 
-def main(tests: bool) -> int:
-    """Install the library; with `tests` also what only they need, of which vLLM may be missing."""
+def install_envs() -> str | None:
+    """Install what single environments need, partly from source; return why not, None if it is there."""
+    return (run([*PIP, "-e", ".[train,envs,dev]"]) or [None])[-1]
+
+
+def install_for_tests() -> int:
+    """Install what only the tests need; what can't be had is noted, and its tests are skipped."""
     LOG.write_text("")
-    if failed := run([*PIP, "-e", ".[train,envs,dev]" if tests else ".[train,dev]"]):
+    wanted = {"The packages of some environments": install_envs, "vLLM": install_vllm}
+    notes = [
+        f"{name} could not be installed, and the tests of it are skipped: {reason} (see {LOG})\n"
+        for name, install in wanted.items()
+        if (reason := install())
+    ]
+    MISSING.write_text("".join(notes))
+    print("".join(notes), end="")
+    return 0
+
+
+def main() -> int:
+    """Install the library with its training stack and its tools."""
+    LOG.write_text("")
+    if failed := run([*PIP, "-e", ".[train,dev]"]):
         print(*failed[-3:], f"All that pip said: {LOG}", sep="\n")
         return 1
-    if not tests:
-        return 0
-    NO_VLLM.unlink(missing_ok=True)
-    if reason := install_vllm():
-        NO_VLLM.write_text(
-            f"vLLM is not installed, and its tests are skipped: {reason} (see {LOG})\n"
-        )
-        print(NO_VLLM.read_text(), end="")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(tests=sys.argv[1:] == ["tests"]))
+    sys.exit(install_for_tests() if sys.argv[1:] == ["tests"] else main())
