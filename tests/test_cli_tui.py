@@ -29,7 +29,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder.mkdir(parents=True)
     with (folder / "results.jsonl").open("w") as file:
         for i in range(COUNT):
-            said = f"<think>\n{i}\n</think>\n<answer>\n{i}\n</answer>{'y' * 900}"
+            said = f"<think>\n{i}\n</think>\n<answer>\n{i}\n</answer>"
             record = {
                 "index": i,
                 "prompt": [{"role": "user", "content": f"question {i}"}],
@@ -40,7 +40,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
                 "reward": (i * 7919 % COUNT) / COUNT,
                 "metrics": {"correct": 1.0},
                 "error": None,
-                "state": {},
+                "state": {"notes": "x" * 900},
                 "turns": [],
             }
             file.write(json.dumps(record) + "\n")

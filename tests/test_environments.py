@@ -572,7 +572,9 @@ def judge() -> Iterator[JudgeServer]:
 
 
 def load(case: Case, judge: JudgeServer) -> vf.Environment:
-    """Load a case's environment, with our judge where it has one."""
+    """Load a case's environment, with our judge where it has one; skip it without its packages."""
+    for package in load_room.environment_card(case.id.replace("-", "_")).packages:
+        pytest.importorskip(package)
     if not case.judge:
         return case.load()
     judge.reply = case.judge

@@ -12,9 +12,21 @@ import pytest
 from nbdev.config import get_config
 from nbdev.test import test_nb as run_cells
 
+from verifiers_nb.envs.load import environment_card
+
 CONFIG = get_config()
 NBS = Path(CONFIG.nbs_path)
 NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
+
+# What single rooms need beyond the training stack; environments say it themselves.
+NEEDS = {"10_textarena": ("textarena", "nltk"), "11_reasoning_gym": ("reasoning_gym",)}
+
+
+def packages(path: Path) -> tuple[str, ...]:
+    """Return the optional packages that a notebook needs."""
+    if path.parent.name == "environments" and path.stem != "00_init":
+        return environment_card(path.stem).packages
+    return NEEDS.get(path.stem, ())
 
 
 def modules() -> list[str]:
@@ -34,6 +46,8 @@ def test_each_module_has_one_notebook() -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.relative_to(NBS).as_posix())
 def test_notebook(path: Path, tmp_path: Path) -> None:
     """Run a copy, so that what a notebook writes beside itself does not land in the sources."""
+    for package in packages(path):
+        pytest.importorskip(package)
     copy = Path(shutil.copy(path, tmp_path))
     passed, _ = run_cells(copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path)
     assert passed, "see the captured stderr"

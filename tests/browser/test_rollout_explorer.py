@@ -152,10 +152,8 @@ def test_ten_thousand_hostile_rollouts_opened_and_saved(notebook, page, lab) -> 
     before = heap(page)
     notebook("opened.ipynb", MANY, OPEN)
     widget = widget_of(page)
-    print("HEAP", heap(page) - before)
     assert heap(page) - before < 20 * 2**20
     opened = float(page.get_by_text("opened in").last.inner_text().split()[2])
-    print("OPENED", opened)
     assert opened < 2  # seconds of the processor
 
     asked = []

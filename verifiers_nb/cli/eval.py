@@ -6,18 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['DESCRIPTION', 'EPILOG', 'KEPT', 'MOST_SHOWN', 'EvalSettings', 'make_parser', 'add_model_flags', 'add_run_flags',
-           'add_result_flags', 'own_folder', 'load', 'verifier_rubric', 'runs_folder', 'new_folder', 'read_metadata',
-           'write_metadata', 'plain', 'find_stopped', 'resumed', 'summarize', 'show_table', 'one_row', 'conversation',
-           'show_samples', 'Evaluation', 'say', 'evaluate', 'start_metadata', 'run', 'keep', 'show', 'eval_environment',
-           'main']
+__all__ = ['DESCRIPTION', 'EPILOG', 'KEPT', 'EvalSettings', 'make_parser', 'add_model_flags', 'add_run_flags', 'add_result_flags',
+           'runs_folder', 'new_folder', 'find_stopped', 'resumed', 'Evaluation', 'say', 'evaluate', 'start_metadata',
+           'run', 'keep', 'show', 'eval_environment', 'main']
 
 # %% ../../nbs/cli/00_eval.ipynb #77de68da
 import argparse
-import importlib.util
-import inspect
 import json
-import math
 import os
 import sys
 import time
@@ -28,6 +23,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .archive import plain, read_metadata, write_metadata
 from verifiers_nb.cli.command import (
     CommandError,
     CommandParser,
@@ -37,6 +33,7 @@ from verifiers_nb.cli.command import (
     run_command,
     whole_number,
 )
+from .display import show_samples, show_table, summarize
 from verifiers_nb.cli.endpoint import (
     ENDPOINTS_PATH,
     MeteredClient,
@@ -44,10 +41,9 @@ from verifiers_nb.cli.endpoint import (
     open_endpoint,
     read_endpoints,
 )
+from .environment import load, own_folder, verifier_rubric
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from verifiers_nb.envs.base import Environment
     from verifiers_nb.types import GenerateOutputs
 
@@ -166,7 +162,7 @@ def add_model_flags(add: Any) -> None:
         help="further sampling arguments; they win over -t and -T",
     )
 
-
+# %% ../../nbs/cli/00_eval.ipynb #7b52009b
 def add_run_flags(add: Any) -> None:
     """Add the flags about the rollouts and how they are scored."""
     add("-a", "--env-args", type=json_object, metavar="JSON", help="arguments of the environment")
@@ -216,7 +212,7 @@ def add_run_flags(add: Any) -> None:
         help="go on with a stopped evaluation: an id, a folder, or the latest",
     )
 
-
+# %% ../../nbs/cli/00_eval.ipynb #bd307a3e
 def add_result_flags(add: Any) -> None:
     """Add the flags about what is shown and kept."""
     add(
@@ -252,52 +248,10 @@ def add_result_flags(add: Any) -> None:
     )
     add("-v", "--verbose", action="store_true", help="log more, and show more completions")
 
-# %% ../../nbs/cli/00_eval.ipynb #f1abd670
-def own_folder(settings: EvalSettings) -> Path:
-    """Return where the folder of an environment of one's own would be."""
-    return Path(settings.env_dir_path).expanduser() / settings.env.strip().replace("-", "_")
-
-
-def load(settings: EvalSettings) -> Environment:
-    """Load the environment with its arguments and the scores asked for; `CommandError` if that fails."""
-    from verifiers_nb.envs.load import find_environment, load_environment
-
-    folder = own_folder(settings)
-    if (folder / f"{folder.name}.py").is_file() and not importlib.util.find_spec(folder.name):
-        sys.path.insert(0, str(folder.resolve()))
-        importlib.invalidate_caches()
-    arguments = dict(settings.env_args or {})
-    try:
-        made_by = find_environment(folder.name) if folder.name.isidentifier() else None
-        if settings.offline and made_by and "offline" in inspect.signature(made_by).parameters:
-            arguments.setdefault("offline", True)
-        env = load_environment(settings.env, **arguments)
-    except Exception as error:
-        if settings.verbose:
-            sys.excepthook(type(error), error, error.__traceback__)
-        raise CommandError(str(error)) from error
-    if settings.verifier is not None:
-        env.rubric = verifier_rubric(settings.verifier, settings.verifier_args or {})
-    return env
-
-
-def verifier_rubric(name: str, arguments: dict[str, Any]) -> Any:
-    """Return a rubric that scores with a verifier of the registry."""
-    from verifiers_nb.rubrics.base import Rubric
-    from verifiers_nb.verifiers.base import ChainedVerifier, verifier_from_config
-
-    try:
-        verifier = verifier_from_config({**arguments, "verifier": name})
-    except Exception as error:
-        raise CommandError(str(error)) from error
-    if not hasattr(verifier, "as_reward_func"):
-        verifier = ChainedVerifier([verifier])
-    return Rubric([verifier.as_reward_func(name)])
-
-# %% ../../nbs/cli/00_eval.ipynb #b3f0c7f6
+# %% ../../nbs/cli/00_eval.ipynb #0716d970
 def runs_folder(settings: EvalSettings) -> Path:
     """Return where an environment's evaluations are kept."""
-    own = own_folder(settings)
+    own = own_folder(settings.env, settings.env_dir_path)
     return (own if own.is_dir() else Path(".")) / "outputs" / "evals"
 
 
@@ -307,35 +261,7 @@ def new_folder(settings: EvalSettings, model: str) -> Path:
     unique = f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
     return runs_folder(settings) / f"{env}--{model.replace('/', '--')}" / unique
 
-
-def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the metadata of an evaluation, {} where there is none that can be read."""
-    try:
-        found = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    """Write the metadata at once: a reader sees the old or the new."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "metadata.json.part"
-    part.write_text(json.dumps(plain(metadata), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, folder / "metadata.json")
-
-
-def plain(value: Any) -> Any:
-    """Return a value as JSON has it: NaN is null, and what is not data is text."""
-    if isinstance(value, dict):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
-
-# %% ../../nbs/cli/00_eval.ipynb #d435a6cd
+# %% ../../nbs/cli/00_eval.ipynb #91032ad7
 KEPT = (
     "env_args endpoints_path model api_key_var api_base_url num_examples rollouts_per_example max_tokens temperature "
     "sampling_args endpoint verifier verifier_args offline pass_reward"
@@ -373,107 +299,7 @@ def resumed(given: dict[str, Any]) -> tuple[EvalSettings, Path | None]:
     kept = {name: saved[name] for name in KEPT if name in saved}
     return EvalSettings(**{**kept, **given}), folder
 
-# %% ../../nbs/cli/00_eval.ipynb #bc33ea4e
-def summarize(results: GenerateOutputs, examples: int, pass_reward: float) -> dict[str, Any]:
-    """Return the figures of an evaluation: each score with its error, pass rates, failures.
-
-    `examples`: how many there are; rollout i is of example i modulo that.
-    """
-    from verifiers_nb.envs.statistics import distribution, pass_rates, standard_error
-
-    keys = [i % examples for i in range(len(results.reward))]
-    columns = {"reward": results.reward, **results.metrics}
-    errors = [state.get("error") for state in results.state]
-    return {
-        "scores": {
-            name: {**distribution(values), "standard_error": standard_error(values, keys)}
-            for name, values in columns.items()
-        },
-        "pass_rates": pass_rates(results.reward, keys, pass_reward),
-        "rollouts": len(results.reward),
-        "failed": sum(map(bool, errors)),
-        "first_error": next(filter(None, errors), None),
-    }
-
-# %% ../../nbs/cli/00_eval.ipynb #63266754
-def show_table(summary: dict[str, Any], settings: EvalSettings) -> RenderableType:
-    """Return the table of the scores and, below it, pass rates and failures."""
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("score", style="bold")
-    for name in ("mean", "± error", "std", "5%", "median", "95%"):
-        table.add_column(name, justify="right")
-    for name, figures in summary["scores"].items():
-        shown = (figures[key] for key in ("mean", "standard_error", "std", "p5", "p50", "p95"))
-        table.add_row(Text(name), *("–" if math.isnan(x) else f"{x:.3f}" for x in shown))
-    rates = [f"{name} {rate:.2f}" for name, rate in summary["pass_rates"].items()]
-    half = len(rates) // 2
-    lines = [
-        f"{'  '.join(rates[:half])}    {'  '.join(rates[half:])}    (reward ≥ {settings.pass_reward:g})"
-    ]
-    if summary["failed"]:
-        first = one_row(str(summary["first_error"]), 300)
-        lines.append(
-            f"{summary['failed']} of {summary['rollouts']} rollouts failed and score 0.0; the first: {first}"
-        )
-    return Group(table, Text(), *map(Text, lines))
-
-
-def one_row(text: str, most: int) -> str:
-    """Return the beginning of a text in one row, without what a terminal would obey."""
-    from verifiers_nb.widgets.html import visible
-
-    row = visible(" ".join(text.split()))
-    return row if len(row) <= most else row[: most - 1] + "…"
-
-# %% ../../nbs/cli/00_eval.ipynb #b6692ea5
-MOST_SHOWN = 1500  # characters of a completion
-
-
-def conversation(messages: Any) -> str:
-    """Return a prompt or completion as text: a text as it is, messages each with their role and tool calls."""
-    from verifiers_nb.messages import messages_to_printable, tool_call_dict
-
-    shown = messages_to_printable(messages)
-    if isinstance(shown, str):
-        return shown
-    parts = []
-    for message in shown:
-        functions = [tool_call_dict(call)["function"] for call in message.get("tool_calls") or ()]
-        calls = [f"→ {function['name']}({function['arguments']})" for function in functions]
-        said = "\n".join(filter(None, [message.get("content") or "", *calls]))
-        parts.append(f"{message.get('role')}: {said}")
-    return "\n\n".join(parts)
-
-# %% ../../nbs/cli/00_eval.ipynb #fc074d50
-def show_samples(results: GenerateOutputs, count: int) -> list[RenderableType]:
-    """Return completions, from the worst to the best, with their prompts and scores."""
-    from rich.panel import Panel
-    from rich.text import Text
-
-    from verifiers_nb.widgets.html import visible
-
-    order = sorted(range(len(results.reward)), key=lambda i: results.reward[i])
-    count = min(count, len(order))
-    places = [order[round(i * (len(order) - 1) / max(count - 1, 1))] for i in range(count)]
-    panels: list[RenderableType] = []
-    for i in places:
-        prompt, completion = results.prompt[i], results.completion[i]
-        asked = conversation(prompt if isinstance(prompt, str) else prompt[-1:])
-        said = conversation(completion)
-        if error := results.state[i].get("error"):
-            said = f"failed: {error}"
-        scores = {"reward": results.reward[i], **{k: v[i] for k, v in results.metrics.items()}}
-        title = "  ".join(f"{name} {score:.2f}" for name, score in scores.items())
-        cut = said[:MOST_SHOWN] + "…" * (len(said) > MOST_SHOWN)
-        body = Text.assemble((visible(asked[-400:]), "dim"), "\n\n", visible(cut))
-        panels.append(Panel(body, title=Text(f"rollout {i}: {title}"), title_align="left"))
-    return panels
-
-# %% ../../nbs/cli/00_eval.ipynb #af3e1334
+# %% ../../nbs/cli/00_eval.ipynb #4d134bc0
 @dataclass
 class Evaluation:
     """A finished evaluation: its outputs, figures, and where it is kept."""
@@ -498,11 +324,15 @@ def say(text: str) -> None:
     """Tell a user something that is no result."""
     print(text, file=sys.stderr, flush=True)
 
-# %% ../../nbs/cli/00_eval.ipynb #761f22b2
+# %% ../../nbs/cli/00_eval.ipynb #f6e1126c
 def evaluate(given: dict[str, Any]) -> Evaluation:
     """Run an evaluation with settings by name; `CommandError` for what can't be run."""
     settings, folder = resumed(given)
-    env = load(settings)
+    env = load(
+        settings.env, settings.env_args, settings.env_dir_path, settings.offline, settings.verbose
+    )
+    if settings.verifier is not None:
+        env.rubric = verifier_rubric(settings.verifier, settings.verifier_args or {})
     environ = {} if settings.offline else os.environ
     endpoint = choose_endpoint(
         settings.model,
@@ -530,7 +360,7 @@ def evaluate(given: dict[str, Any]) -> Evaluation:
     keep(evaluation, env)
     return evaluation
 
-
+# %% ../../nbs/cli/00_eval.ipynb #887309d0
 def start_metadata(
     settings: EvalSettings, folder: Path | None, model: str, endpoint: str
 ) -> dict[str, Any]:
@@ -552,7 +382,7 @@ def start_metadata(
         "settings": {name: saved[name] for name in KEPT},
     }
 
-# %% ../../nbs/cli/00_eval.ipynb #0286dd55
+# %% ../../nbs/cli/00_eval.ipynb #0a57cb53
 def run(
     settings: EvalSettings,
     env: Environment,
@@ -595,7 +425,7 @@ def run(
     metadata.update(averages, num_examples=examples, finished=True, weights=weights, **summary)
     return results
 
-# %% ../../nbs/cli/00_eval.ipynb #98fbc42f
+# %% ../../nbs/cli/00_eval.ipynb #7719a1c7
 def keep(evaluation: Evaluation, env: Environment) -> None:
     """Write the report and push to the hub, where asked for."""
     settings, metadata = evaluation.settings, evaluation.metadata
@@ -633,12 +463,12 @@ def show(evaluation: Evaluation) -> None:
         f"{usage['prompt_tokens']:,} tokens read and {usage['completion_tokens']:,} written\n",
         markup=False,
     )
-    console.print(show_table(metadata, settings))
+    console.print(show_table(metadata, settings.pass_reward))
     for name, path in paths.items():
         if path is not None:
             print(f"{'kept in' if name == 'path' else name} {path}")
 
-# %% ../../nbs/cli/00_eval.ipynb #fe2ef495
+# %% ../../nbs/cli/00_eval.ipynb #63266754
 def eval_environment(
     env: str,
     env_args: dict[str, Any] | None = None,
@@ -674,7 +504,7 @@ def eval_environment(
     show(evaluation)
     return evaluation.results
 
-
+# %% ../../nbs/cli/00_eval.ipynb #cb4e5208
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; 0 when all is well, 1 for failed rollouts or a low reward, 2 for a wrong call, 130 when stopped."""
     given = vars(make_parser().parse_args(argv))
@@ -693,6 +523,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     return run_command("vf-eval", work)
 
-# %% ../../nbs/cli/00_eval.ipynb #827bfc45
+# %% ../../nbs/cli/00_eval.ipynb #b6692ea5
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__
     sys.exit(main())

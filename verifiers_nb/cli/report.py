@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BARS', 'MOST_ROLLOUTS', 'CSS', 'EPILOG', 'ReportMeta', 'compute_summary', 'report_name', 'value_histogram', 'shown',
+__all__ = ['BARS', 'MOST_ROLLOUTS', 'CSS', 'ReportMeta', 'compute_summary', 'report_name', 'value_histogram', 'shown',
            'parts_table', 'examples_table', 'asked', 'rollout_html', 'rollouts_html', 'settings_line', 'figures_html',
-           'report_html', 'write_page', 'write_html_report', 'differences_table', 'verdict', 'changes_table',
-           'comparison_html', 'write_html_comparison', 'meta_of_run', 'read_run', 'make_parser', 'main']
+           'report_html', 'write_page', 'write_html_report', 'meta_of_run']
 
 # %% ../../nbs/cli/05_report.ipynb #77de68da
 import hashlib
@@ -17,7 +16,6 @@ import json
 import math
 import os
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata as installed
@@ -25,12 +23,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from .command import CommandError, CommandParser, run_command
+from .display import conversation
 from verifiers_nb.envs.statistics import (
     distribution,
     example_keys,
     example_means,
-    paired_difference,
     pass_rates,
     standard_error,
 )
@@ -142,7 +139,7 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
     ]
     return table(head, rows, "Reward by part", numbers=range(1, 11))
 
-
+# %% ../../nbs/cli/05_report.ipynb #fa35e192
 def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int = 100) -> str:
     """Draw examples from the hardest on: mean reward, and the beginning of the prompt."""
     means = example_means(results.reward, examples)
@@ -167,18 +164,14 @@ def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int 
 
 def asked(prompt: Any) -> str:
     """Draw the end of a prompt in one row."""
-    from verifiers_nb.cli.eval import conversation
-
     return one_line(conversation(prompt if isinstance(prompt, str) else prompt[-1:]), 160)
 
-# %% ../../nbs/cli/05_report.ipynb #f1abd670
+# %% ../../nbs/cli/05_report.ipynb #1574bddb
 MOST_ROLLOUTS = 5
 
 
 def rollout_html(results: GenerateOutputs, i: int, open_: bool = False) -> str:
     """Draw a rollout: its scores, prompt and completion, folded."""
-    from verifiers_nb.cli.eval import conversation
-
     error = results.state[i].get("error")
     parts = [f"{escaped(name)} {shown(values[i])}" for name, values in results.metrics.items()]
     head = f"<b>reward {shown(results.reward[i])}</b> {asked(results.prompt[i])}"
@@ -195,7 +188,7 @@ def rollout_html(results: GenerateOutputs, i: int, open_: bool = False) -> str:
     scores = f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>'
     return f"<details{' open' * open_}><summary>{head}</summary>{scores}{failed}{texts}{answer}</details>"
 
-
+# %% ../../nbs/cli/05_report.ipynb #0716d970
 def rollouts_html(results: GenerateOutputs) -> str:
     """Draw the best, the worst and the failed rollouts."""
     count = len(results.reward)
@@ -221,7 +214,7 @@ def rollouts_html(results: GenerateOutputs) -> str:
             )
     return "".join(drawn)
 
-# %% ../../nbs/cli/05_report.ipynb #9e6a55b6
+# %% ../../nbs/cli/05_report.ipynb #91032ad7
 CSS = """
 max-width: 1080px; margin: 0 auto; font-size: 14px;
 h1 { font-size: 22px; font-weight: 600; margin: 0 0 4px; } h2 { font-size: 15px; font-weight: 600; margin: 28px 0 8px; }
@@ -233,7 +226,7 @@ details[open] { padding-bottom: 12px; } details > * { margin: 8px 0 0; } summary
 .vf-failed { color: var(--bad); }
 """
 
-
+# %% ../../nbs/cli/05_report.ipynb #472b07b9
 def settings_line(meta: ReportMeta) -> str:
     """Write in a row what was evaluated."""
     facts = [
@@ -276,7 +269,7 @@ def report_html(meta: ReportMeta, results: GenerateOutputs) -> str:
         f"{rollouts_html(results)}<div class='vf-scroll'>{examples_table(results, examples)}</div>"
     )
 
-
+# %% ../../nbs/cli/05_report.ipynb #12c6fc06
 def write_page(path: Path, body: str, title: str) -> Path:
     """Write a page at once: a reader sees the old or the new."""
     part = Snapshot(body, title, CSS).save(path.with_name(path.name + ".part"))
@@ -288,100 +281,6 @@ def write_html_report(report_dir: str | Path, meta: ReportMeta, results: Generat
     """Write a report of an evaluation into a folder, under a name that its settings determine."""
     title = f"{meta.env_id} with {meta.model}"
     return write_page(Path(report_dir) / report_name(meta), report_html(meta, results), title)
-
-# %% ../../nbs/cli/05_report.ipynb #12c6fc06
-def differences_table(
-    first: GenerateOutputs, second: GenerateOutputs, keys: Sequence[Sequence[str]]
-) -> str:
-    """Draw a row for the reward and each metric of both: means, difference, its 95 % interval, what that says."""
-    columns = [{"reward": each.reward, **each.metrics} for each in (first, second)]
-    rows = []
-    for name in [name for name in columns[0] if name in columns[1]]:
-        before, after = (
-            example_means(column[name], key) for column, key in zip(columns, keys, strict=True)
-        )
-        difference = paired_difference(before, after)
-        interval = f"{shown(difference.low, True)} to {shown(difference.high, True)}"
-        means = [shown(fmean(column[name]) if column[name] else math.nan) for column in columns]
-        rows.append(
-            [
-                f"<b>{escaped(name)}</b>",
-                *means,
-                shown(difference.mean, True),
-                interval,
-                f"{difference.n:,}",
-                verdict(difference.low, difference.high),
-            ]
-        )
-    head = ["score", "first", "second", "difference", "95 % interval", "examples", ""]
-    return table(head, rows, "Differences by example", numbers=range(1, 6))
-
-
-def verdict(low: float, high: float) -> str:
-    """Say in words what an interval of a difference shows."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "too few examples"
-    return "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
-
-
-def changes_table(
-    first: GenerateOutputs, second: GenerateOutputs, keys: Sequence[Sequence[str]], most: int = 20
-) -> str:
-    """Draw the examples whose mean reward changed most, each with a completion of both runs."""
-    means = [example_means(run.reward, key) for run, key in zip((first, second), keys, strict=True)]
-    places = [{example: i for i, example in reversed([*enumerate(key)])} for key in keys]
-    changes = {str(e): means[1][e] - means[0][e] for e in means[0] if e in means[1]}
-    largest = sorted((e for e in changes if changes[e]), key=lambda e: -abs(changes[e]))[:most]
-    rows = []
-    for example in largest:
-        i, j = (place[example] for place in places)
-        texts = f"<details><summary>{asked(first.prompt[i])}</summary>{rollout_html(first, i, True)}{rollout_html(second, j, True)}</details>"
-        rows.append(
-            [
-                shown(means[0][example]),
-                shown(means[1][example]),
-                shown(changes[example], True),
-                texts,
-            ]
-        )
-    return table(
-        ["first", "second", "change", "prompt"],
-        rows,
-        f"Largest changes ({len(rows)})",
-        numbers=range(3),
-    )
-
-
-def comparison_html(
-    first: tuple[ReportMeta, GenerateOutputs], second: tuple[ReportMeta, GenerateOutputs]
-) -> str:
-    """Draw the body of a comparison: the second run against the first."""
-    runs = first[1], second[1]
-    keys = [example_keys(run) for run in runs]
-    before, after = (example_means(run.reward, key) for run, key in zip(runs, keys, strict=True))
-    difference = paired_difference(before, after)
-    named = "".join(
-        f"<h3>{word}: {escaped(m.env_id)} with {escaped(m.model)}</h3>{settings_line(m)}"
-        for word, (m, _) in zip(("First", "Second"), (first, second), strict=True)
-    )
-    figures = {
-        "difference of the mean reward": shown(difference.mean, True),
-        "95 % interval": f"{shown(difference.low, True)} to {shown(difference.high, True)}",
-        "examples in both": f"{difference.n:,}",
-    }
-    return (
-        f"<h1>Two runs compared</h1>{named}{figures_html(figures)}"
-        f"<div class='vf-scroll'>{differences_table(*runs, keys)}</div>{changes_table(*runs, keys)}"
-    )
-
-
-def write_html_comparison(
-    path: str | Path,
-    first: tuple[ReportMeta, GenerateOutputs],
-    second: tuple[ReportMeta, GenerateOutputs],
-) -> Path:
-    """Write a comparison of two runs, each with what it is about, to a file."""
-    return write_page(Path(path), comparison_html(first, second), "Two runs compared")
 
 # %% ../../nbs/cli/05_report.ipynb #887309d0
 def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
@@ -402,77 +301,3 @@ def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
         metadata.get("env_args") or {},
         metadata.get("weights") or {},
     )
-
-
-def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
-    """Return what an evaluation is about and its rollouts, from its folder or its file of rollouts."""
-    from verifiers_nb.cli.eval import read_metadata
-    from verifiers_nb.envs.store import load_results
-
-    given = Path(path).expanduser()
-    file = given / "results.jsonl" if given.is_dir() else given
-    if not file.is_file():
-        raise CommandError(f"there is no evaluation at {path}: give a folder with results.jsonl")
-    try:
-        results = load_results(file)
-    except (ValueError, KeyError) as error:
-        raise CommandError(f"{file} holds no rollouts that can be read: {error}") from error
-    metadata = read_metadata(file.parent) or {
-        "env_id": file.stem,
-        "num_examples": len(results.reward),
-    }
-    return meta_of_run(metadata), results
-
-# %% ../../nbs/cli/05_report.ipynb #bc33ea4e
-EPILOG = """\
-examples:
-  vf-report outputs/evals/addition--verifiers_nb--adder-1m/20260101-120000-abcd
-  vf-report FIRST SECOND -o comparison.html    is the second better, example by example?"""
-
-
-def make_parser() -> CommandParser:
-    """Return the parser of the command line."""
-    parser = CommandParser(
-        "vf-report",
-        description="Write a page about a saved evaluation, or about how a second one differs from it.",
-        epilog=EPILOG,
-        usage="vf-report RUN [SECOND] [-o FILE]",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of an evaluation, or a file of rollouts")
-    parser.add_argument("second", metavar="SECOND", nargs="?", help="another, to compare with it")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="where to write the page (default: beside the rollouts)",
-    )
-    return parser
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Write a page; 0 when it is there, 2 for a wrong call."""
-    given = make_parser().parse_args(argv)
-
-    def work() -> int:
-        runs = [read_run(path) for path in (given.run, given.second) if path]
-        beside = Path(given.run) if Path(given.run).is_dir() else Path(given.run).parent
-        name = report_name(runs[0][0]) if len(runs) == 1 else "comparison.html"
-        path = given.output or beside / name
-        try:
-            if len(runs) == 2:
-                write_html_comparison(path, *runs)
-            else:
-                write_page(
-                    path, report_html(*runs[0]), f"{runs[0][0].env_id} with {runs[0][0].model}"
-                )
-        except OSError as error:
-            raise CommandError(f"{path} can't be written: {error.strerror}") from error
-        print(path)
-        return 0
-
-    return run_command("vf-report", work)
-
-# %% ../../nbs/cli/05_report.ipynb #0a57cb53
-if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__
-    sys.exit(main())

@@ -246,13 +246,13 @@ class RunScreen(RunView):
         self.query_one("#kept").display = self.query_one("#search").display = False
         self.query_one("#list").focus()
         self.say("reading")
-        self.run_worker(self.read_index, thread=True)
-        self.run_worker(self.read_format, thread=True)
+        self.run_worker(self.read_run, thread=True)
 
-    def read_index(self) -> None:
-        """Read where the rollouts are."""
+    def read_run(self) -> None:
+        """Read where the rollouts are, then what their format is."""
         index = RolloutIndex(self.run.files)
         self.app.call_from_thread(self.show_index, index, range(len(index)))
+        self.read_format()
 
     def read_format(self) -> None:
         """Load the parser of the environment, if there is one."""

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..calls import as_async_client, request_arguments, with_retries
 from .results import results_dataset
-from .run import RolloutRun, rollout_rows, sync_twin
+from .rows import rollout_rows
+from .run import RolloutRun, sync_twin
 from .store import RolloutStore
 from ..inference import process
 from ..parsers.base import Parser

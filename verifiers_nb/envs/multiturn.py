@@ -44,7 +44,7 @@ def check_state(state: Any, hook: str) -> State:
     raise TypeError(f"{hook} must return the state of the rollout, not {state!r:.200}.")
 
 
-def check_answer(returned: Any, kind: type) -> tuple[Any, State]:
+def check_answer(returned: Any, kind: type[Any]) -> tuple[Any, State]:
     """Return the messages (of type `kind`, list or str) and the state from an `env_response`."""
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         answered: Any = returned[0]

@@ -6,153 +6,32 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'DEFAULTS', 'ROW_KEYS', 'BLOCK', 'KEPT_BLOCKS', 'MOST_AT_ONCE', 'NEW_OBJECTS', 'T', 'rollout_row', 'copied',
-           'RolloutRows', 'rollout_rows', 'check_infos', 'dataset_rows', 'run_bounded', 'fewer_collections',
-           'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'RolloutRun', 'digest',
-           'failed_score']
+__all__ = ['MOST_AT_ONCE', 'NEW_OBJECTS', 'T', 'logger', 'run_bounded', 'fewer_collections', 'background_loop', 'run_sync',
+           'sync_twin', 'derive_seed', 'with_seed', 'RolloutRun', 'digest', 'failed_score']
 
 # %% ../../nbs/envs/01_run.ipynb #77de68da
 import asyncio
-import copy
 import gc
 import hashlib
 import json
 import logging
 import threading
 from array import array
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, wraps
+from functools import cache, wraps
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
-import orjson
 from tqdm import tqdm
 
+from .rows import ROW_KEYS
 from .store import RolloutStore, restore_state, rollout_record, stored_outputs
 from ..rubrics.base import Rubric, group_rows
-from verifiers_nb.types import (
-    GenerateInputs,
-    GenerateOutputs,
-    Info,
-    Messages,
-    RolloutScore,
-    SamplingArgs,
-    State,
-)
-
-if TYPE_CHECKING:
-    from datasets import Dataset
+from ..types import GenerateOutputs, Messages, RolloutScore, SamplingArgs, State
 
 # %% ../../nbs/envs/01_run.ipynb #c1dfd96e
-logger = logging.getLogger(__name__)
-DEFAULTS = {"prompt": None, "answer": "", "task": "default", "info": None}
-ROW_KEYS = tuple(DEFAULTS)
-BLOCK, KEPT_BLOCKS = 64, 1024
-
-
-def rollout_row(
-    prompt: Messages, answer: Any, task: str, info: Info | str | None
-) -> dict[str, Any]:
-    """Return one rollout's inputs; an `info` that was stored as JSON text is read."""
-    info = json.loads(info) if isinstance(info, str) else copied(info)
-    return dict(prompt=copied(prompt), answer=answer, task=task, info=info or {})
-
-
-def copied(value: Any) -> Any:
-    """Return a deep copy; of plain messages in a quarter of the time that `copy.deepcopy` takes."""
-    kind = type(value)
-    if kind is dict:
-        return {key: copied(part) for key, part in value.items()}
-    if kind is list:
-        return [copied(part) for part in value]
-    return value if kind is str or value is None else copy.deepcopy(value)
-
-
-class RolloutRows(Sequence[dict[str, Any]]):
-    """The inputs of rollouts: a dict of `prompt, answer, task, info` each, made when it is asked for.
-
-    `place(i)` returns columns and where row i stands in them.
-    """
-
-    def __init__(
-        self, names: Collection[str], length: int, place: Callable[[int], tuple[Any, int]]
-    ) -> None:
-        self.names, self.length, self.place = set(names), length, place
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.length))]
-        if not -self.length <= index < self.length:
-            raise IndexError(f"row {index} of {self.length}")
-        columns, at = self.place(index % self.length)
-        row: Any = {k: columns[k][at] if k in self.names else d for k, d in DEFAULTS.items()}
-        return rollout_row(**row)
-
-# %% ../../nbs/envs/01_run.ipynb #902ba3cd
-def rollout_rows(inputs: Dataset | dict[str, list[Any]] | GenerateInputs) -> RolloutRows:
-    """Return the rows of the inputs.
-
-    Raises `ValueError` without prompts, with neither answers nor infos, or for unequal columns.
-    """
-    if isinstance(inputs, GenerateInputs):
-        inputs = inputs.model_dump(exclude_none=True)
-    columns: Any = inputs
-    if isinstance(inputs, dict):
-        columns = {key: values for key, values in inputs.items() if values is not None}
-    names = list(columns if isinstance(columns, dict) else columns.column_names)
-    if "prompt" not in names:
-        raise ValueError(f"The inputs need a 'prompt' column; they have {sorted(names)}.")
-    if "answer" not in names and "info" not in names:
-        raise ValueError(
-            f"The inputs need an 'answer' or 'info' column; they have {sorted(names)}."
-        )
-    if not isinstance(columns, dict):
-        if getattr(columns.features.get("info"), "dtype", None) == "string":
-            check_infos(
-                text
-                for batch in columns.select_columns("info").iter(1000)
-                for text in batch["info"]
-            )
-        return dataset_rows(columns)
-    count = len(columns["prompt"])
-    lengths = {key: len(columns[key]) for key in ROW_KEYS if key in columns}
-    if uneven := {key: length for key, length in lengths.items() if length != count}:
-        raise ValueError(f"The inputs have {count} prompts, but {uneven}: columns must be equal.")
-    for index, prompt in enumerate(columns["prompt"]):
-        if not isinstance(prompt, (str, list)):
-            raise ValueError(
-                f"Prompt {index} must be a text or a list of messages, not {prompt!r:.200}."
-            )
-    check_infos(columns.get("info", ()))
-    return RolloutRows(names, count, lambda index: (columns, index))
-
-
-def check_infos(infos: Iterable[Info | str | None]) -> None:
-    """Raise `ValueError` for an info that is neither a dict nor the JSON text of one."""
-    for index, info in enumerate(infos):
-        try:
-            read = orjson.loads(info) if isinstance(info, str) else info
-        except ValueError as error:
-            raise ValueError(f"Info {index} is not JSON ({error}): {info!r:.200}") from None
-        if read is not None and not isinstance(read, dict):
-            raise ValueError(
-                f"Info {index} must be a dict, or one as JSON text, not {info!r:.200}."
-            )
-
-
-def dataset_rows(dataset: Dataset) -> RolloutRows:
-    """Return the rows of a dataset, which is read in blocks; the latest of them are kept."""
-    dataset = dataset.select_columns([key for key in ROW_KEYS if key in dataset.column_names])
-    block = lru_cache(KEPT_BLOCKS)(lambda n: dataset[n * BLOCK : (n + 1) * BLOCK])
-    place = lambda index: (block(index // BLOCK), index % BLOCK)  # noqa: E731
-    return RolloutRows(dataset.column_names, len(dataset), place)
-
-# %% ../../nbs/envs/01_run.ipynb #17ba0791
 MOST_AT_ONCE = 4096
 
 
@@ -181,7 +60,7 @@ async def run_bounded(
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None
 
-# %% ../../nbs/envs/01_run.ipynb #f1abd670
+# %% ../../nbs/envs/01_run.ipynb #b1d57811
 NEW_OBJECTS = 50_000
 
 
@@ -198,7 +77,7 @@ def fewer_collections() -> Iterator[None]:
         if raised:
             gc.set_threshold(*before)
 
-# %% ../../nbs/envs/01_run.ipynb #9e6a55b6
+# %% ../../nbs/envs/01_run.ipynb #bd307a3e
 T = TypeVar("T")
 
 
@@ -237,7 +116,7 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
         ended.wait(timeout=10)
         raise
 
-# %% ../../nbs/envs/01_run.ipynb #d435a6cd
+# %% ../../nbs/envs/01_run.ipynb #9e6a55b6
 def sync_twin(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
     """Return the sync twin of an async method; it calls the method as a subclass may override it."""
 
@@ -247,7 +126,7 @@ def sync_twin(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]
 
     return call
 
-# %% ../../nbs/envs/01_run.ipynb #887309d0
+# %% ../../nbs/envs/01_run.ipynb #472b07b9
 def derive_seed(seed: int, *path: int) -> int:
     """Return the seed (31 bits) of one part of a seeded run, such as a rollout or a turn of it."""
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=4).digest()
@@ -260,7 +139,10 @@ def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | 
         return sampling_args
     return {**sampling_args, "seed": derive_seed(sampling_args["seed"], *path)}
 
-# %% ../../nbs/envs/01_run.ipynb #22d200f8
+# %% ../../nbs/envs/01_run.ipynb #f6e1126c
+logger = logging.getLogger(__name__)
+
+
 @dataclass
 class RolloutRun:
     """Play, score and store the rollouts of `rows`; call `start()` once, then read `outputs()`.

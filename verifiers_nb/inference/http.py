@@ -6,22 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OFTEN_LEFT_OUT', 'ERROR_CLASSES', 'CONNECT_TIMEOUT', 'Reply', 'plain', 'encode', 'is_given', 'Exchange',
-           'server_message', 'status_error', 'connection_error', 'read_answer', 'needs_proxy', 'make_session',
-           'end_session', 'end_sessions', 'running_loop', 'as_timeout', 'send', 'Resource', 'HTTPClient', 'is_made_in',
-           'is_plain', 'as_http_client']
+__all__ = ['CONNECT_TIMEOUT', 'needs_proxy', 'make_session', 'end_session', 'end_sessions', 'running_loop', 'as_timeout', 'send',
+           'Resource', 'HTTPClient', 'is_made_in', 'is_plain', 'as_http_client']
 
 # %% ../../nbs/inference/03_http.ipynb #1b645389
 import asyncio
 import inspect
-import json
 import ssl
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MethodType, SimpleNamespace
@@ -34,155 +30,20 @@ import orjson
 from yarl import URL
 
 from ..calls import with_retries
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI, OpenAIError
-
-# %% ../../nbs/inference/03_http.ipynb #0ade7c2c
-OFTEN_LEFT_OUT = frozenset(
-    {"annotations", "audio", "content", "function_call", "logprobs", "refusal", "service_tier"}
-    | {"system_fingerprint", "tool_calls", "usage"}
+from verifiers_nb.inference.replies import (
+    Exchange,
+    Reply,
+    connection_error,
+    encode,
+    is_given,
+    read_answer,
+    status_error,
 )
 
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
-class Reply(dict[str, Any]):
-    """A JSON object of a response, whose fields are attributes too.
-
-    A field that OpenAI's servers always send and others leave out is None; any other that the server
-    did not send is an `AttributeError`.
-    """
-
-    __slots__ = ()
-    __setattr__ = dict.__setitem__
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in self:
-            if name in OFTEN_LEFT_OUT:
-                return None
-            raise AttributeError(f"the server sent no {name!r}; it sent {sorted(self)}")
-        value = self[name]
-        if type(value) is dict:
-            value = self[name] = Reply(value)
-        elif type(value) is list and value and type(value[0]) is dict:
-            value = self[name] = [Reply(each) for each in value]
-        return value
-
-    def model_dump(self, **options: Any) -> dict[str, Any]:
-        """Return plain dicts and lists, as the method of this name of OpenAI's objects does."""
-        dumped: dict[str, Any] = orjson.loads(orjson.dumps(self))
-        return dumped
-
-# %% ../../nbs/inference/03_http.ipynb #bd307a3e
-def plain(value: Any) -> Any:
-    """Return a value that JSON does not know as one that it knows."""
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json", exclude_unset=True)
-    if hasattr(value, "item"):
-        return value.item()
-    raise TypeError
-
-
-def encode(body: Any) -> bytes:
-    """Return `body` as JSON; what can't be JSON is a `TypeError`."""
-    return orjson.dumps(body, default=plain, option=orjson.OPT_NON_STR_KEYS)
-
-
-def is_given(value: Any) -> bool:
-    """Say whether an argument was given, rather than left to OpenAI's mark for that."""
-    return type(value).__name__ not in ("NotGiven", "Omit")
-
-# %% ../../nbs/inference/03_http.ipynb #0716d970
-@dataclass(slots=True)
-class Exchange:
-    """A request and what came back: what an error keeps as its `request` and its `response`."""
-
-    method: str
-    url: str
-    status_code: int = 0
-    headers: Mapping[str, str] = field(default_factory=dict)
-    text: str = ""
-
-    @property
-    def request(self) -> Exchange:
-        """Return itself, for the request is part of it."""
-        return self
-
-    def json(self) -> Any:
-        """Return the body, read as JSON."""
-        return json.loads(self.text)
-
-
-ERROR_CLASSES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    409: "ConflictError",
-    422: "UnprocessableEntityError",
-    429: "RateLimitError",
-}
-
-
-def server_message(body: Any) -> str:
-    """Return the sentence inside the body of a failure, else the start of the body."""
-    if isinstance(body, dict):
-        said = body.get("message") or body.get("detail") or body
-        return said if isinstance(said, str) else json.dumps(said, default=str)[:500]
-    return str(body).strip()[:500] or "no body"
-
-
-def status_error(exchange: Exchange) -> OpenAIError:
-    """Return OpenAI's error for a status; `body` is what the server says about it, read as JSON."""
-    import openai
-
-    try:
-        body = exchange.json()
-    except ValueError:
-        body = exchange.text
-    if isinstance(body, dict):
-        body = body.get("error", body)
-    status = exchange.status_code
-    name = ERROR_CLASSES.get(status, "InternalServerError" if status >= 500 else "APIStatusError")
-    message = f"{exchange.method} {exchange.url}: status {status}: {server_message(body)}"
-    error: OpenAIError = getattr(openai, name)(message, response=exchange, body=body)
-    return error
-
-# %% ../../nbs/inference/03_http.ipynb #472b07b9
-def connection_error(exchange: Exchange, error: BaseException, waited: float | None) -> OpenAIError:
-    """Return OpenAI's error for a request without an answer."""
-    import openai
-
-    request: Any = exchange
-    where = f"{exchange.method} {exchange.url}"
-    if isinstance(error, TimeoutError):
-        late = openai.APITimeoutError(request)
-        late.args = (f"{where}: no answer within {waited} s",)
-        late.message = str(late)
-        return late
-    message = f"{where}: {type(error).__name__}: {error}".removesuffix(": ")
-    return openai.APIConnectionError(message=message, request=request)
-
-
-def read_answer(exchange: Exchange, content: bytes) -> Reply:
-    """Return a completion; OpenAI's errors for one that is none."""
-    try:
-        body = orjson.loads(content)
-    except ValueError:
-        body = content.decode(errors="replace")
-    if isinstance(body, dict) and isinstance(body.get("choices"), list):
-        return Reply(body)
-    import openai
-
-    exchange.text = content.decode(errors="replace")
-    if isinstance(body, dict) and isinstance(failure := body.get("error"), dict):
-        code = failure.get("code")
-        exchange.status_code = code if isinstance(code, int) and code >= 400 else 500
-        raise status_error(exchange)
-    message = f"{exchange.method} {exchange.url}: not a completion: {server_message(body)}"
-    response: Any = exchange
-    raise openai.APIResponseValidationError(response, body, message=message)
-
-# %% ../../nbs/inference/03_http.ipynb #f6e1126c
+# %% ../../nbs/inference/03_http.ipynb #902ba3cd
 CONNECT_TIMEOUT = 30.0  # seconds; a server that takes no connection for so long is not there
 
 
@@ -236,7 +97,7 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
     except RuntimeError:
         return None
 
-# %% ../../nbs/inference/03_http.ipynb #0a57cb53
+# %% ../../nbs/inference/03_http.ipynb #b1d57811
 def as_timeout(timeout: Any) -> aiohttp.ClientTimeout:
     """Return a limit for a whole request: from seconds, None for no limit, or a timeout of httpx's."""
     seconds = getattr(timeout, "read", timeout)
@@ -259,7 +120,7 @@ async def send(
         raise status_error(exchange)
     return exchange, content
 
-# %% ../../nbs/inference/03_http.ipynb #f1f836cb
+# %% ../../nbs/inference/03_http.ipynb #1574bddb
 class Resource:
     """`create` of one kind of completion: what `client.chat.completions` is."""
 
@@ -414,7 +275,7 @@ class HTTPClient:
     async def __aexit__(self, *error: object) -> None:
         await self.aclose()
 
-# %% ../../nbs/inference/03_http.ipynb #fb644351
+# %% ../../nbs/inference/03_http.ipynb #bc33ea4e
 def is_made_in(folder: str, method: Any) -> bool:
     """Say whether a method is one of a class whose source is in `folder`, not a wrapper around it."""
     return type(method) is MethodType and method.__func__.__code__.co_filename.startswith(folder)

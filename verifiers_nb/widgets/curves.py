@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Point', 'WIDTH', 'HEIGHT', 'LEFT', 'RIGHT', 'TOP', 'BOTTOM', 'MOST_POINTS', 'MOST_PLACES', 'CURVES_CSS', 'smooth',
-           'thin', 'figure_text', 'ticks', 'Curve', 'Axes', 'hover_places', 'curve_lines', 'in_words', 'chart_html']
+__all__ = ['Point', 'MOST_POINTS', 'MOST_PLACES', 'CURVES_CSS', 'smooth', 'thin', 'figure_text', 'ticks', 'Curve', 'Axes',
+           'axes_html', 'curve_html', 'hover_steps', 'hover_html', 'in_words', 'chart_html', 'last_values']
 
 # %% ../../nbs/widgets/02a_curves.ipynb #77de68da
 import math
@@ -68,13 +68,12 @@ class Curve:
     dots: bool = False
 
 
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 340, 150, 40, 337, 10, 126
 MOST_POINTS, MOST_PLACES = 240, 80
 
 
 @dataclass(frozen=True, slots=True)
 class Axes:
-    """Place steps and values on the picture."""
+    """Place steps and values on the picture, in percent from the upper left."""
 
     first: int
     last: int
@@ -82,91 +81,94 @@ class Axes:
 
     def x(self, step: float) -> float:
         """Place a step."""
-        return LEFT + (RIGHT - LEFT) * (step - self.first) / max(self.last - self.first, 1)
+        return (
+            100 * (step - self.first) / (self.last - self.first) if self.last > self.first else 50.0
+        )
 
     def y(self, value: float) -> float:
         """Place a value."""
         low, high = self.marks[0], self.marks[-1]
-        return BOTTOM - (BOTTOM - TOP) * (value - low) / (high - low)
+        return 100 * (high - value) / (high - low)
 
     def path(self, points: Sequence[Point]) -> str:
         """Draw a line through points."""
-        return "M" + "L".join(f"{self.x(step):.1f} {self.y(value):.1f}" for step, value in points)
+        return "M" + "L".join(f"{self.x(step):.2f} {self.y(value):.1f}" for step, value in points)
 
-    def drawing(self) -> str:
-        """Draw the lines of the values, and name them and the ends of the steps."""
-        drawn = []
-        for mark in self.marks:
-            y = self.y(mark)
-            drawn.append(f'<path class="vf-grid" d="M{LEFT} {y:.1f}H{RIGHT}"/>')
-            drawn.append(
-                f'<text x="{LEFT - 6}" y="{y + 3.5:.1f}" text-anchor="end">{figure_text(mark)}</text>'
-            )
-        drawn.append(f'<text x="{LEFT}" y="{BOTTOM + 16}">step {self.first:,}</text>')
-        if self.last > self.first:
-            drawn.append(
-                f'<text x="{RIGHT}" y="{BOTTOM + 16}" text-anchor="end">{self.last:,}</text>'
-            )
-        return "".join(drawn)
+# %% ../../nbs/widgets/02a_curves.ipynb #b3f0c7f6
+def axes_html(axes: Axes) -> tuple[str, str]:
+    """Draw the lines of the round values, and what is written beside them."""
+    grid = "".join(f'<path class="vf-grid" d="M0 {axes.y(mark):.1f}H100"/>' for mark in axes.marks)
+    names = [
+        f'<i class="vf-y" style="top:{axes.y(mark):.1f}%" data-text="{figure_text(mark)}"></i>'
+        for mark in axes.marks
+    ]
+    names.append(f'<i class="vf-x" data-text="step {axes.first:,}"></i>')
+    if axes.last > axes.first:
+        names.append(f'<i class="vf-x vf-end" data-text="{axes.last:,}"></i>')
+    return grid, "".join(names)
 
-# %% ../../nbs/widgets/02a_curves.ipynb #91032ad7
-def hover_places(curves: Sequence[Curve], axes: Axes) -> str:
-    """Draw the strips that show the values at a step."""
-    values = [dict(curve.points) for curve in curves]
-    steps = sorted({step for known in values for step in known})
-    count = min(len(steps), MOST_PLACES)
-    middle = {steps[(2 * i + 1) * len(steps) // (2 * count)] for i in range(count)}
-    rare = {step for curve in curves if curve.dots for step, _ in curve.points[-MOST_PLACES:]}
-    chosen = sorted({*middle, *rare, *steps[-1:]})
-    edges = [(axes.x(a) + axes.x(b)) / 2 for a, b in zip(chosen, chosen[1:], strict=False)]
-    drawn = []
-    for step, start, end in zip(chosen, [LEFT, *edges], [*edges, RIGHT], strict=True):
-        x, left = axes.x(step), axes.x(step) < WIDTH * 0.55
-        at, anchor = (x + 7, "start") if left else (x - 7, "end")
-        lines = [f'<tspan x="{at:.1f}">step {step:,}</tspan>']
-        for hue, (curve, known) in enumerate(zip(curves, values, strict=True)):
-            if step in known:
-                named = f"{one_line(curve.name, 24)} " * (len(curves) > 1)
-                lines.append(
-                    f'<tspan x="{at:.1f}" dy="13" style="--hue:var(--hue-{hue % 6})">{named}{figure_text(known[step])}</tspan>'
-                )
-        drawn.append(
-            f'<g class="vf-at"><rect x="{start:.1f}" y="0" width="{end - start:.1f}" height="{BOTTOM}"/>'
-            f'<path d="M{x:.1f} {TOP}V{BOTTOM}"/><text y="{TOP + 10}" text-anchor="{anchor}">{"".join(lines)}</text></g>'
-        )
-    return "".join(drawn)
 
-# %% ../../nbs/widgets/02a_curves.ipynb #472b07b9
-def curve_lines(curve: Curve, axes: Axes, strength: float, hue: int) -> str:
-    """Draw one curve: what was measured, pale, and its smoothed line; or its dots."""
+def curve_html(curve: Curve, axes: Axes, strength: float, hue: int) -> tuple[str, str]:
+    """Draw one curve: as lines, what was measured, pale, and its smoothed line; or as dots."""
+    colour = f"--hue:var(--hue-{hue % 6})"
     if curve.dots or len(curve.points) == 1:
-        dots = [
-            f'<circle cx="{axes.x(s):.1f}" cy="{axes.y(v):.1f}" r="3"/>'
-            for s, v in thin(curve.points, MOST_POINTS)
+        spots = [
+            f'<i class="vf-spot" style="{colour};left:{axes.x(step):.2f}%;top:{axes.y(value):.1f}%"></i>'
+            for step, value in thin(curve.points, MOST_POINTS)
         ]
-        return f'<g class="vf-dots" style="--hue:var(--hue-{hue % 6})">{"".join(dots)}</g>'
+        return "", "".join(spots)
     raw = (
         f'<path class="vf-raw" d="{axes.path(thin(curve.points, MOST_POINTS))}"/>'
         if strength
         else ""
     )
     line = f'<path d="{axes.path(thin(smooth(curve.points, strength), MOST_POINTS))}"/>'
-    return f'<g class="vf-curve" style="--hue:var(--hue-{hue % 6})">{raw}{line}</g>'
+    return f'<g class="vf-curve" style="{colour}">{raw}{line}</g>', ""
+
+# %% ../../nbs/widgets/02a_curves.ipynb #472b07b9
+def hover_steps(curves: Sequence[Curve]) -> list[int]:
+    """Choose the steps whose values can be pointed at: evenly, the last, and those of dots."""
+    steps = sorted({step for curve in curves for step, _ in curve.points})
+    count = min(len(steps), MOST_PLACES)
+    evenly = {steps[(2 * i + 1) * len(steps) // (2 * count)] for i in range(count)}
+    rare = {step for curve in curves if curve.dots for step, _ in curve.points[-MOST_PLACES:]}
+    return sorted({*evenly, *rare, *steps[-1:]})
 
 
+def hover_html(curves: Sequence[Curve], axes: Axes) -> str:
+    """Draw the strips that show the values at a step."""
+    values, chosen = [dict(curve.points) for curve in curves], hover_steps(curves)
+    edges = [(axes.x(a) + axes.x(b)) / 2 for a, b in zip(chosen, chosen[1:], strict=False)]
+    drawn = []
+    for step, start, end in zip(chosen, [0.0, *edges], [*edges, 100.0], strict=True):
+        said = [f"step {step:,}"]
+        for curve, known in zip(curves, values, strict=True):
+            if step in known:
+                said.append(
+                    f"{one_line(curve.name, 24)} " * (len(curves) > 1) + figure_text(known[step])
+                )
+        side = ' class="vf-flip"' * (axes.x(step) > 55)
+        at = 100 * (axes.x(step) - start) / (end - start)
+        drawn.append(
+            f'<div class="vf-at" style="left:{start:.2f}%;width:{end - start:.2f}%">'
+            f'<i{side} style="left:{at:.0f}%" data-text="{"&#10;".join(said)}"></i></div>'
+        )
+    return "".join(drawn)
+
+# %% ../../nbs/widgets/02a_curves.ipynb #12c6fc06
 def in_words(curve: Curve) -> str:
     """Say where a curve begins, ends and has been."""
-    values = [value for _, value in curve.points]
+    values, name = [value for _, value in curve.points], visible(curve.name[:80])
     if len(values) == 1:
-        return f"{visible(curve.name)}: {figure_text(values[0])}"
+        return f"{name}: {figure_text(values[0])}"
     low, high = figure_text(min(values)), figure_text(max(values))
-    return f"{visible(curve.name)}: from {figure_text(values[0])} to {figure_text(values[-1])}, lowest {low}, highest {high}"
+    return f"{name}: from {figure_text(values[0])} to {figure_text(values[-1])}, lowest {low}, highest {high}"
 
 
 def chart_html(title: str, curves: Sequence[Curve], strength: float = 0.0, note: str = "") -> str:
     """Draw curves on common axes, with the last value of each; nothing where there are no points.
 
-    `strength` is that of the smoothing. `note` is said under the title.
+    `strength` is that of the smoothing. `note` is said beside the title.
     """
     curves = [curve for curve in curves if curve.points]
     if not curves:
@@ -174,42 +176,55 @@ def chart_html(title: str, curves: Sequence[Curve], strength: float = 0.0, note:
     points = [point for curve in curves for point in curve.points]
     steps, values = [step for step, _ in points], [value for _, value in points]
     axes = Axes(min(steps), max(steps), ticks(min(values), max(values)))
-    lines = "".join(curve_lines(curve, axes, strength, hue) for hue, curve in enumerate(curves))
-    latest = [
-        f'<span style="--hue:var(--hue-{hue % 6})"><b>{escaped(curve.name)}</b> {figure_text(curve.points[-1][1])}</span>'
-        for hue, curve in enumerate(curves[:6])
+    drawn = [
+        axes_html(axes),
+        *(curve_html(curve, axes, strength, hue) for hue, curve in enumerate(curves)),
     ]
-    head = (
-        f'<span class="vf-last">{figure_text(curves[0].points[-1][1])}</span>'
-        if len(curves) == 1
-        else ""
-    )
-    key = f'<div class="vf-key">{" ".join(latest)}</div>' if len(curves) > 1 else ""
-    words = one_line("; ".join(in_words(curve) for curve in curves), 400)
+    words = escaped("; ".join(map(in_words, curves)))
     return (
-        f'<figure class="vf-chart"><figcaption><b>{escaped(title)}</b> <span class="vf-soft">{escaped(note)}</span>{head}</figcaption>{key}'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{words}">'
-        f"{axes.drawing()}{lines}{hover_places(curves, axes)}</svg></figure>"
+        f'<figure class="vf-chart"><figcaption><b>{escaped(title)}</b> <span class="vf-soft">{escaped(note)}</span> {last_values(curves)}'
+        f'<span class="vf-words">{words}</span></figcaption>'
+        f'<div class="vf-plot" aria-hidden="true"><svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(lines for lines, _ in drawn)}</svg>'
+        f"{''.join(beside for _, beside in drawn)}{hover_html(curves, axes)}</div></figure>"
     )
 
-# %% ../../nbs/widgets/02a_curves.ipynb #12c6fc06
+
+def last_values(curves: Sequence[Curve]) -> str:
+    """Draw the last value of each curve, with its name where there are several."""
+    if len(curves) == 1:
+        return f'<span class="vf-last">{figure_text(curves[0].points[-1][1])}</span>'
+    latest = [
+        f'<span style="--hue:var(--hue-{hue % 6})"><b>{escaped(curve.name[:40])}</b> {figure_text(curve.points[-1][1])}</span>'
+        for hue, curve in enumerate(curves)
+    ]
+    return f'<span class="vf-key">{" ".join(latest)}</span>'
+
+# %% ../../nbs/widgets/02a_curves.ipynb #d435a6cd
 CURVES_CSS = """
-.vf-charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(300px, 100%), 1fr)); gap: 18px 24px; align-items: end; }
-.vf-chart { margin: 0; min-width: 0; display: flex; flex-direction: column; align-self: stretch; justify-content: space-between; }
-.vf-chart figcaption { display: flex; align-items: baseline; gap: 8px; margin: 0 0 4px; font-size: 13px; text-align: left; color: var(--ink); }
+.vf-charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(290px, 100%), 1fr)); gap: 22px 28px; }
+.vf-chart { margin: 0; min-width: 0; display: flex; flex-direction: column; justify-content: space-between; }
+.vf-chart figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 0 8px; margin: 0 0 8px; font-size: 13px; text-align: left; color: var(--ink); }
 .vf-chart figcaption > b { font-weight: 600; } .vf-chart figcaption .vf-soft { font-size: 12px; }
 .vf-chart .vf-last { margin-left: auto; font-variant-numeric: tabular-nums; font-weight: 600; }
-.vf-chart svg { display: block; width: 100%; max-width: 460px; height: auto; overflow: visible; margin-top: auto; }
-.vf-chart text { font: 10px var(--jp-ui-font-family, system-ui, sans-serif); fill: var(--soft); font-variant-numeric: tabular-nums; }
-.vf-grid { stroke: color-mix(in srgb, var(--line) 70%, transparent); fill: none; }
-.vf-curve path { fill: none; stroke: var(--hue); stroke-width: 1.75; stroke-linejoin: round; }
-.vf-curve .vf-raw { stroke-width: 1; opacity: 0.3; } .vf-dots circle { fill: var(--paper); stroke: var(--hue); stroke-width: 1.75; }
-.vf-key { display: flex; flex-wrap: wrap; gap: 0 14px; font-size: 12px; font-variant-numeric: tabular-nums; }
+.vf-words { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
+.vf-plot { position: relative; height: 118px; margin: 0 0 20px 48px; }
+.vf-plot svg { position: absolute; inset: 0; width: 100%; height: 100%; max-width: none; overflow: visible; }
+.vf-plot path { vector-effect: non-scaling-stroke; fill: none; }
+.vf-plot i { position: absolute; font: 10.5px/1 var(--jp-ui-font-family, system-ui, sans-serif); color: var(--soft);
+  font-variant-numeric: tabular-nums; white-space: pre; pointer-events: none; }
+.vf-plot i::after { content: attr(data-text); }
+.vf-plot .vf-y { right: calc(100% + 8px); transform: translateY(-50%); }
+.vf-plot .vf-x { top: calc(100% + 8px); left: 0; } .vf-plot .vf-end { left: auto; right: 0; }
+.vf-plot .vf-spot { width: 8px; height: 8px; margin: -4px; border: 2px solid var(--hue); border-radius: 50%; background: var(--paper); }
+.vf-grid { stroke: color-mix(in srgb, var(--line) 70%, transparent); }
+.vf-curve path { stroke: var(--hue); stroke-width: 1.75; stroke-linejoin: round; } .vf-curve .vf-raw { stroke-width: 1; opacity: 0.32; }
+.vf-key { display: flex; flex-wrap: wrap; gap: 0 14px; width: 100%; font-size: 12px; font-variant-numeric: tabular-nums; }
 .vf-key b { font-weight: 400; color: var(--soft); }
 .vf-key span::before { content: ""; display: inline-block; width: 10px; height: 3px; border-radius: 2px; background: var(--hue);
   margin-right: 5px; vertical-align: 3px; }
-.vf-at rect { fill: transparent; } .vf-at path { stroke: var(--soft); stroke-width: 0.75; }
-.vf-at text { fill: var(--ink); font-weight: 600; paint-order: stroke; stroke: var(--paper); stroke-width: 4px; stroke-linejoin: round; }
-.vf-at tspan[style] { fill: color-mix(in srgb, var(--hue) 80%, var(--ink)); }
-.vf-at > :not(rect) { visibility: hidden; pointer-events: none; } .vf-at:hover > :not(rect) { visibility: visible; }
+.vf-at { position: absolute; top: -6px; bottom: 0; } .vf-plot .vf-at i { display: none; top: 0; bottom: 0; width: 1px; background: var(--soft); z-index: 1; }
+.vf-at:hover i { display: block; }
+.vf-plot .vf-at i::after { position: absolute; top: 0; left: 7px; padding: 4px 7px; font-size: 11px; line-height: 1.45; color: var(--ink);
+  background: var(--paper); border: 1px solid var(--line); border-radius: 4px; }
+.vf-plot .vf-at .vf-flip::after { left: auto; right: 7px; }
 """

@@ -142,9 +142,8 @@ class LiveRun:
             }
             self.failed += bool(state.get("error"))
             self.left.remove(number)
-            self.on_finish(
-                rollout_record(number, rollout, state, score.reward, score.metrics), state
-            )
+            record = rollout_record(number, rollout, state, score.reward, score.metrics)
+            self.on_finish({**record, "run": run.settings()}, state)
 
         try:
             client = await asyncio.to_thread(self.make_client)

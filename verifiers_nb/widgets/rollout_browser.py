@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'SHIPPED', 'BROWSER_CSS', 'facts_html', 'rollout_html', 'RolloutBrowser']
+__all__ = ['VIEWS', 'BROWSER_CSS', 'facts_html', 'rollout_html', 'RolloutBrowser']
 
 # %% ../../nbs/widgets/01f_rollout_browser.ipynb #77de68da
 import threading
@@ -97,7 +97,6 @@ def rollout_html(
     return f'<article aria-label="Rollout {number + 1}">{facts_html(table, number)}{parts}{body}</article>'
 
 # %% ../../nbs/widgets/01f_rollout_browser.ipynb #902ba3cd
-SHIPPED = "verifiers_nb/adder-1m"
 BROWSER_CSS = """
 .vf-columns { display: grid; grid-template-columns: minmax(0, 11fr) minmax(0, 12fr); gap: 20px 28px; align-items: start; }
 .vf-columns.vf-stacked { grid-template-columns: minmax(0, 1fr); }
@@ -130,11 +129,13 @@ class RolloutBrowser(Panel):
     css = LIST_CSS + CONVERSATION_CSS + TOKENS_CSS + BROWSER_CSS
     at: int | None
     pinned: int | None
+    _stamp: int | None
 
     def __init__(
         self, results: Any = None, model: str | None = None, tokenizer: Any = None
     ) -> None:
-        self.source, self.model, self.tokenizer = RolloutSource(results), model, tokenizer
+        self.source, self.model = RolloutSource(results), model
+        self.tokenizer = tokenizer or getattr(results, "processing_class", None)
         self.weights: dict[str, float] = {}
         self.query, self.by_prompt, self.page, self.view_name = Query(), False, 0, "text"
         self.edited: tuple[int, str] | None = None
@@ -150,7 +151,18 @@ class RolloutBrowser(Panel):
         self.table = self.source.table(self.step)
         self.selected = self.table.select(self.query)
         self.at = self.selected[0] if self.selected else None
-        self.page, self.pinned = 0, None
+        self.page, self.pinned, self._stamp = 0, None, self._written()
+
+    def _written(self) -> int | None:
+        "Say when the file that is shown was last written."
+        path = self.source.path(self.step)
+        return path.stat().st_mtime_ns if path else None
+
+    def _read_again(self) -> None:
+        "Read a file that has been written to since: a training run adds advantages, an evaluation rollouts."
+        if self._stamp is not None and self._stamp != (written := self._written()):
+            at, self.table, self._stamp = self.at, self.source.table(self.step), written
+            self.at = at if at is not None and at < len(self.table) else None
 
     def show_step(self, step: int | None = None) -> None:
         "Show the rollouts of a step of a training run, by default of the latest."
@@ -213,7 +225,10 @@ class RolloutBrowser(Panel):
 
     def export(self, path: str | Path) -> Path:
         "Write what is selected as a file of rollouts, which `vf.load_results` and this widget open; give its path."
-        written = Path(path).expanduser()
+        written = Path(path).expanduser().resolve()
+        read_from = {id(row.source): getattr(row.source, "path", None) for row in self.table.rows}
+        if any(source and Path(source).resolve() == written for source in read_from.values()):
+            raise ValueError(f"{written} is where these rollouts are read from: give another path.")
         written.parent.mkdir(parents=True, exist_ok=True)
         with written.open("wb") as file:
             for index, number in enumerate(self.selected):
@@ -221,23 +236,22 @@ class RolloutBrowser(Panel):
         return written
 
     def decode(self, record: Mapping[str, Any]) -> Any:
-        "Return what decodes the tokens of a record; None if there is no tokenizer on this machine."
-        name = str((record.get("run") or {}).get("model") or self.model or SHIPPED)
+        "Return what decodes the tokens of a record; None if its tokenizer is not known, or not on this machine."
         if self.tokenizer is not None:
             return decoder(self.tokenizer)
+        name = str((record.get("run") or {}).get("model") or self.model or "")
         if name not in self._decoders:
-            try:
-                known = isinstance(
-                    model_path(name), Path
-                )  # any other would be asked for at the hub
+            try:  # a name that is no folder would be asked for at the hub
+                here = bool(name) and isinstance(model_path(name), Path)
             except ValueError:
-                known = False
-            self._decoders[name] = decoder(get_tokenizer(name)) if known else None
+                here = False
+            self._decoders[name] = decoder(get_tokenizer(name)) if here else None
         return self._decoders[name]
 
     def refresh(self) -> None:
         "Draw the state again; may be called from any thread."
         with self._lock:
+            self._read_again()
             self.selected = self.table.select(self.query)
             if self.at is None and self.selected:
                 self.at = self.selected[0]

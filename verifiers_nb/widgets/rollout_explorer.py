@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RolloutExplorer']
+__all__ = ['SHIPPED', 'RolloutExplorer']
 
 # %% ../../nbs/widgets/02_rollout_explorer.ipynb #77de68da
 import copy
@@ -24,10 +24,13 @@ from verifiers_nb.widgets.live_run import (
     read_examples,
     split_at,
 )
-from .rollout_browser import SHIPPED, RolloutBrowser
+from .rollout_browser import RolloutBrowser
 from .rollout_list import SETTINGS, run_html
 
 # %% ../../nbs/widgets/02_rollout_explorer.ipynb #c1dfd96e
+SHIPPED = "verifiers_nb/adder-1m"
+
+
 class RolloutExplorer(RolloutBrowser):
     """Run rollouts, stop and continue them, look through them, and branch off from any message.
 
@@ -120,7 +123,7 @@ class RolloutExplorer(RolloutBrowser):
         parent: int | None = None,
     ) -> LiveRun:
         records: list[dict[str, Any]] = []
-        table = self.table
+        table, self._stamp = self.table, None  # what is added here is in no file
 
         def finish(record: dict[str, Any], state: State) -> None:
             records.append(record)
@@ -148,7 +151,8 @@ class RolloutExplorer(RolloutBrowser):
         if self.client is None:
             from verifiers_nb.inference.embedded import EmbeddedEngine
 
-            self.client = EmbeddedEngine(self.model or SHIPPED)
+            self.model = self.model or SHIPPED
+            self.client = EmbeddedEngine(self.model)
         return self.client
 
     def _draw_soon(self) -> None:

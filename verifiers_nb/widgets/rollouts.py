@@ -293,19 +293,10 @@ class RolloutSource:
         "List the steps that have rollouts; a run that goes on has more each time."
         return [*step_files(self.folder)] if self.folder else []
 
-    def table(self, step: int | None = None) -> RolloutTable:
-        "Read a table; of a training run that of a step, by default the last."
-        if self.results is None:
-            return RolloutTable()
-        if isinstance(self.results, GenerateOutputs):
-            return table_from_outputs(self.results)
+    def path(self, step: int | None = None) -> Path | None:
+        "Find the file that a table is read from, of a training run that of a step, by default the last; None if it is none."
         if self.folder is None:
-            if not isinstance(self.results, (str, Path)):
-                raise TypeError(
-                    f"results is {type(self.results).__name__}: give GenerateOutputs, the path of a file of rollouts, "
-                    "or the output folder of a training run."
-                )
-            return table_from_file(Path(self.results))
+            return Path(self.results) if isinstance(self.results, (str, Path)) else None
         files = step_files(self.folder)
         if not files:
             raise FileNotFoundError(
@@ -316,4 +307,17 @@ class RolloutSource:
             raise ValueError(
                 f"There are no rollouts of step {step}; there are those of {min(files)} to {max(files)}."
             )
-        return table_from_file(files[max(files) if step is None else step])
+        return files[max(files) if step is None else step]
+
+    def table(self, step: int | None = None) -> RolloutTable:
+        "Read a table; of a training run that of a step, by default the last."
+        if self.results is None:
+            return RolloutTable()
+        if isinstance(self.results, GenerateOutputs):
+            return table_from_outputs(self.results)
+        if path := self.path(step):
+            return table_from_file(path)
+        raise TypeError(
+            f"results is {type(self.results).__name__}: give GenerateOutputs, the path of a file of rollouts, "
+            "or the output folder of a training run."
+        )

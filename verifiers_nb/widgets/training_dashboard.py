@@ -6,412 +6,84 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SETTINGS', 'PHASES', 'SPLIT', 'DASHBOARD_CSS', 'PAUSE', 'RunView', 'duration', 'run_buttons', 'head_html',
-           'share_bar', 'figures_html', 'phases_html', 'split_html', 'settings_html', 'curves_html', 'sample_html',
-           'completions_html', 'evaluations', 'checkpoints_html', 'dashboard_html', 'look_on', 'wake_with_run',
-           'evaluate_checkpoint', 'TrainingDashboard']
+__all__ = ['PAUSE', 'FollowingPanel', 'follow_all', 'wake_with_run', 'evaluate_checkpoint', 'TrainingDashboard']
 
 # %% ../../nbs/widgets/03_training_dashboard.ipynb #77de68da
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .curves import CURVES_CSS, chart_html, figure_text
-from .html import button, escaped, marked_text, one_line, table
+from .html import button
 from .rollouts import step_files
-from verifiers_nb.widgets.run_history import (
-    Completion,
-    RunHistory,
-    StepCompletions,
-    checkpoint_steps,
-    read_completions,
-    run_curves,
-    run_warnings,
-)
+from .run_history import RunHistory, checkpoint_steps, read_completions
+from .run_view import DASHBOARD_CSS, SETTINGS, RunView, dashboard_html
 from .view import Panel
 
 if TYPE_CHECKING:
-    from verifiers_nb.trainer.control import RunState
     from verifiers_nb.trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/widgets/03_training_dashboard.ipynb #c1dfd96e
-SETTINGS = ("learning_rate", "temperature", "beta")
-
-
-@dataclass
-class RunView:
-    """Hold all that a drawing of a run needs; `state` is None for a run that is only read from its files.
-
-    `wish`: what the run was last asked, as in `RunControl`. `settings` are in force; `pending` will be from
-    the next step on; `drafts` are typed and not applied. `scores`: evaluations of checkpoints. `working`: what is
-    done beside the run. `said`: what went wrong with the last thing that was asked.
-    """
-
-    history: RunHistory
-    state: RunState | None = None
-    is_active: bool = False
-    wish: str = "go"
-    settings: Mapping[str, float] = field(default_factory=dict)
-    pending: Mapping[str, float] = field(default_factory=dict)
-    drafts: dict[str, str] = field(default_factory=dict)
-    completions: StepCompletions | None = None
-    steps: Sequence[int] = ()
-    checkpoints: Sequence[int] = ()
-    scores: dict[int, Mapping[str, float]] = field(default_factory=dict)
-    working: str = ""
-    said: str = ""
-    smoothing: float = 0.6
-
-    @property
-    def condition(self) -> str:
-        """Say in a word or two how the run is."""
-        if self.state is None:
-            return "Read from its files"
-        if not self.is_active:
-            return {"finished": "Finished", "stopped": "Stopped", "failed": "Failed"}.get(
-                self.state.phase, "Not started"
-            )
-        if self.wish == "stop":
-            return "Stopping"
-        if self.wish == "pause":
-            return "Paused" if self.state.phase == "paused" else "Pausing after this step"
-        return "Running"
-
-    @property
-    def step(self) -> int:
-        """The last step that is finished."""
-        logged = self.history.lines[-1]["step"] if self.history.lines else 0
-        return max(self.state.step, logged) if self.state and self.is_active else logged
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #b1d57811
-def duration(seconds: float) -> str:
-    """Write a time as one would say it."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
-
-
-def run_buttons(view: RunView, live: bool) -> str:
-    """Draw what can be asked of the run now."""
-    if view.state is None:
-        return button("Read again", "read", live, shortcut="r")
-    off = bool(view.working)
-    if view.is_active:
-        going, pausing = view.wish == "go", view.wish == "pause" and view.state.phase != "paused"
-        first = button("Pause", "pause", live, shortcut="p") if going else ""
-        if view.wish == "pause":
-            first = button("Resume", "resume", live, shortcut="p")
-            first += button("Pause at once", "pause_now", live) * pausing
-        return first + button("Stop", "stop", live, shortcut="s", disabled=view.wish == "stop")
-    last = max(view.checkpoints, default=0)
-    if not last:
-        return button("Start", "start", live, shortcut="p", disabled=off)
-    over = 0 < view.state.max_steps <= last
-    go_on = (
-        ""
-        if over
-        else button(f"Continue from step {last:,}", "continue", live, shortcut="p", disabled=off)
-    )
-    return go_on + button("Start afresh", "start", live, disabled=off)
-
-
-def head_html(view: RunView, live: bool) -> str:
-    """Draw how the run is and what it can be asked."""
-    now = view.working or view.condition
-    kind = {"Failed": "bad", "Running": "good"}.get(view.condition, "soft")
-    dot = f'<span class="vf-dot vf-is-{kind}" aria-hidden="true"></span>'
-    error = str(view.state.error) if view.state and view.state.error else ""
-    said = (
-        f'<p class="vf-said" role="alert">{escaped((view.said or error)[:600])}</p>'
-        if view.said or error
-        else ""
-    )
-    buttons = f'<div class="vf-buttons">{run_buttons(view, live)}</div>' if live else ""
-    return f'<div class="vf-head"><span class="vf-condition" role="status">{dot}{escaped(now)}</span>{buttons}</div>{said}'
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #17ba0791
-def share_bar(share: float, label: str) -> str:
-    """Draw a share in [0, 1] as wide as there is room."""
-    width = 100 * max(0.0, min(1.0, share))
-    return f'<div class="vf-progress" role="img" aria-label="{one_line(label)}"><span style="width:{width:.1f}%"></span></div>'
-
-
-def figures_html(view: RunView) -> str:
-    """Draw step, reward, speed, time left and memory as figures with their names."""
-    history, state = view.history, view.state
-    most = state.max_steps if state else 0
-    figures = {"Step": f"{view.step:,}" + f" of {most:,}" * (most > 0)}
-    if (reward := history.last("reward")) is not None:
-        figures["Reward"] = f"{reward:.3f}"
-    if (speed := history.last("tokens_per_second")) is not None:
-        figures["Tokens per second"] = f"{speed:,.0f}"
-    if state and view.is_active and state.seconds_left is not None:
-        figures["Time left"] = duration(state.seconds_left)
-    if (memory := history.last("memory/peak_gib")) is not None:
-        figures["Peak memory"] = f"{memory:.2f} GiB"
-    drawn = "".join(
-        f"<div><dt>{name}</dt> <dd>{value}</dd></div>" for name, value in figures.items()
-    )
-    bar = share_bar(view.step / most, f"{view.step:,} of {most:,} steps") if most > 0 else ""
-    return f'<dl class="vf-figures">{drawn}</dl>{bar}'
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #fa35e192
-PHASES = ("generating", "scoring", "training", "syncing")
-SPLIT = {
-    "generating": "generating and scoring",
-    "training": "training",
-    "syncing": "syncing",
-    "evaluating": "evaluating",
-    "saving": "saving",
-    "starting": "other",
-}
-
-
-def phases_html(view: RunView) -> str:
-    """Draw the phases of a step, the present one marked, and how many rollouts are done."""
-    state = view.state
-    if state is None or not view.is_active:
-        return ""
-    here = [' class="vf-now" aria-current="step"' * (name == state.phase) for name in PHASES]
-    drawn = "".join(
-        f"<li{now}>{name.capitalize()}</li>" for name, now in zip(PHASES, here, strict=True)
-    )
-    done, count = state.rollouts
-    rollouts = f"{done:,} of {count:,} rollouts of the next generation" if count else ""
-    other = "" if state.phase in PHASES else f"{state.phase} · " * bool(rollouts) or state.phase
-    return f'<div class="vf-phases"><ol aria-label="Phases of a step">{drawn}</ol><span class="vf-soft">{other}{rollouts}</span></div>'
-
-
-def split_html(history: RunHistory) -> str:
-    """Draw which share of the time each phase has taken."""
-    spent = {name: seconds for name, seconds in history.seconds().items() if seconds > 0}
-    total = sum(spent.values())
-    if not total:
-        return ""
-    order = [name for name in SPLIT if name in spent] + [
-        name for name in spent if name not in SPLIT
-    ]
-    parts = [
-        (SPLIT.get(name, name), spent[name], f"--hue:var(--hue-{hue % 6})")
-        for hue, name in enumerate(order)
-    ]
-    bar = "".join(
-        f'<span style="{hue};width:{100 * seconds / total:.2f}%"></span>'
-        for _, seconds, hue in parts
-    )
-    key = " ".join(
-        f'<span style="{hue}"><b>{escaped(name)}</b> {seconds / total:.0%}</span>'
-        for name, seconds, hue in parts
-    )
-    each = total / max(len(history.points("reward")), 1)
-    words = one_line(", ".join(f"{name} {seconds / total:.0%}" for name, seconds, _ in parts), 300)
-    return (
-        f'<div class="vf-split"><div class="vf-shares" role="img" aria-label="{words}">{bar}</div>'
-        f'<div class="vf-key"><span class="vf-plain">{figure_text(each)} s per step:</span> {key}</div></div>'
-    )
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #0716d970
-def settings_html(view: RunView, live: bool) -> str:
-    """Draw the settings that can change during a run, to be edited and applied together."""
-    if not view.settings:
-        return ""
-    drawn = []
-    for name in SETTINGS:
-        label, value = name.replace("_", " ").capitalize(), f"{view.settings[name]:g}"
-        coming = f" (then {view.pending[name]:g})" if name in view.pending else ""
-        if not live:
-            drawn.append(f"<span><b>{label}</b> {value}{coming}</span>")
-            continue
-        typed = escaped(view.drafts.get(name, value))
-        drawn.append(
-            f'<label>{label}<input type="text" inputmode="decimal" size="8" data-act="draft" data-name="{name}" value="{typed}">'
-            f'<span class="vf-soft">{coming}</span></label>'
-        )
-    changed = any(typed != f"{view.settings[name]:g}" for name, typed in view.drafts.items())
-    apply = button("Apply", "apply", live, disabled=not changed)
-    note = '<span class="vf-soft">from the next step on</span>' * live
-    return f'<div class="vf-settings">{" ".join(drawn)} {apply} {note}</div>'
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #91032ad7
-def curves_html(view: RunView, live: bool) -> str:
-    """Draw all curves, and the slider that smooths them."""
-    charts = "".join(
-        chart_html(title, curves, view.smoothing, note)
-        for title, note, curves in run_curves(view.history)
-    )
-    if not charts:
-        return '<p class="vf-soft vf-empty">The first step has not been logged yet: curves begin with it.</p>'
-    slider = (
-        f'<label class="vf-smooth">Smoothing <input type="range" min="0" max="0.98" step="0.02" value="{view.smoothing:g}" '
-        f'data-act="smooth"><output>{view.smoothing:.2f}</output></label>'
-    )
-    still = f'<span class="vf-soft">smoothed by {view.smoothing:.2f}</span>'
-    return f'<section><div class="vf-head"><h3>Curves</h3>{slider if live else still}</div><div class="vf-charts">{charts}</div></section>'
-
-
-def sample_html(sample: Completion) -> str:
-    """Draw one completion with its reward, its parts and its prompt."""
-    facts = [f"{escaped(name[:40])} {value:.3g}" for name, value in [*sample.parts.items()][:6]]
-    if sample.advantage is not None:
-        facts.insert(0, f"advantage {sample.advantage:+.3g}")
-    facts += ["truncated"] * sample.truncated + [f"failed: {escaped(sample.error[:200])}"] * bool(
-        sample.error
-    )
-    text = marked_text(sample.text, label="Completion", most=1600)
-    return (
-        f'<article class="vf-sample"><p><b class="vf-number">{sample.reward:.2f}</b> <span class="vf-soft">{" · ".join(facts)}</span></p>'
-        f'<p class="vf-soft vf-prompt">{one_line(sample.prompt, 240)}</p>{text}</article>'
-    )
-
-
-def completions_html(view: RunView, live: bool) -> str:
-    """Draw the best and the worst completions of a step, with buttons to other steps."""
-    seen = view.completions
-    if seen is None:
-        return ""
-    at = view.steps.index(seen.step) if seen.step in view.steps else len(view.steps) - 1
-    before = (
-        button(
-            "Earlier", "show", live, shortcut="[", disabled=at <= 0, step=view.steps[max(at - 1, 0)]
-        )
-        if view.steps
-        else ""
-    )
-    after = button("Later", "show", live, shortcut="]", disabled=at >= len(view.steps) - 1,
-                   step=view.steps[min(at + 1, len(view.steps) - 1)]) if view.steps else ""  # fmt: skip
-    head = f'<h3>Completions of step {seen.step:,} <span class="vf-soft">{seen.count:,} in all</span></h3>'
-    columns = "".join(
-        f'<div><h4>{name}</h4>{"".join(map(sample_html, samples))}</div>'
-        for name, samples in (("Best", seen.best), ("Worst", seen.worst)) if samples
-    )  # fmt: skip
-    return f'<section><div class="vf-head">{head}<div class="vf-buttons">{before}{after}</div></div><div class="vf-samples">{columns}</div></section>'
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #472b07b9
-def evaluations(view: RunView) -> dict[int, dict[str, float]]:
-    """Collect the evaluations of each step, those asked for here last."""
-    found: dict[int, dict[str, float]] = {}
-    for line in view.history.lines:
-        scores = {
-            name.removeprefix("eval_"): value
-            for name, value in line.items()
-            if name.startswith("eval_")
-        }
-        if "reward" in scores:
-            found[line["step"]] = scores
-    asked = {
-        step: {name.removeprefix("eval_"): v for name, v in scores.items()}
-        for step, scores in view.scores.items()
-    }
-    return found | asked
-
-
-def checkpoints_html(view: RunView, live: bool) -> str:
-    """Draw the checkpoints, the newest first, with what they scored and what can be done with them."""
-    if not view.checkpoints:
-        return ""
-    live, off = live and view.state is not None, view.is_active or bool(view.working)
-    scores = evaluations(view)
-    known = [step for step in view.checkpoints if step in scores]
-    best = max(known, key=lambda step: scores[step]["reward"], default=None)
-    rows = []
-    for step in reversed(view.checkpoints):
-        found = scores.get(step, {})
-        parts = ", ".join(
-            f"{escaped(name[:40])} {value:.3g}" for name, value in found.items() if name != "reward"
-        )
-        mark = ' <span class="vf-best">best</span>' * (step == best and len(known) > 1)
-        reward = f"{found['reward']:.3f}" if found else '<span class="vf-soft">not evaluated</span>'
-        press = button("Evaluate", "evaluate", live, disabled=off, step=step)
-        press += button(
-            "Roll back",
-            "roll_back",
-            live,
-            disabled=off or step == view.checkpoints[-1] == view.step,
-            step=step,
-        )
-        rows.append(
-            [f"{step:,}", f"{reward}{mark}", parts, f'<div class="vf-buttons">{press}</div>']
-        )
-    note = '<p class="vf-soft">Stop the run to evaluate a checkpoint or to roll back to it.</p>' * (
-        live and view.is_active
-    )
-    drawn = table(["Step", "Reward", "Parts", ""], rows, "Checkpoints", numbers=[0])
-    return f'<section class="vf-checkpoints"><div class="vf-scroll">{drawn}</div>{note}</section>'
-
-
-def dashboard_html(view: RunView, live: bool = False) -> str:
-    """Draw a run: how it is, what it does, what worries, curves, completions, checkpoints."""
-    warnings = "".join(f"<li>{escaped(words)}</li>" for words in run_warnings(view.history))
-    warned = f'<ul class="vf-warnings" aria-label="Warnings">{warnings}</ul>' if warnings else ""
-    top = head_html(view, live) + figures_html(view) + phases_html(view) + split_html(view.history)
-    body = curves_html(view, live) + completions_html(view, live) + checkpoints_html(view, live)
-    return f'<div class="vf-run">{top}</div>{warned}{settings_html(view, live)}{body}'
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #12c6fc06
-DASHBOARD_CSS = (
-    CURVES_CSS
-    + """
-.vf-condition { font-size: 18px; font-weight: 600; letter-spacing: -0.01em; display: inline-flex; align-items: center; gap: 9px; }
-.vf-dot { width: 10px; height: 10px; border-radius: 50%; background: var(--soft); } .vf-dot.vf-is-good { background: var(--good); }
-.vf-dot.vf-is-bad { background: var(--bad); } .vf-buttons { display: flex; gap: 6px; flex-wrap: wrap; }
-.vf-said { color: var(--bad); }
-.vf-figures { display: flex; flex-wrap: wrap; gap: 8px 36px; margin: 10px 0 12px; padding: 0; }
-.vf-figures dt { font-size: 12px; font-weight: 400; color: var(--soft); margin: 0; padding: 0; float: none; width: auto; text-align: left; background: none; }
-.vf-figures dd { font-size: 19px; font-weight: 500; margin: 0; letter-spacing: -0.01em; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.vf-progress { height: 6px; border-radius: 3px; background: color-mix(in srgb, var(--soft) 22%, transparent); overflow: hidden; }
-.vf-progress span { display: block; height: 100%; border-radius: 3px; background: var(--accent); transition: width 0.3s; }
-.vf-phases { display: flex; flex-wrap: wrap; align-items: center; gap: 6px 14px; margin: 14px 0 0; font-size: 12px; font-variant-numeric: tabular-nums; }
-.vf-phases ol { display: flex; list-style: none; margin: 0; padding: 0; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
-.vf-phases li { margin: 0; padding: 2px 12px; color: var(--soft); } .vf-phases li + li { border-left: 1px solid var(--line); }
-.vf-phases .vf-now { color: var(--paper); background: var(--accent); font-weight: 600; }
-.vf-split { margin-top: 12px; } .vf-shares { display: flex; gap: 2px; height: 8px; margin-bottom: 5px; }
-.vf-shares span { background: var(--hue); border-radius: 2px; min-width: 2px; }
-.vf-key .vf-plain { color: var(--soft); } .vf-key .vf-plain::before { display: none; }
-.vf-warnings { list-style: none; margin: 16px 0 0; padding: 0; display: grid; gap: 6px; }
-.vf-warnings li { margin: 0; padding: 7px 12px; border-left: 3px solid var(--part); border-radius: 0 5px 5px 0; max-width: none;
-  background: color-mix(in srgb, var(--part) 11%, transparent); }
-.vf-settings { display: flex; flex-wrap: wrap; align-items: center; gap: 8px 20px; margin: 18px 0 0; padding: 10px 14px; background: var(--shade);
-  border-radius: 6px; font-size: 12.5px; font-variant-numeric: tabular-nums; }
-.vf-settings b { font-weight: 400; color: var(--soft); } .vf-settings label { display: inline-flex; align-items: center; gap: 8px; }
-input[type=text] { font: inherit; font-variant-numeric: tabular-nums; width: 84px; color: var(--ink); background: var(--paper);
-  border: 1px solid var(--line); border-radius: 5px; padding: 3px 8px; }
-section { margin-top: 26px; } section h3 { font-size: 15px; margin: 0; } section h3 .vf-soft { font-weight: 400; font-size: 12px; margin-left: 6px; }
-section > .vf-head { margin-bottom: 12px; align-items: center; }
-.vf-smooth { display: inline-flex; align-items: center; gap: 8px; font-size: 12px; color: var(--soft); }
-.vf-smooth input { width: 140px; accent-color: var(--accent); } .vf-smooth output { min-width: 2.2em; font-variant-numeric: tabular-nums; color: var(--ink); }
-.vf-samples { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px 28px; align-items: start; }
-.vf-samples h4 { font-size: 12px; font-weight: 500; color: var(--soft); margin: 0 0 6px; }
-.vf-sample { margin-bottom: 14px; } .vf-sample p { margin: 0 0 3px; max-width: none; font-size: 12px; }
-.vf-sample .vf-number { font-size: 14px; margin-right: 6px; } .vf-sample .vf-text { max-height: 9.5rem; padding: 8px 12px; line-height: 1.55; }
-.vf-prompt { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.vf-scroll { max-height: 17rem; overflow: auto; } .vf-checkpoints caption { font-size: 15px; } .vf-checkpoints td { vertical-align: middle; }
-.vf-checkpoints td:first-child, .vf-checkpoints th:first-child { padding-right: 28px; }
-.vf-checkpoints .vf-buttons { justify-content: flex-end; flex-wrap: nowrap; } .vf-checkpoints > p { margin: 8px 0 0; font-size: 12px; }
-.vf-best { color: var(--good); border: 1px solid currentColor; border-radius: 9px; padding: 0 7px; font-size: 11px; margin-left: 6px; }
-.vf-empty { margin-top: 20px; } .vf-foot { display: flex; justify-content: flex-end; margin-top: 18px; }
-@container (max-width: 640px) { .vf-samples { grid-template-columns: minmax(0, 1fr); } .vf-figures { gap: 8px 24px; }
-  .vf-charts { grid-template-columns: minmax(0, 1fr); } }
-"""
-)
-
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #887309d0
 PAUSE = 0.5  # seconds between two drawings
 
 
-def look_on(panel: weakref.ref[TrainingDashboard]) -> None:
-    """Draw again and again until the run is over or the widget is gone."""
-    while (found := panel()) is not None and found.look():
+class FollowingPanel(Panel):
+    """A panel that follows something that goes on: a subclass gives `is_busy`, `read` and `drawing`."""
+
+    def __init__(self) -> None:
+        self._drawn, self._following = threading.RLock(), False
+        super().__init__()
+
+    @property
+    @abstractmethod
+    def is_busy(self) -> bool:
+        """Whether something goes on that changes what is shown."""
+
+    @abstractmethod
+    def read(self) -> None:
+        """Take in how it is now."""
+
+    def refresh(self) -> None:
+        """Draw what is known; of two threads that draw, the later one has the last word."""
+        with self._drawn:
+            super().refresh()
+
+    def update(self) -> None:
+        """Read and draw."""
+        with self._drawn:
+            self.read()
+            self.refresh()
+
+    def follow(self) -> bool:
+        """Draw once more; return whether there will be more to see."""
+        with self._drawn:
+            self._following = goes_on = self.is_busy and self.comm is not None
+        self.update()
+        return goes_on
+
+    def watch(self) -> None:
+        """Follow until it is over; returns at once."""
+        with self._drawn:
+            if self._following:
+                return
+            self._following = True
+        threading.Thread(
+            target=follow_all, args=(weakref.ref(self),), name="dashboard", daemon=True
+        ).start()
+
+
+def follow_all(panel: weakref.ref[FollowingPanel]) -> None:
+    """Draw again and again until it is over or the widget is gone."""
+    while (found := panel()) is not None and found.follow():
         del found
         time.sleep(PAUSE)
 
-
-def wake_with_run(trainer: Any, panel: TrainingDashboard) -> None:
-    """Let a dashboard follow a run that is started elsewhere."""
+# %% ../../nbs/widgets/03_training_dashboard.ipynb #fe5dbbce
+def wake_with_run(trainer: GRPOTrainer, panel: FollowingPanel) -> None:
+    """Let a panel follow every run of a trainer from its beginning."""
     from transformers import TrainerCallback
 
     known = weakref.ref(panel)
@@ -423,29 +95,26 @@ def wake_with_run(trainer: Any, panel: TrainingDashboard) -> None:
 
     trainer.add_callback(Wake())
 
-
+# %% ../../nbs/widgets/03_training_dashboard.ipynb #b1d57811
 def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
     """Evaluate the checkpoint of a step; the trainer then has the weights again that it had."""
     from verifiers_nb.trainer.checkpoints import find_checkpoint
 
     if trainer.run.is_active:
         raise RuntimeError("A checkpoint can't be evaluated while the run goes on: stop it first.")
-    learnt = {
-        name: value for name, value in trainer.model.named_parameters() if value.requires_grad
-    }
-    kept, state = {name: value.detach().clone() for name, value in learnt.items()}, trainer.state
+    learnt = [value for value in trainer.model.parameters() if value.requires_grad]
+    kept, state = [value.detach().clone() for value in learnt], trainer.state
     try:
         trainer.load_checkpoint(find_checkpoint(trainer.folder, step))
         return trainer.evaluate()
     finally:
         trainer.state = state
-        for name, value in trainer.model.named_parameters():
-            if name in kept:
-                value.data.copy_(kept[name])
+        for value, before in zip(learnt, kept, strict=True):
+            value.data.copy_(before)
         trainer.weights_replaced()
 
-# %% ../../nbs/widgets/03_training_dashboard.ipynb #bc33ea4e
-class TrainingDashboard(Panel):
+# %% ../../nbs/widgets/03_training_dashboard.ipynb #7b52009b
+class TrainingDashboard(FollowingPanel):
     """Watch and steer a training run, or look at one that is over.
 
     `trainer`: a `GRPOTrainer`, or the folder of a run. Raises `FileNotFoundError` for a folder without one.
@@ -457,15 +126,10 @@ class TrainingDashboard(Panel):
 
     def __init__(self, trainer: GRPOTrainer | str | Path, smoothing: float = 0.6) -> None:
         self.trainer = None if isinstance(trainer, (str, Path)) else trainer
-        self.folder = (
-            Path(trainer)
-            if isinstance(trainer, (str, Path))
-            else Path(str(trainer.args.output_dir))
-        )
+        self.folder = Path(trainer) if isinstance(trainer, (str, Path)) else trainer.folder
         self.run = RunView(RunHistory(self.folder), smoothing=smoothing)
-        self._drawing, self._looking = threading.RLock(), False
-        self._at: int | None = None  # the step whose completions are shown; None: the last
-        self._read: tuple[Any, ...] = ()
+        self._chosen: int | None = None  # the step whose completions are shown; None: the last
+        self._shown: tuple[int, int] | None = None  # that step, and when its file was written
         if self.trainer is None and not (self.run.history.path.exists() or step_files(self.folder)):
             raise FileNotFoundError(
                 f"{self.folder} is not the folder of a run: it has neither metrics.jsonl nor rollouts."
@@ -479,7 +143,7 @@ class TrainingDashboard(Panel):
 
     @property
     def is_busy(self) -> bool:
-        """Whether something goes on that changes what is shown."""
+        """Whether there is a run, or something is done beside it."""
         return bool(self.run.working) or (self.trainer is not None and self.trainer.run.is_active)
 
     def read(self) -> None:
@@ -488,58 +152,46 @@ class TrainingDashboard(Panel):
         if self.trainer is not None:
             control, args = self.trainer.run, self.trainer.args
             run.state, run.is_active, run.wish = control.state, control.is_active, control.wish
-            run.settings, run.pending = (
-                {name: getattr(args, name) for name in SETTINGS},
-                dict(control.changes),
-            )
+            run.settings = {name: getattr(args, name) for name in SETTINGS}
+            run.pending = dict(control.changes)
         run.history.read()
         run.checkpoints = checkpoint_steps(self.folder)
-        files = step_files(self.folder)
+        self.read_completions()
+
+    def read_completions(self) -> None:
+        """Read the completions of the step that is shown, if they are not those that are known."""
+        run, files = self.run, step_files(self.folder)
         run.steps = [step for step in files if run.state is None or step <= max(run.step, 1)]
-        shown = self._at if self._at in run.steps else max(run.steps, default=None)
-        found = (shown, files[shown].stat().st_mtime_ns) if shown is not None else ()
-        if found != self._read:
-            run.completions, self._read = (
-                read_completions(self.folder, shown) if found else None,
-                found,
-            )
-
-    def refresh(self) -> None:
-        """Draw what is known; two threads never draw at once."""
-        with self._drawing:
-            super().refresh()
-
-    def update(self) -> None:
-        """Read and draw; files that change at that moment are read the next time."""
-        with self._drawing:
-            try:
-                self.read()
-            except (OSError, ValueError, KeyError):
-                self._read = ()
-            self.refresh()
-
-    def look(self) -> bool:
-        """Draw once more; return whether there will be anything more to see."""
-        with self._drawing:
-            self._looking = self.is_busy and self.comm is not None
-            goes_on = self._looking
-        self.update()
-        return goes_on
-
-    def watch(self) -> None:
-        """Follow the run until it is over."""
-        with self._drawing:
-            if self._looking:
-                return
-            self._looking = True
-        threading.Thread(
-            target=look_on, args=(weakref.ref(self),), name="training-dashboard", daemon=True
-        ).start()
+        step = self._chosen if self._chosen in run.steps else max(run.steps, default=None)
+        try:
+            found = None if step is None else (step, files[step].stat().st_mtime_ns)
+            if found != self._shown:
+                run.completions = None if step is None else read_completions(self.folder, step)
+            self._shown = found
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+        ):  # replaced while it was read: it is read the next time
+            self._shown = None
 
     def show(self, step: int | None = None) -> None:
-        """Show the completions of a step, or those of the last one from here on."""
-        self._at = None if step == max(self.run.steps, default=step) else step
+        """Show the completions of a step; None, or the last one, is always the newest."""
+        self._chosen = None if step == max(self.run.steps, default=step) else step
         self.update()
+
+    def evaluate(self, step: int) -> None:
+        """Evaluate the checkpoint of a step, without waiting for it."""
+        trainer, scores = self.steered(), self.run.scores
+        self.work(
+            f"Evaluating step {step:,}",
+            lambda: scores.update({step: evaluate_checkpoint(trainer, step)}),
+        )
+
+    def roll_back(self, step: int) -> None:
+        """Go back to the checkpoint of a step; what came after it is moved aside."""
+        trainer = self.steered()
+        self.work(f"Going back to step {step:,}", lambda: trainer.roll_back(step))
 
     def work(self, words: str, job: Callable[[], Any]) -> None:
         """Do something that takes time in a thread; `words` say meanwhile what."""
@@ -557,35 +209,20 @@ class TrainingDashboard(Panel):
             finally:
                 self.run.working = ""
 
-        threading.Thread(target=go, name="training-dashboard-work", daemon=True).start()
+        threading.Thread(target=go, name="dashboard-work", daemon=True).start()
         self.watch()
-
-    def evaluate(self, step: int) -> None:
-        """Evaluate the checkpoint of a step, without waiting for it."""
-        trainer, scores = self.steered(), self.run.scores
-        self.work(
-            f"Evaluating step {step:,}",
-            lambda: scores.update({step: evaluate_checkpoint(trainer, step)}),
-        )
-
-    def roll_back(self, step: int) -> None:
-        """Go back to the checkpoint of a step; what came after it is moved aside."""
-        trainer = self.steered()
-        self.work(f"Going back to step {step:,}", lambda: trainer.roll_back(step))
 
     def apply(self) -> None:
         """Change the settings that were typed."""
-        drafts = self.run.drafts
         values = {}
-        for name, typed in drafts.items():
+        for name, typed in self.run.drafts.items():
             try:
                 values[name] = float(typed)
             except ValueError:
-                raise ValueError(
-                    f"{name.replace('_', ' ').capitalize()} is {typed[:20]!r}; write a number."
-                ) from None
+                named = name.replace("_", " ").capitalize()
+                raise ValueError(f"{named} is {typed[:20]!r}; write a number.") from None
         self.steered().run.change(**values)
-        drafts.clear()
+        self.run.drafts.clear()
 
     def steered(self) -> GRPOTrainer:
         """Give the trainer; a folder has none."""
@@ -608,13 +245,9 @@ class TrainingDashboard(Panel):
         """Do what was pressed."""
         if name == "smooth":
             self.run.smoothing = min(max(float(data.get("value", self.run.smoothing)), 0.0), 0.98)
-        elif name == "show":
-            self.show(int(data["step"]))
         elif name == "draft" and data.get("name") in SETTINGS and "value" in data:
             self.run.drafts[data["name"]] = data["value"]
-        elif name == "freeze":
-            self.freeze_in_place()
-        elif name in ("evaluate", "roll_back"):
+        elif name in ("show", "evaluate", "roll_back"):
             getattr(self, name)(int(data["step"]))
         elif name == "apply":
             self.apply()
@@ -625,6 +258,8 @@ class TrainingDashboard(Panel):
         elif name in ("start", "continue") and not self.is_busy:
             self.steered().start(resume_from_checkpoint=name == "continue")
             self.watch()
+        elif name == "freeze":
+            self.freeze_in_place()
 
     def drawing(self, live: bool) -> str:
         """Draw the run."""
