@@ -83,7 +83,8 @@ _EXPORTS = {
     "widgets.rollout_explorer": "RolloutExplorer",
     "widgets.training_dashboard": "TrainingDashboard evaluate_checkpoint",
     "cli.eval": "eval_environment",
-    "cli.report": "ReportMeta compute_summary write_html_report write_html_comparison",
+    "cli.report": "ReportMeta compute_summary write_html_report",
+    "cli.comparison": "write_html_comparison",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 

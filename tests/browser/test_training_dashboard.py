@@ -100,6 +100,13 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     page.keyboard.press("p")
     widget.get_by_text("Running").wait_for()
     wait_for_step(page, widget, paused_at + 2)
+    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    page.wait_for_function("!jupyterapp.shell.currentWidget.context.model.dirty")
+    page.reload()  # as one who closes the page and comes back
+    page.on("dialog", lambda dialog: dialog.accept())
+    widget = widget_of(page)
+    wait_for_step(page, widget, step_shown(widget) + 2)
+    widget.get_by_role("button", name="Stop").focus()
     page.keyboard.press("s")
     widget.get_by_text("Stopped").wait_for()
     assert page.evaluate(ASK, "trainer.wait(); print(trainer.args.beta)")[0] == "0.02"

@@ -20,7 +20,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .eval import read_metadata
+from .archive import read_metadata
 from ..envs.store import read_at
 
 # %% ../../nbs/cli/03_rollouts.ipynb #c1dfd96e
@@ -54,7 +54,7 @@ class Run:
         ]
         return ", ".join(filter(None, facts))
 
-
+# %% ../../nbs/cli/03_rollouts.ipynb #902ba3cd
 EVALUATIONS = ("outputs/evals/*/*/results.jsonl", "environments/*/outputs/evals/*/*/results.jsonl")
 TRAININGS = ("rollouts/step-*.jsonl", "*/rollouts/step-*.jsonl", "outputs/*/rollouts/step-*.jsonl")
 
@@ -101,7 +101,7 @@ def find_runs(path: str | Path) -> list[Run]:
     runs = [*map(evaluation_run, evaluations), *trainings]
     return sorted(runs, key=lambda run: (run.training, run.env, run.model, run.name))
 
-# %% ../../nbs/cli/03_rollouts.ipynb #b1d57811
+# %% ../../nbs/cli/03_rollouts.ipynb #17ba0791
 REWARD = re.compile(rb', "reward": ([^,{}"]+), "metrics": \{')
 
 
@@ -123,7 +123,7 @@ def scan(path: Path) -> Iterator[tuple[int, int, float]]:
             yield start, place if found else end, reward
             start = end + 1
 
-
+# %% ../../nbs/cli/03_rollouts.ipynb #7b52009b
 class RolloutIndex(Sequence[dict[str, Any]]):
     """The rollouts of files, each read when it is asked for; `order` is that of the list shown.
 
@@ -165,7 +165,7 @@ class RolloutIndex(Sequence[dict[str, Any]]):
         step = step_number(path)
         return record | ({"step": step} if step >= 0 else {})
 
-# %% ../../nbs/cli/03_rollouts.ipynb #fa35e192
+# %% ../../nbs/cli/03_rollouts.ipynb #1574bddb
 ORDERS = ("as written", "highest reward first", "lowest reward first")
 
 

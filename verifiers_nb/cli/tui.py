@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EPILOG', 'scores_line', 'message_text', 'rollout_text', 'RolloutList', 'row_text', 'RunView', 'RunScreen',
-           'RunsScreen', 'RolloutBrowser', 'make_parser', 'browse', 'main']
+__all__ = ['EPILOG', 'RolloutList', 'RunView', 'RunScreen', 'RunsScreen', 'RolloutBrowser', 'make_parser', 'browse', 'main']
 
 # %% ../../nbs/cli/03_tui.ipynb #77de68da
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -30,69 +29,13 @@ from textual.strip import Strip
 from textual.widgets import Footer, Input, Static, Tree
 
 from .command import CommandError, CommandParser, run_command
-from .eval import EvalSettings, conversation, load, one_row
+from .display import conversation, one_row
+from .environment import load
+from .rollout_text import rollout_text, row_text
 from .rollouts import ORDERS, RolloutIndex, Run, find_runs, search, sorted_places
 from ..widgets.html import visible
 
 # %% ../../nbs/cli/03_tui.ipynb #c1dfd96e
-def scores_line(record: dict[str, Any]) -> Text:
-    """Write the reward and each metric of a rollout."""
-    reward = record.get("reward")
-    shown = "–" if reward is None else f"{reward:.3f}"
-    line = Text.assemble("reward ", (shown, "bold"))
-    for name, value in (record.get("metrics") or {}).items():
-        line.append(f"   {name} {value:.3f}")
-    if "step" in record:
-        line.append(f"   step {record['step']}")
-    return line
-
-
-def message_text(role: str, text: str, checks: Sequence[Any]) -> Text:
-    """Write a message with the places underlined where a check lost points, and the checks below it."""
-    said = Text(text)
-    for check in checks:
-        if check.lost > 0 and check.span and check.span[0] < check.span[1]:
-            said.stylize("underline bold", *check.span)
-    edges = sorted({edge for span in said.spans for edge in (span.start, span.end)})
-    body = Text()
-    for piece in said.divide(edges):  # what is made visible grows, so marks come first
-        body.append(visible(piece.plain), "underline bold" if piece.spans else "")
-    block = Text.assemble((f"{visible(role)}\n", "bold"), body, "\n")
-    for check in checks:
-        earned = check.weight - check.lost
-        mark, style = ("✗", "bold") if check.lost > 0 else ("✓", "dim")
-        block.append(
-            f"  {mark} {check.name} {earned:.2f} of {check.weight:.2f}  {visible(check.message)}\n",
-            style,
-        )
-    block.rstrip()
-    return block
-
-
-def rollout_text(
-    record: dict[str, Any], checks_of: Callable[[str], Sequence[Any]] | None = None
-) -> Text:
-    """Write a whole rollout; `checks_of`: the checks of the format, where it is known."""
-    parts = [scores_line(record)]
-    if record.get("error"):
-        parts.append(Text(f"failed: {visible(str(record['error']))}", "bold"))
-    for key in ("prompt", "completion"):
-        messages = record.get(key) or []
-        if isinstance(messages, str):
-            messages = [{"role": key, "content": messages}]
-        for message in messages:
-            own = key == "completion" and message.get("role") in ("assistant", "completion")
-            text = conversation([message]).partition(": ")[2]
-            parts.append(
-                message_text(
-                    str(message.get("role")), text, checks_of(text) if own and checks_of else ()
-                )
-            )
-    if record.get("answer"):
-        parts.append(Text.assemble(("expected\n", "bold"), visible(str(record["answer"]))))
-    return Text("\n\n").join(parts)
-
-# %% ../../nbs/cli/03_tui.ipynb #b1d57811
 class RolloutList(ScrollView, can_focus=True):
     """List rollouts, a row each."""
 
@@ -157,17 +100,7 @@ class RolloutList(ScrollView, can_focus=True):
         line.truncate(width, pad=True)
         return Strip([Segment(line.plain, style)], width)
 
-
-def row_text(record: dict[str, Any]) -> str:
-    """Write a rollout in a row: its place, reward, and the end of its prompt."""
-    prompt = record.get("prompt") or ""
-    asked = conversation(prompt if isinstance(prompt, str) else prompt[-1:]).partition(": ")
-    reward = record.get("reward")
-    step = f"{record['step']:>4} " if "step" in record else ""
-    shown = "failed" if record.get("error") else "–" if reward is None else f"{reward:.3f}"
-    return f"{step}{record.get('index', '?'):>6} {shown:>7}  {one_row(asked[2] or asked[0], 200)}"
-
-# %% ../../nbs/cli/03_tui.ipynb #fa35e192
+# %% ../../nbs/cli/03_tui.ipynb #fe5dbbce
 class RunView(Screen[None]):
     """Show the rollouts of a run."""
 
@@ -228,7 +161,7 @@ class RunView(Screen[None]):
         self.query_one("#shown").scroll_home(animate=False)
         self.say()
 
-# %% ../../nbs/cli/03_tui.ipynb #1574bddb
+# %% ../../nbs/cli/03_tui.ipynb #b1d57811
 class RunScreen(RunView):
     """Browse the rollouts of a run."""
 
@@ -262,7 +195,7 @@ class RunScreen(RunView):
             return
         try:
             arguments = self.run.metadata.get("env_args") or {}
-            self.parser = load(EvalSettings(env, arguments, offline=True)).parser
+            self.parser = load(env, arguments, offline=True).parser
             self.formats = f"checks of {env}"
         except CommandError as error:
             self.formats = f"no checks: {one_row(str(error), 80)}"
@@ -327,7 +260,7 @@ class RunScreen(RunView):
         else:
             self.app.exit()
 
-# %% ../../nbs/cli/03_tui.ipynb #9e6a55b6
+# %% ../../nbs/cli/03_tui.ipynb #7b52009b
 class RunsScreen(Screen[None]):
     """All runs: environment, model, run."""
 
@@ -372,7 +305,7 @@ class RunsScreen(Screen[None]):
         if event.node.data is not None:
             self.app.push_screen(RunScreen(event.node.data, self.env))
 
-
+# %% ../../nbs/cli/03_tui.ipynb #bd307a3e
 class RolloutBrowser(App[None]):
     """Browse runs below folders."""
 
@@ -401,7 +334,7 @@ class RolloutBrowser(App[None]):
             RunScreen(runs[0], self.env) if named else RunsScreen(self.paths, self.env)
         )
 
-# %% ../../nbs/cli/03_tui.ipynb #f6e1126c
+# %% ../../nbs/cli/03_tui.ipynb #91032ad7
 EPILOG = """\
 examples:
   vf-tui                                    what is below this folder: outputs/, environments/*/outputs/
@@ -434,7 +367,7 @@ def make_parser() -> CommandParser:
     )
     return parser
 
-
+# %% ../../nbs/cli/03_tui.ipynb #472b07b9
 def browse(paths: Sequence[Path], env: str | None) -> int:
     """Open the browser; `CommandError` where there is nothing to see, or no terminal."""
     for path in paths:
@@ -456,6 +389,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = make_parser().parse_args(argv)
     return run_command("vf-tui", lambda: browse(given.paths, given.env))
 
-# %% ../../nbs/cli/03_tui.ipynb #887309d0
+# %% ../../nbs/cli/03_tui.ipynb #12c6fc06
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__
     sys.exit(main())

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Point', 'MOST_POINTS', 'MOST_PLACES', 'CURVES_CSS', 'smooth', 'thin', 'figure_text', 'ticks', 'Curve', 'Axes',
-           'axes_html', 'curve_html', 'hover_steps', 'hover_html', 'in_words', 'chart_html', 'last_values']
+           'axes_html', 'curve_html', 'hover_steps', 'hover_html', 'in_words', 'last_values', 'chart_html']
 
 # %% ../../nbs/widgets/02a_curves.ipynb #77de68da
 import math
@@ -107,7 +107,7 @@ def axes_html(axes: Axes) -> tuple[str, str]:
         names.append(f'<i class="vf-x vf-end" data-text="{axes.last:,}"></i>')
     return grid, "".join(names)
 
-
+# %% ../../nbs/widgets/02a_curves.ipynb #91032ad7
 def curve_html(curve: Curve, axes: Axes, strength: float, hue: int) -> tuple[str, str]:
     """Draw one curve: as lines, what was measured, pale, and its smoothed line; or as dots."""
     colour = f"--hue:var(--hue-{hue % 6})"
@@ -125,7 +125,7 @@ def curve_html(curve: Curve, axes: Axes, strength: float, hue: int) -> tuple[str
     line = f'<path d="{axes.path(thin(smooth(curve.points, strength), MOST_POINTS))}"/>'
     return f'<g class="vf-curve" style="{colour}">{raw}{line}</g>', ""
 
-# %% ../../nbs/widgets/02a_curves.ipynb #472b07b9
+# %% ../../nbs/widgets/02a_curves.ipynb #12c6fc06
 def hover_steps(curves: Sequence[Curve]) -> list[int]:
     """Choose the steps whose values can be pointed at: evenly, the last, and those of dots."""
     steps = sorted({step for curve in curves for step, _ in curve.points})
@@ -134,7 +134,7 @@ def hover_steps(curves: Sequence[Curve]) -> list[int]:
     rare = {step for curve in curves if curve.dots for step, _ in curve.points[-MOST_PLACES:]}
     return sorted({*evenly, *rare, *steps[-1:]})
 
-
+# %% ../../nbs/widgets/02a_curves.ipynb #d435a6cd
 def hover_html(curves: Sequence[Curve], axes: Axes) -> str:
     """Draw the strips that show the values at a step."""
     values, chosen = [dict(curve.points) for curve in curves], hover_steps(curves)
@@ -155,7 +155,7 @@ def hover_html(curves: Sequence[Curve], axes: Axes) -> str:
         )
     return "".join(drawn)
 
-# %% ../../nbs/widgets/02a_curves.ipynb #12c6fc06
+# %% ../../nbs/widgets/02a_curves.ipynb #4d134bc0
 def in_words(curve: Curve) -> str:
     """Say where a curve begins, ends and has been."""
     values, name = [value for _, value in curve.points], visible(curve.name[:80])
@@ -165,6 +165,17 @@ def in_words(curve: Curve) -> str:
     return f"{name}: from {figure_text(values[0])} to {figure_text(values[-1])}, lowest {low}, highest {high}"
 
 
+def last_values(curves: Sequence[Curve]) -> str:
+    """Draw the last value of each curve, with its name where there are several."""
+    if len(curves) == 1:
+        return f'<span class="vf-last">{figure_text(curves[0].points[-1][1])}</span>'
+    latest = [
+        f'<span style="--hue:var(--hue-{hue % 6})"><b>{escaped(curve.name[:40])}</b> {figure_text(curve.points[-1][1])}</span>'
+        for hue, curve in enumerate(curves)
+    ]
+    return f'<span class="vf-key">{" ".join(latest)}</span>'
+
+# %% ../../nbs/widgets/02a_curves.ipynb #f6e1126c
 def chart_html(title: str, curves: Sequence[Curve], strength: float = 0.0, note: str = "") -> str:
     """Draw curves on common axes, with the last value of each; nothing where there are no points.
 
@@ -183,31 +194,20 @@ def chart_html(title: str, curves: Sequence[Curve], strength: float = 0.0, note:
     words = escaped("; ".join(map(in_words, curves)))
     return (
         f'<figure class="vf-chart"><figcaption><b>{escaped(title)}</b> <span class="vf-soft">{escaped(note)}</span> {last_values(curves)}'
-        f'<span class="vf-words">{words}</span></figcaption>'
+        f' <span class="vf-words">({words})</span></figcaption>'
         f'<div class="vf-plot" aria-hidden="true"><svg viewBox="0 0 100 100" preserveAspectRatio="none">{"".join(lines for lines, _ in drawn)}</svg>'
         f"{''.join(beside for _, beside in drawn)}{hover_html(curves, axes)}</div></figure>"
     )
 
-
-def last_values(curves: Sequence[Curve]) -> str:
-    """Draw the last value of each curve, with its name where there are several."""
-    if len(curves) == 1:
-        return f'<span class="vf-last">{figure_text(curves[0].points[-1][1])}</span>'
-    latest = [
-        f'<span style="--hue:var(--hue-{hue % 6})"><b>{escaped(curve.name[:40])}</b> {figure_text(curve.points[-1][1])}</span>'
-        for hue, curve in enumerate(curves)
-    ]
-    return f'<span class="vf-key">{" ".join(latest)}</span>'
-
-# %% ../../nbs/widgets/02a_curves.ipynb #d435a6cd
+# %% ../../nbs/widgets/02a_curves.ipynb #887309d0
 CURVES_CSS = """
 .vf-charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(290px, 100%), 1fr)); gap: 22px 28px; }
 .vf-chart { margin: 0; min-width: 0; display: flex; flex-direction: column; justify-content: space-between; }
-.vf-chart figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 0 8px; margin: 0 0 8px; font-size: 13px; text-align: left; color: var(--ink); }
+.vf-chart figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 8px; margin: 0 0 13px; font-size: 13px; text-align: left; color: var(--ink); }
 .vf-chart figcaption > b { font-weight: 600; } .vf-chart figcaption .vf-soft { font-size: 12px; }
 .vf-chart .vf-last { margin-left: auto; font-variant-numeric: tabular-nums; font-weight: 600; }
 .vf-words { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-.vf-plot { position: relative; height: 118px; margin: 0 0 20px 48px; }
+.vf-plot { position: relative; height: 118px; margin: 0 0 20px 54px; }
 .vf-plot svg { position: absolute; inset: 0; width: 100%; height: 100%; max-width: none; overflow: visible; }
 .vf-plot path { vector-effect: non-scaling-stroke; fill: none; }
 .vf-plot i { position: absolute; font: 10.5px/1 var(--jp-ui-font-family, system-ui, sans-serif); color: var(--soft);

@@ -156,11 +156,12 @@ class RolloutBrowser(Panel):
     def _written(self) -> int | None:
         "Say when the file that is shown was last written."
         path = self.source.path(self.step)
-        return path.stat().st_mtime_ns if path else None
+        return path.stat().st_mtime_ns if path and path.exists() else None
 
     def _read_again(self) -> None:
         "Read a file that has been written to since: a training run adds advantages, an evaluation rollouts."
-        if self._stamp is not None and self._stamp != (written := self._written()):
+        written = self._written() if self._stamp else None
+        if written and written != self._stamp:
             at, self.table, self._stamp = self.at, self.source.table(self.step), written
             self.at = at if at is not None and at < len(self.table) else None
 

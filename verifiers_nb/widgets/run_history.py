@@ -180,7 +180,7 @@ class StepCompletions:
     best: Sequence[Completion] = ()
     worst: Sequence[Completion] = ()
 
-
+# %% ../../nbs/widgets/02b_run_history.ipynb #9e6a55b6
 def read_completions(
     folder: str | Path, step: int | None = None, most: int = 4
 ) -> StepCompletions | None:
@@ -208,7 +208,7 @@ def read_completions(
         steps[-1], len(ranked), [*map(completion, best)], [*map(completion, worst)]
     )
 
-# %% ../../nbs/widgets/02b_run_history.ipynb #472b07b9
+# %% ../../nbs/widgets/02b_run_history.ipynb #12c6fc06
 def checkpoint_steps(folder: str | Path) -> list[int]:
     """List the steps that have a whole checkpoint."""
     found = [

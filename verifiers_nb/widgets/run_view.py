@@ -109,7 +109,7 @@ def run_buttons(view: RunView, live: bool) -> str:
     )
     return go_on + button("Start afresh", "start", live, disabled=off)
 
-
+# %% ../../nbs/widgets/02c_run_view.ipynb #17ba0791
 def head_html(view: RunView, live: bool) -> str:
     """Draw how the run is and what it can be asked."""
     now = view.working or view.condition
@@ -124,7 +124,7 @@ def head_html(view: RunView, live: bool) -> str:
     buttons = f'<div class="vf-buttons">{run_buttons(view, live)}</div>' if live else ""
     return f'<div class="vf-head"><span class="vf-condition" role="status">{dot}{escaped(now)}</span>{buttons}</div>{said}'
 
-# %% ../../nbs/widgets/02c_run_view.ipynb #17ba0791
+# %% ../../nbs/widgets/02c_run_view.ipynb #7b52009b
 def share_bar(share: float, label: str) -> str:
     """Draw a share in [0, 1] as wide as there is room."""
     width = 100 * max(0.0, min(1.0, share))
@@ -150,7 +150,7 @@ def figures_html(view: RunView) -> str:
     bar = share_bar(view.step / most, f"{view.step:,} of {most:,} steps") if most > 0 else ""
     return f'<dl class="vf-figures">{drawn}</dl>{bar}'
 
-# %% ../../nbs/widgets/02c_run_view.ipynb #fa35e192
+# %% ../../nbs/widgets/02c_run_view.ipynb #f1abd670
 PHASES = ("generating", "scoring", "training", "syncing")
 SPLIT = {
     "generating": "generating and scoring",
@@ -176,7 +176,7 @@ def phases_html(view: RunView) -> str:
     other = "" if state.phase in PHASES else f"{state.phase} · " * bool(rollouts) or state.phase
     return f'<div class="vf-phases"><ol aria-label="Phases of a step">{drawn}</ol><span class="vf-soft">{other}{rollouts}</span></div>'
 
-
+# %% ../../nbs/widgets/02c_run_view.ipynb #1574bddb
 def split_html(history: RunHistory) -> str:
     """Draw which share of the time each phase has taken."""
     spent = {name: seconds for name, seconds in history.seconds().items() if seconds > 0}
@@ -205,7 +205,7 @@ def split_html(history: RunHistory) -> str:
         f'<div class="vf-key"><span class="vf-plain">{figure_text(each)} s per step:</span> {key}</div></div>'
     )
 
-# %% ../../nbs/widgets/02c_run_view.ipynb #0716d970
+# %% ../../nbs/widgets/02c_run_view.ipynb #b3f0c7f6
 def settings_html(view: RunView, live: bool) -> str:
     """Draw the settings that can change during a run, to be edited and applied together."""
     if not view.settings:
@@ -226,7 +226,7 @@ def settings_html(view: RunView, live: bool) -> str:
     apply = button("Apply from the next step on", "apply", live, disabled=not changed)
     return f'<div class="vf-settings">{" ".join(drawn)} {apply}</div>'
 
-# %% ../../nbs/widgets/02c_run_view.ipynb #91032ad7
+# %% ../../nbs/widgets/02c_run_view.ipynb #12c6fc06
 def curves_html(view: RunView, live: bool) -> str:
     """Draw all curves, and the slider that smooths them."""
     charts = "".join(
@@ -257,7 +257,7 @@ def sample_html(sample: Completion) -> str:
         f'<p class="vf-soft vf-prompt">{one_line(sample.prompt, 240)}</p>{text}</article>'
     )
 
-
+# %% ../../nbs/widgets/02c_run_view.ipynb #d435a6cd
 def completions_html(view: RunView, live: bool) -> str:
     """Draw the best and the worst completions of a step, with buttons to other steps."""
     seen = view.completions
@@ -280,7 +280,7 @@ def completions_html(view: RunView, live: bool) -> str:
     )  # fmt: skip
     return f'<section><div class="vf-head">{head}<div class="vf-buttons">{before}{after}</div></div><div class="vf-samples">{columns}</div></section>'
 
-# %% ../../nbs/widgets/02c_run_view.ipynb #472b07b9
+# %% ../../nbs/widgets/02c_run_view.ipynb #4d134bc0
 def evaluations(view: RunView) -> dict[int, dict[str, float]]:
     """Collect the evaluations of each step, those asked for here last."""
     found: dict[int, dict[str, float]] = {}
@@ -332,7 +332,7 @@ def checkpoints_html(view: RunView, live: bool) -> str:
     drawn = table(["Step", "Reward", "Parts", ""], rows, "Checkpoints", numbers=[0])
     return f'<section class="vf-checkpoints"><div class="vf-scroll">{drawn}</div>{note}</section>'
 
-
+# %% ../../nbs/widgets/02c_run_view.ipynb #f6e1126c
 def dashboard_html(view: RunView, live: bool = False) -> str:
     """Draw a run: how it is, what it does, what worries, curves, completions, checkpoints."""
     warnings = "".join(f"<li>{escaped(words)}</li>" for words in run_warnings(view.history))
@@ -341,7 +341,7 @@ def dashboard_html(view: RunView, live: bool = False) -> str:
     body = curves_html(view, live) + completions_html(view, live) + checkpoints_html(view, live)
     return f'<div class="vf-run">{top}</div>{warned}{settings_html(view, live)}{body}'
 
-# %% ../../nbs/widgets/02c_run_view.ipynb #12c6fc06
+# %% ../../nbs/widgets/02c_run_view.ipynb #887309d0
 DASHBOARD_CSS = (
     CURVES_CSS
     + """
