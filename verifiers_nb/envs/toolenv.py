@@ -75,6 +75,12 @@ class ToolCalls:
         self.tool_map = {tool.name: tool for tool in made}
         if len(self.tool_map) < len(made):
             raise ValueError(f"Tools need different names; these are {[t.name for t in made]}.")
+        for tool in made:
+            if "description" not in tool.schema["function"]:
+                raise ValueError(
+                    f"Tool {tool.name!r} has no docstring: say in one what it does, and in a block "
+                    "'Args:' what its arguments are, for that is all a model knows of it."
+                )
 
     @cached_property
     def threads(self) -> Threads:
