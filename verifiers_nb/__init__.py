@@ -77,6 +77,7 @@ _EXPORTS = {
     "trainer.config": "GRPOConfig grpo_defaults lora_defaults",
     "trainer.control": "RunControl RunState",
     "trainer.grpo": "GRPOTrainer",
+    "trainer.bridges": "to_trl sft_dataset",
     "widgets.inspection": "inspect_text",
     "widgets.survey": "survey_completions",
     "widgets.format_inspector": "FormatInspector",

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SCORES', 'logger', 'finished_state', 'score_completions', 'rubric_reward', 'prompt_key', 'rows_by_prompt',
-           'last_sequence', 'trl_columns', 'embedded_client', 'push_policy', 'TRLRollouts', 'trl_sampling',
-           'TRLKeywords', 'to_trl', 'best_rollouts', 'template_message', 'as_object', 'sft_row', 'sft_dataset']
+__all__ = ['SCORES', 'finished_state', 'score_completions', 'rubric_reward', 'template_message', 'as_object', 'prompt_key',
+           'rows_by_prompt', 'last_sequence', 'trl_columns', 'embedded_client', 'push_policy', 'trl_sampling',
+           'TRLRollouts', 'TRLKeywords', 'to_trl', 'best_rollouts', 'sft_row', 'sft_dataset']
 
 # %% ../../nbs/trainer/08_bridges.ipynb #77de68da
 import copy
 import json
-import logging
+import warnings
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from ..envs.base import Environment
 from ..envs.multiturn import MultiTurnEnv, check_state, initial_state
 from ..envs.rows import RolloutRows, rollout_rows
+from ..envs.run import derive_seed
 from ..envs.singleturn import SingleTurnEnv
 from ..envs.store import load_results, plain_messages
 from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
@@ -77,17 +78,39 @@ def rubric_reward(env: Environment) -> Callable[..., Awaitable[list[float | None
         if scores is None:
             scores = await score_completions(env, completions, {**columns, "prompt": prompts})
         known = [score for score in scores if score is not None]
-        log_metric = columns.get("log_metric")
-        for name in known[0].metrics if known and log_metric else ():
+        log_metric = columns.get("log_metric") or (lambda name, value: None)
+        for name in known[0].metrics if known else ():
             log_metric(f"rubric/{name}", sum(score.metrics[name] for score in known) / len(known))
         return [None if score is None else score.reward for score in scores]
 
     return rubric
 
 # %% ../../nbs/trainer/08_bridges.ipynb #f1abd670
+def template_message(message: ChatMessage) -> ChatMessage:
+    """Return a message as chat templates read it: without None, arguments of calls as objects."""
+    message = {key: value for key, value in message.items() if value is not None}
+    if calls := message.get("tool_calls"):
+        functions = [{**call["function"]} for call in calls]
+        for function in functions:
+            function["arguments"] = as_object(function["arguments"])
+        message["tool_calls"] = [
+            {**call, "function": function} for call, function in zip(calls, functions, strict=True)
+        ]
+    return message
+
+
+def as_object(arguments: Any) -> Any:
+    """Return a call's arguments as an object; text that is no JSON stays as the model wrote it."""
+    try:
+        return json.loads(arguments) if isinstance(arguments, str) else arguments
+    except ValueError:
+        return arguments
+
+# %% ../../nbs/trainer/08_bridges.ipynb #b3f0c7f6
 def prompt_key(prompt: Messages) -> str:
-    """Return a text that is the same for equal prompts."""
-    return json.dumps(prompt, sort_keys=True, default=str)
+    """Return a text that is the same for equal prompts; a dataset may have added None to them."""
+    messages = [prompt] if isinstance(prompt, str) else list(map(template_message, prompt))
+    return json.dumps(messages, sort_keys=True, default=str)
 
 
 def rows_by_prompt(*sources: RolloutRows) -> dict[str, dict[str, Any]]:
@@ -101,13 +124,16 @@ def rows_by_prompt(*sources: RolloutRows) -> dict[str, dict[str, Any]]:
             )
     return found
 
-# %% ../../nbs/trainer/08_bridges.ipynb #9e6a55b6
-logger = logging.getLogger(__name__)
-
-
+# %% ../../nbs/trainer/08_bridges.ipynb #12c6fc06
 def last_sequence(state: State) -> TokenSequence | None:
     """Return the sequence that a rollout ended with; None for a failed one."""
     sequences = [] if state.get("error") else merge_turns(rollout_turns(state))
+    if len(sequences) > 1:
+        warnings.warn(
+            "The history of a rollout was rewritten between turns. TRL learns from one sequence of it, "
+            "the last; verifiers_nb.GRPOTrainer learns from all.",
+            stacklevel=2,
+        )
     return sequences[-1] if sequences else None
 
 
@@ -137,7 +163,7 @@ def trl_columns(outputs: GenerateOutputs, end: int) -> dict[str, list[Any]]:
         raise RuntimeError(f"All {len(outputs.state)} rollouts failed; the first: {error}")
     return columns
 
-# %% ../../nbs/trainer/08_bridges.ipynb #12c6fc06
+# %% ../../nbs/trainer/08_bridges.ipynb #887309d0
 def embedded_client(network: Any, tokenizer: Any) -> Any:
     """Return an embedded engine for copies of a model that is being trained, adapted or whole."""
     from peft import PeftModel
@@ -145,10 +171,9 @@ def embedded_client(network: Any, tokenizer: Any) -> Any:
     from verifiers_nb.inference.embedded import EmbeddedEngine
 
     network = copy.deepcopy(network)
-    vars(network).pop("forward", None)  # that of mixed precision, which calls the original's
-    return EmbeddedEngine(
-        network.unload() if isinstance(network, PeftModel) else network, tokenizer
-    )
+    network = network.unload() if isinstance(network, PeftModel) else network
+    vars(network).pop("forward", None)  # one that a trainer has put there calls the original
+    return EmbeddedEngine(network, tokenizer)
 
 
 def push_policy(client: Any, network: Any) -> None:
@@ -166,7 +191,21 @@ def push_policy(client: Any, network: Any) -> None:
             "trainer a peft_config, or leave the client out to sample in this process."
         )
 
-# %% ../../nbs/trainer/08_bridges.ipynb #887309d0
+# %% ../../nbs/trainer/08_bridges.ipynb #22d200f8
+def trl_sampling(trainer: Any) -> dict[str, Any]:
+    """Return the sampling arguments of a TRL trainer, with exact tokens and a seed for its step."""
+    args, process = trainer.args, trainer.accelerator.process_index
+    extra = {"top_k": args.top_k or None, "min_p": args.min_p, "return_token_ids": True}
+    return {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "max_tokens": args.max_completion_length,
+        "seed": derive_seed(args.seed, trainer.state.global_step, process),
+        "logprobs": True,
+        "extra_body": {key: value for key, value in extra.items() if value is not None},
+    }
+
+# %% ../../nbs/trainer/08_bridges.ipynb #f1f836cb
 class TRLRollouts:
     """Play an environment's rollouts as the `rollout_func` of TRL's `GRPOTrainer`.
 
@@ -185,7 +224,7 @@ class TRLRollouts:
         rows = [self.row(prompt) for prompt in prompts]
         self.update(trainer)
         inputs = {name: [row[name] for row in rows] for name in rows[0]}
-        model, sampling = self.client.model, trl_sampling(trainer.args)
+        model, sampling = self.client.model, trl_sampling(trainer)
         outputs = self.env.generate(inputs, self.client, model, sampling)
         return trl_columns(outputs, trainer.processing_class.eos_token_id)
 
@@ -209,19 +248,7 @@ class TRLRollouts:
         push_policy(self.client, network)
         self.pushed = (trainer, trainer.state.global_step)
 
-
-def trl_sampling(args: Any) -> dict[str, Any]:
-    """Return the sampling arguments of a TRL config: its own, and exact tokens."""
-    extra = {"top_k": args.top_k or None, "min_p": args.min_p, "return_token_ids": True}
-    return {
-        "temperature": args.temperature,
-        "top_p": args.top_p,
-        "max_tokens": args.max_completion_length,
-        "logprobs": True,
-        "extra_body": {key: value for key, value in extra.items() if value is not None},
-    }
-
-# %% ../../nbs/trainer/08_bridges.ipynb #0a57cb53
+# %% ../../nbs/trainer/08_bridges.ipynb #fc074d50
 class TRLKeywords(TypedDict):
     """The keywords of TRL's `GRPOTrainer` that an environment can fill."""
 
@@ -251,7 +278,7 @@ def to_trl(env: Environment, client: Any = None) -> TRLKeywords:
         rollout_func=None if once and client is None else TRLRollouts(env, sets, client),
     )
 
-# %% ../../nbs/trainer/08_bridges.ipynb #f1f836cb
+# %% ../../nbs/trainer/08_bridges.ipynb #92cfceb3
 def best_rollouts(results: GenerateOutputs, min_reward: float, per_prompt: int | None) -> list[int]:
     """Return the indices of the rollouts to learn from, in order; a failed one is never among them."""
     columns = (results.prompt, results.completion, results.answer, results.state)
@@ -270,28 +297,7 @@ def best_rollouts(results: GenerateOutputs, min_reward: float, per_prompt: int |
         )
     return sorted(kept)
 
-
-def template_message(message: ChatMessage) -> ChatMessage:
-    """Return a message as chat templates read it: without None, arguments of calls as objects."""
-    message = {key: value for key, value in message.items() if value is not None}
-    if calls := message.get("tool_calls"):
-        functions = [{**call["function"]} for call in calls]
-        for function in functions:
-            function["arguments"] = as_object(function["arguments"])
-        message["tool_calls"] = [
-            {**call, "function": function} for call, function in zip(calls, functions, strict=True)
-        ]
-    return message
-
-
-def as_object(arguments: Any) -> Any:
-    """Return a call's arguments as an object; text that is no JSON stays as the model wrote it."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
-
-# %% ../../nbs/trainer/08_bridges.ipynb #5b384ce3
+# %% ../../nbs/trainer/08_bridges.ipynb #98fbc42f
 def sft_row(prompt: Messages, completion: Messages, tools: Any) -> dict[str, Any]:
     """Return a rollout as a row of supervised data."""
     if isinstance(prompt, str) or isinstance(completion, str):

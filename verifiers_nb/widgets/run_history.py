@@ -37,41 +37,48 @@ class RunHistory:
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / "metrics.jsonl"
+        self.clear()
+
+    def clear(self, inode: int = 0) -> None:
+        """Forget all lines; `inode` is of the file to be read from its beginning."""
         self.lines: list[dict[str, Any]] = []
-        self.inode, self.end = 0, 0
+        self.columns: dict[str, list[Point]] = {}
+        self.inode, self.end = inode, 0
+
+    def add(self, line: dict[str, Any]) -> None:
+        """Add a line: `step`, and metrics of which those that are no number are left out."""
+        self.lines.append(line)
+        for name, value in line.items():
+            if isinstance(value, (int, float)) and math.isfinite(value):
+                self.columns.setdefault(name, []).append((line["step"], float(value)))
 
     def read(self) -> None:
         """Read on. A file that is not there yet has no lines."""
         try:
             file = self.path.open("rb")
         except OSError:
-            self.lines, self.inode, self.end = [], 0, 0
-            return
+            return self.clear()
         with file:
             found = os.fstat(file.fileno())
             if found.st_ino != self.inode or found.st_size < self.end:
-                self.lines, self.inode, self.end = [], found.st_ino, 0
+                self.clear(found.st_ino)
             file.seek(self.end)
             whole, newline, _ = file.read().rpartition(b"\n")
         self.end += len(whole) + len(newline)
-        self.lines = self.lines + [json.loads(line) for line in whole.splitlines() if line.strip()]
+        for line in whole.splitlines():
+            self.add(json.loads(line))
 
     def points(self, name: str) -> list[Point]:
-        """List a metric by step, without the steps where it is missing or no number."""
-        return [
-            (line["step"], float(line[name])) for line in self.lines
-            if isinstance(line.get(name), (int, float)) and math.isfinite(line[name])
-        ]  # fmt: skip
+        """List a metric by step."""
+        return self.columns.get(name, [])
 
     def names(self, prefix: str) -> list[str]:
         """List the metrics whose name begins so."""
-        return list(
-            dict.fromkeys(name for line in self.lines for name in line if name.startswith(prefix))
-        )
+        return [name for name in self.columns if name.startswith(prefix)]
 
     def last(self, name: str) -> float | None:
         """Give the latest value of a metric."""
-        return next((float(line[name]) for line in reversed(self.lines) if name in line), None)
+        return self.columns[name][-1][1] if name in self.columns else None
 
     def seconds(self) -> dict[str, float]:
         """Sum the seconds of each phase."""
