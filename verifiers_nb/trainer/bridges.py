@@ -127,7 +127,8 @@ def rows_by_prompt(*sources: RolloutRows) -> dict[str, dict[str, Any]]:
 # %% ../../nbs/trainer/08_bridges.ipynb #12c6fc06
 def last_sequence(state: State) -> TokenSequence | None:
     """Return the sequence that a rollout ended with; None for a failed one."""
-    sequences = [] if state.get("error") else merge_turns(rollout_turns(state))
+    turns = [] if state.get("error") else rollout_turns(state)
+    sequences = [sequence for sequence in merge_turns(turns) if any(sequence.mask)]
     if len(sequences) > 1:
         warnings.warn(
             "The history of a rollout was rewritten between turns. TRL learns from one sequence of it, "
@@ -195,7 +196,13 @@ def push_policy(client: Any, network: Any) -> None:
 def trl_sampling(trainer: Any) -> dict[str, Any]:
     """Return the sampling arguments of a TRL trainer, with exact tokens and a seed for its step."""
     args, process = trainer.args, trainer.accelerator.process_index
-    extra = {"top_k": args.top_k or None, "min_p": args.min_p, "return_token_ids": True}
+    extra = {
+        "top_k": args.top_k or None,
+        "min_p": args.min_p,
+        "repetition_penalty": None if args.repetition_penalty == 1 else args.repetition_penalty,
+        "chat_template_kwargs": args.chat_template_kwargs or None,
+        "return_token_ids": True,
+    }
     return {
         "temperature": args.temperature,
         "top_p": args.top_p,
@@ -209,9 +216,9 @@ def trl_sampling(trainer: Any) -> dict[str, Any]:
 class TRLRollouts:
     """Play an environment's rollouts as the `rollout_func` of TRL's `GRPOTrainer`.
 
-    The trainer's temperature, top_p, top_k, min_p and `max_completion_length`, here the most tokens
-    of one turn, replace the environment's own. `client`: a policy client, by default an embedded
-    engine over a copy of the trainer's model, which must then be whole in this process.
+    The trainer's settings of sampling replace the environment's; `max_completion_length` is the most
+    tokens of one turn. `client`: a policy client for a trainer of one process; by default each process
+    has an embedded engine over a copy of its model, which must not be sharded.
     """
 
     def __init__(self, env: Environment, rows: Sequence[RolloutRows], client: Any = None) -> None:
@@ -308,7 +315,7 @@ def sft_row(prompt: Messages, completion: Messages, tools: Any) -> dict[str, Any
         "tools": json.dumps(tools) if tools else None,
     }
 
-
+# %% ../../nbs/trainer/08_bridges.ipynb #827bfc45
 def sft_dataset(
     results: GenerateOutputs | str | Path,
     *,

@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,10 +48,11 @@ class RunHistory:
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line: `step`, and metrics of which those that are no number are left out."""
+        step = int(line["step"])
         self.lines.append(line)
         for name, value in line.items():
             if isinstance(value, (int, float)) and math.isfinite(value):
-                self.columns.setdefault(name, []).append((line["step"], float(value)))
+                self.columns.setdefault(name, []).append((step, float(value)))
 
     def read(self) -> None:
         """Read on. A file that is not there yet has no lines."""
@@ -66,7 +68,8 @@ class RunHistory:
             whole, newline, _ = file.read().rpartition(b"\n")
         self.end += len(whole) + len(newline)
         for line in whole.splitlines():
-            self.add(json.loads(line))
+            with suppress(ValueError, KeyError, TypeError):  # a full disk leaves halves of lines
+                self.add(json.loads(line))
 
     def points(self, name: str) -> list[Point]:
         """List a metric by step."""
