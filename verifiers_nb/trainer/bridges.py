@@ -231,8 +231,7 @@ class TRLRollouts:
         rows = [self.row(prompt) for prompt in prompts]
         self.update(trainer)
         inputs = {name: [row[name] for row in rows] for name in rows[0]}
-        model, sampling = self.client.model, trl_sampling(trainer)
-        outputs = self.env.generate(inputs, self.client, model, sampling)
+        outputs = self.env.generate(inputs, self.client, self.client.model, trl_sampling(trainer))
         return trl_columns(outputs, trainer.processing_class.eos_token_id)
 
     def row(self, prompt: Messages) -> dict[str, Any]:
