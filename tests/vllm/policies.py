@@ -82,9 +82,9 @@ def folders(client: VLLMClient) -> list[str]:
 
 
 def complete(
-    client: VLLMClient, tokens: int, seed: int = 0, prompt: str = "What is 12 + 30?"
+    client: VLLMClient, tokens: int, seed: int = 0, prompt: str = "What is 12 + 30?", n: int = 1
 ) -> Any:
-    """Ask for exactly so many tokens."""
+    """Ask for exactly so many tokens, `n` times in one request: many keep the server busy for long."""
     return client.completions.create(
-        prompt=prompt, max_tokens=tokens, seed=seed, extra_body={"ignore_eos": True}
+        prompt=prompt, max_tokens=tokens, seed=seed, n=n, extra_body={"ignore_eos": True}
     )

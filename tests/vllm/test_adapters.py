@@ -97,11 +97,11 @@ def test_the_base_model_among_adapters(client: VLLMClient, policy: Policy) -> No
     """vLLM's CPU kernels give a row without an adapter somebody else's; no answer of ours shows it."""
 
     async def run() -> list[Any]:
-        first = [asyncio.ensure_future(complete(client, 400, seed)) for seed in range(4)]
+        first = [asyncio.ensure_future(complete(client, 1900, seed, n=4)) for seed in range(4)]
         await asyncio.sleep(0.3)
         await asyncio.to_thread(client.push, policy.train(1))
         policy.keep(1)
-        second = [asyncio.ensure_future(complete(client, 400, seed)) for seed in range(4)]
+        second = [asyncio.ensure_future(complete(client, 1000, seed)) for seed in range(4)]
         await asyncio.sleep(0.3)
         await asyncio.to_thread(client.push, None)
         third = [asyncio.ensure_future(complete(client, 100, seed)) for seed in range(4)]
@@ -129,7 +129,7 @@ def test_a_version_goes_when_its_last_request_is_answered(
     async def run() -> Any:
         await asyncio.to_thread(client.push, policy.train(1))
         policy.keep(1)
-        slow = asyncio.ensure_future(complete(client, 800))
+        slow = asyncio.ensure_future(complete(client, 1900, n=16))
         await asyncio.sleep(0.3)
         await asyncio.to_thread(client.push, policy.train(2))
         policy.keep(2)
@@ -150,10 +150,10 @@ def test_a_push_waits_for_a_free_slot(client: VLLMClient, policy: Policy) -> Non
 
     async def run() -> list[Any]:
         asked = []
-        for number, tokens in ((1, 500), (2, 1200)):
+        for number, tokens in ((1, 1000), (2, 1900)):
             await asyncio.to_thread(client.push, policy.train(number))
             policy.keep(number)
-            asked.append(asyncio.ensure_future(complete(client, tokens)))
+            asked.append(asyncio.ensure_future(complete(client, tokens, n=8)))
             await asyncio.sleep(0.2)
         policy.train(3)
         pushing = asyncio.ensure_future(asyncio.to_thread(client.push, policy.model))
@@ -195,10 +195,12 @@ def test_requests_that_are_broken_off(client: VLLMClient, policy: Policy) -> Non
         for number in range(1, 6):
             await asyncio.to_thread(client.push, policy.train(number))
             policy.keep(number)
-            asked = [asyncio.ensure_future(complete(client, 800, seed)) for seed in range(4)]
+            asked = [asyncio.ensure_future(complete(client, 1900, seed)) for seed in range(4)]
             await asyncio.sleep(0.2)
             for each in asked:
                 each.cancel()
+            ended = await asyncio.gather(*asked, return_exceptions=True)
+            assert [type(each) for each in ended] == [asyncio.CancelledError] * 4
         return await complete(client, 10)
 
     answer = asyncio.run(run())
