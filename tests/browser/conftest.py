@@ -99,7 +99,8 @@ def page(browser) -> Iterator:
     opened.on("pageerror", lambda error: errors.append(str(error)))
     yield opened
     opened.close()
-    assert errors == []
+    # JupyterLab's own, when a page is closed or reloaded in the middle of a message.
+    assert [error for error in errors if "Kernel message validation" not in error] == []
 
 
 @pytest.fixture

@@ -106,7 +106,10 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     page.on("dialog", lambda dialog: dialog.accept())
     widget = widget_of(page)
     wait_for_step(page, widget, step_shown(widget) + 2)
-    widget.get_by_role("button", name="Stop").click()
+    for _ in range(6):  # what is clicked while JupyterLab still connects is lost
+        if not widget.get_by_text("Stopped").is_visible():
+            widget.get_by_role("button", name="Stop").click(timeout=30_000)
+            page.wait_for_timeout(5_000)
     widget.get_by_text("Stopped").wait_for()
     assert page.evaluate(ASK, "trainer.wait(); print(trainer.args.beta)")[0] == "0.02"
 

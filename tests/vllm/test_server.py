@@ -107,7 +107,7 @@ def test_an_engine_that_dies_in_mid_rollout(vllm_server: VLLMServer) -> None:
     policy, starts, url = adapted(), vllm_server.starts, vllm_server.url
     served = Served("vllm", WatchedClient(vllm_server), vllm_server)
     assert served.push(policy) == 1
-    wish = dict(prompt="What is 12 + 30?", max_tokens=700, extra_body={"ignore_eos": True})
+    wish = dict(prompt="What is 12 + 30?", max_tokens=1900, extra_body={"ignore_eos": True})
 
     async def run() -> list[Any]:
         create = served.client.completions.create
