@@ -51,10 +51,10 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules and README
 
 test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
 	@$(PY) -m mypy
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup --reruns 1
 
 test-ui: $(STAMP) ## Only drive the widgets, in a real JupyterLab in a real browser
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 tests/browser
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --reruns 1 tests/browser
 
 export: $(STAMP) ## Tidy the notebooks, then write the modules and the README from them
 	@$(PY) -m ruff check -q --fix nbs
