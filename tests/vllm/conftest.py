@@ -16,10 +16,9 @@ MISSING = vllm_missing()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep these tests together, and first: nothing else takes as long. `--dist loadgroup` reads the mark."""
+    """Put these tests first, for nothing else takes as long; their `xdist_group` keeps them together."""
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("vllm"))
             # They catch a real server in the middle of its work, which a busy machine may upset.
             item.add_marker(pytest.mark.flaky(reruns=2))
             if MISSING:
