@@ -51,7 +51,8 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules and README
 
 test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
 	@$(PY) -m mypy
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadgroup --reruns 1
+	@OMP_NUM_THREADS=1 $(PY) -m pytest --reruns 1 tests/vllm
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --reruns 1 --ignore tests/vllm
 
 test-ui: $(STAMP) ## Only drive the widgets, in a real JupyterLab in a real browser
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --reruns 1 tests/browser

@@ -1,4 +1,4 @@
-"""One real vLLM server for all tests in this folder, which run one after the other on one worker."""
+"""One real vLLM server for all tests in this folder, which run one after the other."""
 
 from __future__ import annotations
 
@@ -14,16 +14,14 @@ HERE = Path(__file__).parent
 MISSING = vllm_missing()
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put these tests first, for nothing else takes as long; their `xdist_group` keeps them together."""
+    """Skip these tests where there is no vLLM, and give each a second and a third try."""
     for item in items:
         if HERE in item.path.parents:
             # They catch a real server in the middle of its work, which a busy machine may upset.
             item.add_marker(pytest.mark.flaky(reruns=2))
             if MISSING:
                 item.add_marker(pytest.mark.skip(reason=MISSING))
-    items.sort(key=lambda item: HERE not in item.path.parents)
 
 
 @pytest.fixture(scope="session")

@@ -19,8 +19,6 @@ import verifiers_nb as vf
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
 from verifiers_nb.inference.vllm import VLLMClient, call_server
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 
 @pytest.fixture
 def policy() -> Policy:

@@ -21,8 +21,6 @@ from verifiers_nb.inference.server import VLLMServer, start_vllm
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
 from verifiers_nb.inference.vllm import VLLMClient
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 
 @pytest.fixture(scope="module")
 def second_server(vllm_server: Any) -> Iterator[VLLMServer]:

@@ -31,8 +31,6 @@ CALL = (
     '<tool_call>\\n\\{"name": "add", "arguments": \\{"a": [1-9]{2}, "b": [1-9]\\}\\}\\n</tool_call>'
 )
 
-pytestmark = pytest.mark.xdist_group("vllm")
-
 
 @pytest.fixture(scope="module")
 def model() -> Any:

@@ -152,7 +152,6 @@ def test_the_command_beside_another_server(vllm_server: VLLMServer) -> None:
 KERNEL = f"""
 from verifiers_nb.inference.server import start_vllm
 
-pytestmark = pytest.mark.xdist_group("vllm")
 start_vllm({NAME!r}, kv_cache_gb=0.25, progress=False)
 """
 
