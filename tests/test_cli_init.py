@@ -45,10 +45,10 @@ def test_from_a_name_to_a_score(python: Path, tmp_path: Path) -> None:
         python, "pytest", "-q", "environments/my_sums", "-p", "no:cacheprovider", cwd=tmp_path
     )
     assert tested.returncode == 0, tested.stdout  # installed or not
-    listed = call(python, "verifiers_nb.cli.install", "--list", cwd=tmp_path).stdout
+    listed = call(python, "verifiers_nb.cli.init", "--list", cwd=tmp_path).stdout
     (line,) = [line for line in listed.splitlines() if line.startswith("my-sums")]
     assert "needs vf-install" in line
-    done = call(python, "verifiers_nb.cli.install", "my-sums", *PIP, cwd=tmp_path)
+    done = call(python, "verifiers_nb.cli.init", "my-sums", *PIP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     scored = call(
         python,
@@ -86,7 +86,7 @@ def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
     ):
         subprocess.run([*git, *arguments], cwd=repository, check=True)
     address = f"file://{repository}"
-    install = "verifiers_nb.cli.install"
+    install = "verifiers_nb.cli.init"
     done = call(python, install, "git-sums", "-r", address, "-b", "dev", *PIP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     source = "import git_sums; print(git_sums.load_environment().rubric.get_reward_weights())"

@@ -50,7 +50,7 @@ def write_run(folder: Path, skill: int, count: int = 6) -> Path:
 
 def call(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Call the command in a folder."""
-    command = [sys.executable, "-m", "verifiers_nb.cli.comparison", *map(str, arguments)]
+    command = [sys.executable, "-m", "verifiers_nb.cli.report", *map(str, arguments)]
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from verifiers_nb.cli.rollouts import ORDERS, RolloutIndex, search, sorted_places
+from verifiers_nb.cli.tui import ORDERS, RolloutIndex, search, sorted_places
 from verifiers_nb.cli.tui import RolloutBrowser, RolloutList
 
 COUNT = 100_000

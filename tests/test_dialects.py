@@ -119,9 +119,9 @@ def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(autouse=True)
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the pauses of our own between tries short; those that a server asks for stay."""
-    monkeypatch.setattr("verifiers_nb.calls.random.uniform", lambda low, high: 0.001)
+    monkeypatch.setattr("verifiers_nb.support.calls.random.uniform", lambda low, high: 0.001)
     wait = lambda **_: lambda _: 0.002  # noqa: E731
-    monkeypatch.setattr("verifiers_nb.calls.wait_random_exponential", wait)
+    monkeypatch.setattr("verifiers_nb.support.calls.wait_random_exponential", wait)
 
 
 def sums(count: int) -> vf.SingleTurnEnv:

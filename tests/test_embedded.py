@@ -23,8 +23,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from verifiers_nb.inference.base import get_model
-from verifiers_nb.inference.embedded import EmbeddedEngine
+from verifiers_nb.inference.client import get_model
+from verifiers_nb.inference.engine import EmbeddedEngine
 
 NAME = "verifiers_nb/adder-1m"
 SIZES: dict[str, Any] = dict(

@@ -24,7 +24,7 @@ import pytest
 import verifiers_nb as vf
 from verifiers_nb.environments.wiki_search import embed_words, sample_pages
 from verifiers_nb.envs import data as data_room
-from verifiers_nb.envs import load as load_room
+from verifiers_nb.environments import load as load_room
 from verifiers_nb.envs.rehearsal import Script, ScriptedClient, rehearse, tool_call
 from verifiers_nb.rubrics.similarity import lcs_ratio
 

@@ -104,8 +104,8 @@ def serving() -> Iterator[Callable[..., Server]]:
 @pytest.fixture
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make pauses between tries short."""
-    monkeypatch.setattr("verifiers_nb.calls.random.uniform", lambda low, high: 0.001)
-    monkeypatch.setattr("verifiers_nb.calls.wait_random_exponential", lambda **_: _short)
+    monkeypatch.setattr("verifiers_nb.support.calls.random.uniform", lambda low, high: 0.001)
+    monkeypatch.setattr("verifiers_nb.support.calls.wait_random_exponential", lambda **_: _short)
 
 
 def _short(_: Any) -> float:

@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from verifiers_nb.rubrics.math import equal_answers
-from verifiers_nb.rubrics.plain import compare_plain, read_plain
+from verifiers_nb.support.arithmetic import compare_plain, read_plain
 
 HAND_PICKED = [
     *["", " ", "0", "-0", "+0", "0.0", "3", "+3", "- 3", "--3", "-3", "−3", "007", "3.", "3,", "٣"],

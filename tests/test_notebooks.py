@@ -12,7 +12,7 @@ import pytest
 from nbdev.config import get_config
 from nbdev.test import test_nb as run_cells
 
-from verifiers_nb.envs.load import environment_card
+from verifiers_nb.environments.load import environment_card
 
 CONFIG = get_config()
 NBS = Path(CONFIG.nbs_path)

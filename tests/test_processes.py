@@ -182,7 +182,7 @@ def test_pieces_with_iterations_and_checkpointing(tmp_path: Path) -> None:
 
 
 FEWER = """
-import verifiers_nb.trainer.rollouts as rollouts
+import verifiers_nb.trainer.grpo as rollouts
 make_samples, step = rollouts.make_samples, 0
 def make_fewer(outputs, args):
     global step

@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers_nb as vf
-from verifiers_nb.cli.notebook import LiveNotebook, run_notebook, set_parameters
+from verifiers_nb.cli.demo import LiveNotebook, run_notebook, set_parameters
 
 NOTEBOOK = Path(__file__).parents[1] / "nbs/tutorials/101_quick_start.ipynb"
 

@@ -18,7 +18,7 @@ from openai import AsyncOpenAI, OpenAI
 
 from verifiers_nb.parsers.base import Parser
 from verifiers_nb.rubrics import math as math_room
-from verifiers_nb.rubrics.base import Rubric
+from verifiers_nb.rubrics.rubric import Rubric
 from verifiers_nb.rubrics.group import RubricGroup
 from verifiers_nb.rubrics.judge import JudgeRubric
 from verifiers_nb.rubrics.math import MathRubric, equal_answers
@@ -134,7 +134,7 @@ def test_group_functions_find_their_groups_in_any_order():
 def test_hanging_function_neither_stops_the_others_nor_the_end_of_the_process():
     script = """
 import asyncio, time
-from verifiers_nb.rubrics.base import Rubric
+from verifiers_nb.rubrics.rubric import Rubric
 def hangs(completion):
     while completion == "bad": time.sleep(0.01)
     return 1.0

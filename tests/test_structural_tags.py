@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from verifiers_nb.parsers.actions import action_parser
+from verifiers_nb.parsers.function_calls import action_parser
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command
 from verifiers_nb.parsers.format_tags import (
     exact_class,
@@ -408,7 +408,7 @@ def test_streams_add_up(form: list[Any], data: st.DataObject) -> None:
 
 def test_parsers_load_neither_torch_nor_xgrammar() -> None:
     code = (
-        "import sys, verifiers_nb.parsers.actions, verifiers_nb.parsers.think, verifiers_nb.parsers.xml\n"
+        "import sys, verifiers_nb.parsers.function_calls, verifiers_nb.parsers.think, verifiers_nb.parsers.xml\n"
         "import verifiers_nb.parsers.streaming\n"
         "print([name for name in ('torch', 'xgrammar') if name in sys.modules])"
     )

@@ -10,7 +10,7 @@ import torch
 from datasets import Dataset
 
 import verifiers_nb as vf
-from verifiers_nb.inference.process import process_env_results
+from verifiers_nb.inference.tokens import process_env_results
 from verifiers_nb.inference.tokens import TokenSequence, merge_turns, rollout_turns
 from verifiers_nb.trainer.batching import Sample, batch_logprobs, micro_batches
 

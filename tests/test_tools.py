@@ -27,11 +27,11 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openai import AsyncOpenAI
 
-from verifiers_nb.envs.sandbox import Limits, run_python, sandbox_guards
-from verifiers_nb.envs.tool_schema import convert_func_to_oai_tool, make_tool
-from verifiers_nb.envs.toolenv import ToolEnv
+from verifiers_nb.support.sandbox import Limits, run_python, sandbox_guards
+from verifiers_nb.envs.tools import convert_func_to_oai_tool, make_tool
+from verifiers_nb.envs.tool_env import ToolEnv
 from verifiers_nb.envs.tools import calculator, python
-from verifiers_nb.rubrics.base import Rubric
+from verifiers_nb.rubrics.rubric import Rubric
 
 SMALL = Limits(seconds=10, memory_mb=256, file_mb=2, output_bytes=2000)
 SHORT = Limits(seconds=1, memory_mb=256, file_mb=2, output_bytes=2000)
@@ -145,7 +145,7 @@ def test_a_daemon_does_not_outlive_its_program(tmp_path: Path) -> None:
     """Orphans of this script become its children, so that it sees whoever escaped."""
     script = """
 import ctypes, os, sys, time
-from verifiers_nb.envs.sandbox import Limits, run_python
+from verifiers_nb.support.sandbox import Limits, run_python
 ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
 code = '''
 import os, time
@@ -194,7 +194,7 @@ def test_the_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_environment_of_its_parent_is_closed() -> None:
     env = {**os.environ, "SECRET_KEY": "s3cret"}
     script = """
-from verifiers_nb.envs.sandbox import run_python
+from verifiers_nb.support.sandbox import run_python
 for what in ("environ", "mem", "fd/0", "maps"):
     print(run_python(f"import os; print(open(f'/proc/{{os.getppid()}}/{what}', 'rb').read(99))"))
 """
@@ -249,7 +249,7 @@ def test_a_folder_that_resists_is_removed() -> None:
 
 @linux
 def test_programs_die_with_a_killed_notebook(tmp_path: Path) -> None:
-    script = "from verifiers_nb.envs.sandbox import run_python\nrun_python('import time; time.sleep(60)')"
+    script = "from verifiers_nb.support.sandbox import run_python\nrun_python('import time; time.sleep(60)')"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     notebook = subprocess.Popen([sys.executable, "-c", script], env=env)
     deadline = time.monotonic() + 20
@@ -277,8 +277,8 @@ def test_where_namespaces_are_forbidden_the_filter_still_stands() -> None:
     """As in most containers: here a filter of our own refuses `unshare` beforehand."""
     script = """
 import os
-from verifiers_nb.envs import confine
-from verifiers_nb.envs.sandbox import run_python, sandbox_guards
+from verifiers_nb.support import confine
+from verifiers_nb.support.sandbox import run_python, sandbox_guards
 import ctypes, struct
 machine, column = os.uname().machine, confine.ARCHITECTURES[os.uname().machine][0]
 number = confine.REFUSED["unshare"][column]
@@ -506,7 +506,7 @@ def test_tool_calls_go_through_the_openai_client_and_back() -> None:
 
 def test_a_process_group_dies_where_there_is_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that started others, as macOS would allow, is ended with them."""
-    from verifiers_nb.envs import sandbox
+    from verifiers_nb.support import sandbox
 
     def start(limits: Limits, folder: str, program: Any, output: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-I", "-"]

@@ -27,7 +27,7 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 import verifiers_nb as vf
-from verifiers_nb.envs.run import background_loop
+from verifiers_nb.envs.rollouts import background_loop
 from verifiers_nb.envs.store import read_rollouts
 
 MODEL = "verifiers_nb/adder-1m"

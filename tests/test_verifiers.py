@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from verifiers_nb.rubrics.base import Rubric
+from verifiers_nb.rubrics.rubric import Rubric
 from verifiers_nb.verifiers import base
 from verifiers_nb.verifiers.base import (
     ChainedVerifier,
@@ -26,9 +26,9 @@ from verifiers_nb.verifiers.base import (
     get_verifier,
     verifier_from_config,
 )
-from verifiers_nb.verifiers.patterns import compile_pattern, search
-from verifiers_nb.verifiers.reading import NotJSON, read_json, value_span
-from verifiers_nb.verifiers.schema import (
+from verifiers_nb.verifiers.json import compile_pattern, search
+from verifiers_nb.verifiers.json import NotJSON, read_json, value_span
+from verifiers_nb.verifiers.json import (
     JSONSchemaVerifier,
     JSONStructureVerifier,
     RegexFormatVerifier,
@@ -282,7 +282,7 @@ def test_a_raised_recursion_limit_is_no_danger() -> None:
     code = """
 import sys
 sys.setrecursionlimit(10**9)
-from verifiers_nb.verifiers.schema import JSONSchemaVerifier
+from verifiers_nb.verifiers.json import JSONSchemaVerifier
 for text in ("[" * 1_000_000, '{"a":' * 1_000_000):
     print(JSONSchemaVerifier({"items": {"$ref": "#"}}).verify(text).reward)
 """

@@ -28,8 +28,10 @@ ROOMS = {
         "To load by name, each with a sample to try it offline.",
     ),
     "trainer": ("Trainer", "GRPO on a LoRA adapter: advantages, loss, pipeline, checkpoints."),
+    "bridges": ("Bridges", "Environments and rollouts in the shape that other engines take."),
     "widgets": ("Widgets", "Look at rollouts, formats and runs, and press buttons on them."),
     "cli": ("Commands", "The same from a shell."),
+    "support": ("Support", "Plumbing that any room stands on: threads, processes, sandboxes."),
     "benchmarks": ("Benchmarks", "What was measured, and how to measure it again."),
 }
 

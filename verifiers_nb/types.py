@@ -7,10 +7,14 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'OPENAI_TYPES', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs']
+           'OPENAI_TYPES', 'PAYLOADS', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores',
+           'ProcessedOutputs', 'content_text', 'messages_to_printable', 'cleanup_messages', 'tool_call_dict',
+           'sanitize_tool_calls', 'maybe_await', 'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
-from collections.abc import Awaitable, Callable
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
         ChatCompletionRole,
         ChatCompletionToolParam,
     )
+    from rich.text import Text
 
 # %% ../nbs/00_types.ipynb #c1dfd96e
 ChatMessage: TypeAlias = dict[str, Any]
@@ -75,7 +80,7 @@ class RolloutScore(BaseModel):
     reward: float
     metrics: dict[str, float] = Field(default_factory=dict)
 
-
+# %% ../nbs/00_types.ipynb #d5955ed9
 class RolloutScores(BaseModel):
     "Hold the scores of many rollouts as columns."
 
@@ -118,3 +123,143 @@ def __getattr__(name: str) -> Any:
     if name in OPENAI_TYPES:
         return getattr(import_module(OPENAI_TYPES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+# %% ../nbs/00_types.ipynb #b6bc1fdb
+def content_text(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:
+    "Give the text of a message's content; `None` and parts that are not text count as empty."
+    if isinstance(content, str):
+        return content
+    return "".join(_part_text(part) or "" for part in content or ())
+
+# %% ../nbs/00_types.ipynb #3b65cec0
+def _part_text(part: str | Mapping[str, Any]) -> str | None:
+    if isinstance(part, str):
+        return part
+    return part.get("text") if part.get("type") == "text" else None
+
+# %% ../nbs/00_types.ipynb #95940edf
+def messages_to_printable(messages: Messages) -> Messages:
+    "Copy messages with their content as text, in which an image reads `[image]`."
+    if isinstance(messages, str):
+        return messages
+    return [{**message, "content": _printable(message.get("content"))} for message in messages]
+
+# %% ../nbs/00_types.ipynb #c6dbe215
+def _printable(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n\n".join(_part_label(part) for part in content or ())
+
+
+def _part_label(part: str | Mapping[str, Any]) -> str:
+    text = _part_text(part)
+    if text is not None or isinstance(part, str):
+        return text or ""
+    return f"[{str(part.get('type')).removesuffix('_url')}]"
+
+# %% ../nbs/00_types.ipynb #a4cdd5a6
+PAYLOADS = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
+
+
+def cleanup_messages(messages: Messages) -> Messages:
+    "Copy messages without the empty and foreign keys that a dataset adds to them."
+    if isinstance(messages, str):
+        return messages
+    return [_cleanup(message) for message in messages]
+
+# %% ../nbs/00_types.ipynb #6046eaca
+def _cleanup(message: ChatMessage) -> ChatMessage:
+    kept = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if isinstance(content := kept.get("content"), Sequence) and not isinstance(content, str):
+        kept["content"] = [
+            part if isinstance(part, str) else _cleanup_part(part) for part in content
+        ]
+    return kept
+
+# %% ../nbs/00_types.ipynb #af588258
+def _cleanup_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    foreign = PAYLOADS - {part.get("type")}
+    return {key: value for key, value in part.items() if value is not None and key not in foreign}
+
+# %% ../nbs/00_types.ipynb #1ae05874
+def tool_call_dict(call: Any) -> dict[str, Any]:
+    "Give a tool call as a dictionary, from an object of OpenAI's shape, a mapping or JSON text."
+    if isinstance(call, str):
+        return json.loads(call)
+    if isinstance(call, Mapping):
+        return dict(call)
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+# %% ../nbs/00_types.ipynb #971b5f92
+def sanitize_tool_calls(messages: Messages) -> Messages:
+    "Copy messages with each tool call as JSON text, for a dataset column."
+    if isinstance(messages, str):
+        return messages
+    return [
+        {**message, "tool_calls": [json.dumps(tool_call_dict(call)) for call in calls]}
+        if (calls := message.get("tool_calls"))
+        else message
+        for message in messages
+    ]
+
+# %% ../nbs/00_types.ipynb #ba49ec9b
+async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    "Call `func` and await what it returns if that can be awaited."
+    result = func(*args, **kwargs)
+    # As `inspect.isawaitable` for all but generators, at a tenth of the price: this runs at each turn.
+    return await result if hasattr(result, "__await__") else result
+
+# %% ../nbs/00_types.ipynb #bcce3e53
+def print_prompt_completions_sample(
+    prompts: list[Messages],
+    completions: list[Messages],
+    rewards: list[float],
+    step: int,
+    num_samples: int = 1,
+) -> None:
+    "Print the first `num_samples` rollouts of a training step as a table."
+    from rich.console import Console
+    from rich.panel import Panel
+    from rich.table import Table
+
+    table = Table(expand=True, show_lines=True)
+    table.add_column("Prompt", style="yellow", ratio=2)
+    table.add_column("Completion", style="green", ratio=3)
+    table.add_column("Reward", style="bold cyan", justify="right")
+    sample = (column[:num_samples] for column in (prompts, completions, rewards))
+    for prompt, completion, reward in zip(*sample, strict=True):
+        table.add_row(_rich_text(prompt), _rich_text(completion), f"{reward:.2f}")
+    Console().print(Panel(table, title=f"Step {step}", expand=False))
+
+# %% ../nbs/00_types.ipynb #e5876d59
+def _rich_text(messages: Messages) -> Text:
+    from rich.text import Text
+
+    shown = messages_to_printable(messages)
+    if isinstance(shown, str):
+        return Text(shown)
+    return Text("\n\n").join(
+        Text.assemble((f"{message['role']}: ", "bold"), message["content"], _calls_text(message))
+        for message in shown
+    )
+
+# %% ../nbs/00_types.ipynb #d1e001a2
+def _calls_text(message: ChatMessage) -> str:
+    functions = [tool_call_dict(call)["function"] for call in message.get("tool_calls") or ()]
+    return "".join(f"\n→ {function['name']}({function['arguments']})" for function in functions)
+
+# %% ../nbs/00_types.ipynb #ca3512f4
+def setup_logging(
+    level: str | int = "INFO", log_format: str | None = None, date_format: str | None = None
+) -> None:
+    "Log what the library says at `level` and above to standard error."
+    log_format = log_format or "%(asctime)s %(name)s %(levelname)s: %(message)s"
+    handler = logging.StreamHandler()
+    handler.set_name("verifiers_nb")
+    handler.setFormatter(logging.Formatter(log_format, date_format or "%H:%M:%S"))
+    logger = logging.getLogger("verifiers_nb")
+    logger.setLevel(level.upper() if isinstance(level, str) else level)
+    logger.handlers = [old for old in logger.handlers if old.name != handler.name] + [handler]
+    # The root logger may have a handler of its own, which would print each line again.
+    logger.propagate = False

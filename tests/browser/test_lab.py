@@ -9,7 +9,7 @@ import pytest
 from browsing import SHOTS, run_all
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from verifiers_nb.cli.notebook import FIGURE, notebook_page
+from verifiers_nb.cli.demo import FIGURE, notebook_page
 
 pytestmark = pytest.mark.browser
 

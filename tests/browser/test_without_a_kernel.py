@@ -8,7 +8,7 @@ from everything import FAINT, dashboard, explorer, inspector
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
-from verifiers_nb.cli.notebook import notebook_page
+from verifiers_nb.cli.demo import notebook_page
 
 pytestmark = pytest.mark.browser
 

@@ -27,9 +27,9 @@ from policies import (
 from safetensors.torch import load_file, save_file
 
 import verifiers_nb as vf
-import verifiers_nb.inference.versions
+import verifiers_nb.inference.vllm_policy
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
-from verifiers_nb.inference.vllm import VLLMClient, call_server
+from verifiers_nb.inference.vllm_policy import VLLMClient, call_server
 from verifiers_nb.trainer.adapters import merge_and_save, save_adapter
 
 
@@ -209,7 +209,7 @@ def test_requests_that_are_broken_off(
     client: VLLMClient, policy: Policy, vllm_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server may go back to the files of a request that nobody waits for any more: they stay a while."""
-    monkeypatch.setattr(verifiers_nb.inference.versions, "REST", 3600)
+    monkeypatch.setattr(verifiers_nb.inference.vllm_policy, "REST", 3600)
 
     async def run() -> Any:
         for number in range(1, 6):

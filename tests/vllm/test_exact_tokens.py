@@ -12,9 +12,9 @@ import torch
 import xgrammar
 
 import verifiers_nb as vf
-from verifiers_nb.inference.embedded import EmbeddedEngine
+from verifiers_nb.inference.engine import EmbeddedEngine
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
-from verifiers_nb.inference.vllm import VLLMClient
+from verifiers_nb.inference.vllm_policy import VLLMClient
 
 NAME = "verifiers_nb/adder-1m"
 TOLERANCE = 1e-4  # both compute in float32

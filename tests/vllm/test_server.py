@@ -25,10 +25,10 @@ from datasets import Dataset
 from policies import Policy, running, settle, wait_for
 
 import verifiers_nb as vf
-from verifiers_nb.inference.base import model_path
-from verifiers_nb.inference.guard import descendants
+from verifiers_nb.inference.client import model_path
+from verifiers_nb.support.processes import descendants
 from verifiers_nb.inference.serve import Served, WatchedClient
-from verifiers_nb.inference.server import ServerError, VLLMServer, start_vllm
+from verifiers_nb.inference.vllm_server import ServerError, VLLMServer, start_vllm
 
 NAME = "verifiers_nb/adder-1m"
 QUESTION = [{"role": "user", "content": "What is 27 + 48?"}]
@@ -227,7 +227,7 @@ def test_commands_and_keys(vllm_server: VLLMServer, tmp_path: Path) -> None:
 
 
 KERNEL = f"""
-from verifiers_nb.inference.server import start_vllm
+from verifiers_nb.inference.vllm_server import start_vllm
 
 start_vllm({NAME!r}, kv_cache_gb=0.25, progress=False)
 """
@@ -320,7 +320,7 @@ def test_a_build_for_gpus_without_one(tmp_path: Path) -> None:
 
 START = f"""
 import sys
-from verifiers_nb.inference.server import ServerError, start_vllm
+from verifiers_nb.inference.vllm_server import ServerError, start_vllm
 
 try:
     start_vllm({NAME!r}, kv_cache_gb=0.25, progress=False, log=sys.argv[1])
@@ -365,7 +365,7 @@ def test_no_room_for_the_log(tmp_path: Path) -> None:
 PUSH = """
 import sys
 from policies import Policy
-from verifiers_nb.inference.vllm import VLLMClient
+from verifiers_nb.inference.vllm_policy import VLLMClient
 
 client = VLLMClient(sys.argv[1], sys.argv[2], adapter_dir=sys.argv[3])
 try:

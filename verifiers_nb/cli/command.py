@@ -6,17 +6,34 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CommandError', 'CommandParser', 'json_object', 'whole_number', 'number', 'interrupt', 'run_command', 'end_on_sigterm']
+__all__ = ['ENDPOINTS_PATH', 'SHIPPED_MODEL', 'DEFAULT_MODEL', 'KEY_VARIABLE', 'OPENAI_URL', 'MOST_SHOWN', 'CommandError',
+           'CommandParser', 'json_object', 'whole_number', 'number', 'interrupt', 'run_command', 'end_on_sigterm',
+           'read_metadata', 'write_metadata', 'plain', 'add_environment_flags', 'own_folder', 'load', 'verifier_rubric',
+           'read_endpoints', 'add_endpoint_flags', 'Endpoint', 'is_local_model', 'address', 'choose_endpoint',
+           'served_models', 'open_engine', 'open_endpoint', 'MeteredClient', 'summarize', 'show_table', 'one_row',
+           'conversation', 'show_samples']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
+import importlib.util
+import inspect
 import json
+import math
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, NoReturn
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from verifiers_nb.envs.environment import Environment
+    from verifiers_nb.types import GenerateOutputs
 
 # %% ../../nbs/cli/00_command.ipynb #c1dfd96e
 class CommandError(Exception):
@@ -57,7 +74,7 @@ def json_object(text: str) -> dict[str, Any]:
         raise argparse.ArgumentTypeError(f"""not a JSON object such as '{{"key": 1}}': {text!r}""")
     return value
 
-
+# %% ../../nbs/cli/00_command.ipynb #342bbc66
 def whole_number(
     least: int, also: int | None = None, most: int | None = None
 ) -> Callable[[str], int]:
@@ -112,7 +129,409 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
-
+# %% ../../nbs/cli/00_command.ipynb #7d23ef4c
 def end_on_sigterm() -> None:
     """Let a command end at SIGTERM as it does at Ctrl-C."""
     signal.signal(signal.SIGTERM, interrupt)
+
+# %% ../../nbs/cli/00_command.ipynb #d6de90cc
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Return the metadata of an evaluation, {} where there is none that can be read."""
+    try:
+        found = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+# %% ../../nbs/cli/00_command.ipynb #5142c907
+def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
+    """Write the metadata at once: a reader sees the old or the new."""
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / "metadata.json.part"
+    part.write_text(json.dumps(plain(metadata), indent=2) + "\n", encoding="utf-8")
+    os.replace(part, folder / "metadata.json")
+
+# %% ../../nbs/cli/00_command.ipynb #d98582cf
+def plain(value: Any) -> Any:
+    """Return a value as JSON has it: NaN is null, and what is not data is text."""
+    if isinstance(value, dict):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(each) for each in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
+
+# %% ../../nbs/cli/00_command.ipynb #9ad1e10e
+def add_environment_flags(add: Any, **positional: Any) -> None:
+    """Add the environment's name and the flags about how it is loaded."""
+    names = "name of an environment; vf-install --list shows ours"
+    add("env", metavar="ENV", help=names, **positional)
+    add("-a", "--env-args", type=json_object, metavar="JSON", help="arguments of the environment")
+    where = "where environments of one's own are (default: ./environments)"
+    add("-p", "--env-dir-path", metavar="DIR", help=where)
+    offline = "ask no hub: samples in place of datasets, and the model of the package unless another is named"
+    add("--offline", action="store_true", help=offline)
+
+# %% ../../nbs/cli/00_command.ipynb #814e013c
+def own_folder(env: str, folder: str | Path = "./environments") -> Path:
+    """Return where an environment of one's own would be."""
+    return Path(folder).expanduser() / env.strip().replace("-", "_")
+
+
+def load(
+    env: str,
+    arguments: Mapping[str, Any] | None = None,
+    folder: str | Path = "./environments",
+    offline: bool = False,
+    verbose: bool = False,
+) -> Environment:
+    """Load an environment, installed or from its own folder; `CommandError` if that fails.
+
+    `offline`: with samples in place of datasets, where it has some. `verbose`: print its traceback.
+    """
+    from verifiers_nb.environments.load import find_environment, load_environment
+
+    own = own_folder(env, folder)
+    if (own / f"{own.name}.py").is_file() and not importlib.util.find_spec(own.name):
+        sys.path.insert(0, str(own.resolve()))
+        importlib.invalidate_caches()
+    given = dict(arguments or {})
+    try:
+        made_by = find_environment(own.name) if own.name.isidentifier() else None
+        if offline and made_by and "offline" in inspect.signature(made_by).parameters:
+            given.setdefault("offline", True)
+        return load_environment(env, **given)
+    except Exception as error:
+        if verbose:
+            sys.excepthook(type(error), error, error.__traceback__)
+        raise CommandError(str(error)) from error
+
+# %% ../../nbs/cli/00_command.ipynb #96e396e1
+def verifier_rubric(name: str, arguments: dict[str, Any]) -> Any:
+    """Return a rubric that scores with a verifier of the registry."""
+    from verifiers_nb.rubrics.rubric import Rubric
+    from verifiers_nb.verifiers.base import ChainedVerifier, verifier_from_config
+
+    try:
+        verifier = verifier_from_config({**arguments, "verifier": name})
+    except Exception as error:
+        raise CommandError(str(error)) from error
+    if not hasattr(verifier, "as_reward_func"):
+        verifier = ChainedVerifier([verifier])
+    return Rubric([verifier.as_reward_func(name)])
+
+# %% ../../nbs/cli/00_command.ipynb #c27f6842
+ENDPOINTS_PATH = "./configs/endpoints.py"
+
+
+def read_endpoints(path: str | Path) -> dict[str, dict[str, str]]:
+    """Return the `ENDPOINTS` of a Python file, or of the `endpoints.py` in a folder.
+
+    The usual path may be missing; any other, or a file without them, is a `CommandError`.
+    """
+    file = Path(path).expanduser()
+    file = file / "endpoints.py" if file.is_dir() else file
+    if not file.is_file():
+        if str(path) == ENDPOINTS_PATH:
+            return {}
+        raise CommandError(f"there is no file of endpoints at {path}")
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(file.read_text(encoding="utf-8"), str(file), "exec"), names)
+    except Exception as error:
+        raise CommandError(f"{file} is no file of endpoints: {error}") from error
+    endpoints = names.get("ENDPOINTS")
+    if not isinstance(endpoints, dict):
+        raise CommandError(f"{file} has no ENDPOINTS = {{name: {{'model', 'url', 'key'}}}}")
+    for name, entry in endpoints.items():
+        if missing := {"model", "url", "key"} - {*(entry if isinstance(entry, dict) else ())}:
+            raise CommandError(f"{file}: ENDPOINTS[{name!r}] lacks {', '.join(sorted(missing))}")
+    return endpoints
+
+# %% ../../nbs/cli/00_command.ipynb #9f0fecf7
+def add_endpoint_flags(add: Any, model: str, endpoint: str, variable: str, **settings: Any) -> None:
+    """Add the flags about the model and its server; `model` and `endpoint` are their help.
+
+    `variable`: where the key is by default. `settings` are those of --endpoint.
+    """
+    add("-m", "--model", help=model)
+    add("--endpoint", metavar="WHO", help=endpoint, **settings)
+    file = f"Python file with ENDPOINTS = {{name: {{model, url, key}}}} (default: {ENDPOINTS_PATH})"
+    add("-e", "--endpoints-path", metavar="FILE", help=file)
+    key = f"environment variable that holds the key (default: {variable})"
+    add("-k", "--api-key-var", metavar="VAR", help=key)
+
+# %% ../../nbs/cli/00_command.ipynb #1a92426f
+SHIPPED_MODEL = "verifiers_nb/adder-1m"
+DEFAULT_MODEL = "gpt-4.1-mini"
+KEY_VARIABLE = "OPENAI_API_KEY"
+OPENAI_URL = "https://api.openai.com/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Say who answers: `url` None is this process; `model` None is whichever the server has.
+
+    `note`: what to tell a user who did not choose it.
+    """
+
+    url: str | None
+    model: str | None
+    key: str | None = None
+    note: str = ""
+
+    @property
+    def name(self) -> str:
+        """Name it in a table or a file."""
+        return self.url or "embedded"
+
+# %% ../../nbs/cli/00_command.ipynb #94dce64b
+def is_local_model(model: str | None) -> bool:
+    """Say whether a model is in the package or a folder."""
+    return model is None or model.startswith("verifiers_nb/") or Path(model).expanduser().is_dir()
+
+# %% ../../nbs/cli/00_command.ipynb #f9389ed1
+def address(url: str) -> str:
+    """Return the address of an API, with the `/v1` that may have been left out."""
+    from yarl import URL
+
+    try:
+        parsed = URL(url)
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.port is None:
+            raise ValueError
+    except ValueError:
+        raise CommandError(
+            f"{url!r} is no address of an API, such as http://127.0.0.1:8000/v1"
+        ) from None
+    return url.rstrip("/") + "/v1" if parsed.path in ("", "/") else url
+
+# %% ../../nbs/cli/00_command.ipynb #c97e5e26
+def choose_endpoint(
+    model: str | None,
+    endpoint: str | None,
+    base_url: str | None,
+    key_variable: str | None,
+    endpoints: Mapping[str, Mapping[str, str]],
+    environ: Mapping[str, str],
+) -> Endpoint:
+    """Return who answers a command; a name or key that is missing is a `CommandError`."""
+    key = environ.get(key_variable or KEY_VARIABLE)
+    if key_variable and not key:
+        raise CommandError(f"-k names the variable {key_variable}, which is not set")
+    if endpoint == "embedded":
+        return Endpoint(None, model or SHIPPED_MODEL)
+    named = endpoints.get(endpoint or model or "")
+    if named and not base_url:
+        key = key if key_variable else environ.get(named["key"])
+        asked = model if endpoint and model else named["model"]
+        return Endpoint(address(named["url"]), asked, key)
+    if endpoint == "openai" and not key:
+        raise CommandError(
+            f"the endpoint openai needs a key: set {KEY_VARIABLE}, or name another variable with -k"
+        )
+    url = OPENAI_URL if endpoint == "openai" else endpoint or base_url
+    if url and endpoint and "://" not in url:
+        known = ", ".join(["embedded", "openai", "an address (http://host:port/v1)", *endpoints])
+        raise CommandError(f"there is no endpoint {endpoint!r}; known are {known}")
+    if url:
+        return Endpoint(address(url), model, key)
+    if model and is_local_model(model):
+        return Endpoint(None, model)
+    if key or environ.get("OPENAI_BASE_URL"):
+        return Endpoint(
+            address(environ.get("OPENAI_BASE_URL") or OPENAI_URL), model or DEFAULT_MODEL, key
+        )
+    if model is None:
+        note = f"Neither {KEY_VARIABLE} nor an endpoint is given: {SHIPPED_MODEL} answers in this process."
+        return Endpoint(None, SHIPPED_MODEL, note=note)
+    raise CommandError(
+        f"{model} needs a key or an endpoint: set {KEY_VARIABLE}, give -b http://host:port/v1, or leave "
+        f"out -m to ask the model of the package"
+    )
+
+# %% ../../nbs/cli/00_command.ipynb #b3f0c7f6
+def served_models(client: Any) -> list[str]:
+    """Return the models that a server lists, none if it has no list; `CommandError` if it does not answer."""
+    from verifiers_nb.inference.vllm_policy import call_server
+
+    try:
+        cards = call_server(client, "models", timeout=20.0)
+        return [card["id"] for card in cards["data"] if not card.get("parent")]
+    except Exception as error:
+        status = getattr(error, "status_code", None)
+        if status in (401, 403):
+            raise CommandError(f"{client.base_url} refuses the key: {error}") from error
+        if status is None and not isinstance(error, (KeyError, TypeError)):
+            raise CommandError(f"no server answers at {client.base_url}: {error}") from error
+        return []
+
+# %% ../../nbs/cli/00_command.ipynb #0bba88ea
+def open_engine(model: str, adapter: str | Path | None = None) -> Any:
+    """Return an engine in this process that answers with a model, and with an adapter for it."""
+    if adapter and not (Path(adapter) / "adapter_config.json").is_file():
+        raise CommandError(f"there is no adapter at {adapter}: a folder with adapter_config.json")
+    try:
+        from verifiers_nb.inference.engine import EmbeddedEngine
+
+        engine = EmbeddedEngine(model)
+        if adapter:
+            engine.push(adapter)
+        return engine
+    except ModuleNotFoundError as error:
+        needed = f"the embedded engine needs {error.name}: pip install 'verifiers_nb[train]'"
+        raise CommandError(needed) from error
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CommandError(" ".join(str(error).split())) from error
+
+# %% ../../nbs/cli/00_command.ipynb #b70ffaf7
+def open_endpoint(endpoint: Endpoint, adapter: str | Path | None = None) -> tuple[Any, str]:
+    """Return a client and the name of the model to ask for; close the client after use."""
+    if endpoint.url is None:
+        engine = open_engine(endpoint.model or SHIPPED_MODEL, adapter)
+        return engine, engine.model
+    if adapter:
+        raise CommandError(
+            f"--adapter is for a model in this process, and {endpoint.url} is to answer"
+        )
+    from verifiers_nb.inference.http import HTTPClient
+
+    client = HTTPClient(endpoint.url, endpoint.key, retries=0)  # the environment tries again itself
+    models = served_models(client)
+    if endpoint.model is None and len(models) > 1:
+        raise CommandError(
+            f"{endpoint.url} serves {len(models)} models, so name one with -m: {', '.join(models[:5])}"
+        )
+    return client, endpoint.model or (models[0] if models else DEFAULT_MODEL)
+
+# %% ../../nbs/cli/00_command.ipynb #d435a6cd
+class MeteredClient:
+    """Ask another client, and count requests and tokens."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.requests = self.prompt_tokens = self.completion_tokens = 0
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create_chat))
+        self.completions = SimpleNamespace(create=self.create_text)
+
+    async def create_chat(self, **request: Any) -> Any:
+        """Answer messages."""
+        return self.count(await self.client.chat.completions.create(**request))
+
+    async def create_text(self, **request: Any) -> Any:
+        """Continue text."""
+        return self.count(await self.client.completions.create(**request))
+
+    def count(self, response: Any) -> Any:
+        """Note what a response says of its tokens, and return it."""
+        usage = getattr(response, "usage", None)
+        self.requests += 1
+        self.prompt_tokens += getattr(usage, "prompt_tokens", None) or 0
+        self.completion_tokens += getattr(usage, "completion_tokens", None) or 0
+        return response
+
+    @property
+    def usage(self) -> dict[str, int]:
+        """Return the counts."""
+        names = ("requests", "prompt_tokens", "completion_tokens")
+        return {name: getattr(self, name) for name in names}
+
+# %% ../../nbs/cli/00_command.ipynb #304f255b
+def summarize(results: GenerateOutputs, examples: int, pass_reward: float) -> dict[str, Any]:
+    """Return the figures of an evaluation: each score with its error, pass rates, failures.
+
+    `examples`: how many there are; rollout i is of example i modulo that.
+    """
+    from verifiers_nb.envs.store import distribution, pass_rates, standard_error
+
+    keys = [i % examples for i in range(len(results.reward))]
+    columns = {"reward": results.reward, **results.metrics}
+    errors = [state.get("error") for state in results.state]
+    return {
+        "scores": {
+            name: {**distribution(values), "standard_error": standard_error(values, keys)}
+            for name, values in columns.items()
+        },
+        "pass_rates": pass_rates(results.reward, keys, pass_reward),
+        "rollouts": len(results.reward),
+        "failed": sum(map(bool, errors)),
+        "first_error": next(filter(None, errors), None),
+    }
+
+# %% ../../nbs/cli/00_command.ipynb #44cfd8c5
+def show_table(summary: dict[str, Any], pass_reward: float = 0.5) -> RenderableType:
+    """Return the table of the scores and, below it, pass rates and failures."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("score", style="bold")
+    for name in ("mean", "± error", "std", "5%", "median", "95%"):
+        table.add_column(name, justify="right")
+    for name, figures in summary["scores"].items():
+        shown = (figures[key] for key in ("mean", "standard_error", "std", "p5", "p50", "p95"))
+        table.add_row(Text(name), *("–" if math.isnan(x) else f"{x:.3f}" for x in shown))
+    rates = [f"{name} {rate:.2f}" for name, rate in summary["pass_rates"].items()]
+    half = len(rates) // 2
+    lines = [
+        f"{'  '.join(rates[:half])}    {'  '.join(rates[half:])}    (reward ≥ {pass_reward:g})"
+    ]
+    if summary["failed"]:
+        first = one_row(str(summary["first_error"]), 300)
+        lines.append(
+            f"{summary['failed']} of {summary['rollouts']} rollouts failed and score 0.0; the first: {first}"
+        )
+    return Group(table, Text(), *map(Text, lines))
+
+# %% ../../nbs/cli/00_command.ipynb #27eb4d00
+def one_row(text: str, most: int) -> str:
+    """Return the beginning of a text in one row, without what a terminal would obey."""
+    from verifiers_nb.widgets.html import visible
+
+    row = visible(" ".join(text.split()))
+    return row if len(row) <= most else row[: most - 1] + "…"
+
+# %% ../../nbs/cli/00_command.ipynb #f074e09d
+MOST_SHOWN = 1500  # characters of a completion
+
+
+def conversation(messages: Any) -> str:
+    """Return a prompt or completion as text: a text as it is, messages each with their role and tool calls."""
+    from verifiers_nb.types import messages_to_printable, tool_call_dict
+
+    shown = messages_to_printable(messages)
+    if isinstance(shown, str):
+        return shown
+    parts = []
+    for message in shown:
+        functions = [tool_call_dict(call)["function"] for call in message.get("tool_calls") or ()]
+        calls = [f"→ {function['name']}({function['arguments']})" for function in functions]
+        said = "\n".join(filter(None, [message.get("content") or "", *calls]))
+        parts.append(f"{message.get('role')}: {said}")
+    return "\n\n".join(parts)
+
+# %% ../../nbs/cli/00_command.ipynb #56418d35
+def show_samples(results: GenerateOutputs, count: int) -> list[RenderableType]:
+    """Return completions, from the worst to the best, with their prompts and scores."""
+    from rich.panel import Panel
+    from rich.text import Text
+
+    from verifiers_nb.widgets.html import visible
+
+    order = sorted(range(len(results.reward)), key=lambda i: results.reward[i])
+    count = min(count, len(order))
+    places = [order[round(i * (len(order) - 1) / max(count - 1, 1))] for i in range(count)]
+    panels: list[RenderableType] = []
+    for i in places:
+        prompt, completion = results.prompt[i], results.completion[i]
+        asked = conversation(prompt if isinstance(prompt, str) else prompt[-1:])
+        said = conversation(completion)
+        if error := results.state[i].get("error"):
+            said = f"failed: {error}"
+        scores = {"reward": results.reward[i], **{k: v[i] for k, v in results.metrics.items()}}
+        title = "  ".join(f"{name} {score:.2f}" for name, score in scores.items())
+        cut = said[:MOST_SHOWN] + "…" * (len(said) > MOST_SHOWN)
+        body = Text.assemble((visible(asked[-400:]), "dim"), "\n\n", visible(cut))
+        panels.append(Panel(body, title=Text(f"rollout {i}: {title}"), title_align="left"))
+    return panels

@@ -18,8 +18,8 @@ class CallableModule(ModuleType):
     """A package that lists its environments when it is called."""
 
     def __call__(self) -> Any:
-        """List the environments, as `verifiers_nb.envs.load.environments` does."""
-        from verifiers_nb.envs.load import environments
+        """List the environments, as `verifiers_nb.environments.load.environments` does."""
+        from verifiers_nb.environments.load import environments
 
         return environments()
 

@@ -14,11 +14,11 @@ import hashlib
 import random
 from typing import TYPE_CHECKING, Any
 
-from ..envs.load import About
+from .load import About
 from ..parsers.base import assistant_texts
 
 if TYPE_CHECKING:
-    from verifiers_nb.envs.singleturn import SingleTurnEnv
+    from verifiers_nb.envs.multiturn import SingleTurnEnv
     from verifiers_nb.parsers.base import Parser
     from verifiers_nb.types import Messages
 
@@ -92,9 +92,9 @@ def load_environment(
     """
     from datasets import Dataset
 
-    from verifiers_nb.envs.singleturn import SingleTurnEnv
+    from verifiers_nb.envs.multiturn import SingleTurnEnv
     from verifiers_nb.parsers.xml import XMLParser
-    from verifiers_nb.rubrics.base import Rubric
+    from verifiers_nb.rubrics.rubric import Rubric
 
     parser = XMLParser(["think", "answer"])
     rewards = [correct_answer, parser.get_format_reward_func()]

@@ -12,12 +12,11 @@ __all__ = ['FEWEST_WORDS', 'JUDGE_PROMPT', 'GRADES', 'ABOUT', 'continuation_row'
 # %% ../../nbs/environments/continuation_quality.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from ..envs.data import load_rows
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.one_answer import OneAnswerParser
-from ..rubrics.judge import JudgeRubric
-from ..rubrics.judge_client import JudgeClient
+from ..rubrics.judge import JudgeClient, JudgeRubric
 from ..types import Messages, State
 
 if TYPE_CHECKING:

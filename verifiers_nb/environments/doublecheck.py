@@ -11,9 +11,8 @@ __all__ = ['ARE_YOU_SURE', 'ABOUT', 'SYSTEM_PROMPT', 'DoubleCheckEnv', 'load_env
 # %% ../../nbs/environments/doublecheck.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from ..envs.data import first_rows
-from ..envs.example_data import load_example_dataset
-from ..envs.load import About
+from .load import About
+from ..envs.data import first_rows, load_example_dataset
 from ..envs.multiturn import MultiTurnEnv
 from ..parsers.one_answer import OneAnswerParser
 from ..rubrics.math import MathRubric

@@ -12,12 +12,12 @@ __all__ = ['LETTER', 'ABOUT', 'LETTER_ONLY', 'THINK_FIRST', 'correct_answer_rewa
 import re
 from typing import TYPE_CHECKING, Any
 
-from ..envs.example_data import load_example_dataset
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from .load import About
+from ..envs.data import load_example_dataset
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.think import ThinkParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import Messages
 
 if TYPE_CHECKING:

@@ -11,14 +11,13 @@ __all__ = ['ABOUT', 'plain_number', 'correct_answer_reward_func', 'load_environm
 # %% ../../nbs/environments/gsm8k.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from ..envs.data import first_rows
-from ..envs.example_data import load_example_dataset
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from .load import About
+from ..envs.data import first_rows, load_example_dataset
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.one_answer import ThinkBoxedParser
 from ..parsers.think import THINK_BOXED_SYSTEM_PROMPT
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import Messages
 
 if TYPE_CHECKING:

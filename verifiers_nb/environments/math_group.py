@@ -13,11 +13,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .gsm8k import load_environment as load_gsm8k
-from ..envs.data import first_rows
-from ..envs.example_data import load_example_dataset
+from .load import About
+from ..envs.data import first_rows, load_example_dataset
 from ..envs.group import EnvGroup
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.one_answer import ThinkBoxedParser
 from ..parsers.think import THINK_BOXED_SYSTEM_PROMPT
 from ..rubrics.math import MathRubric

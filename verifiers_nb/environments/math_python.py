@@ -11,14 +11,13 @@ __all__ = ['ABOUT', 'SYSTEM_PROMPT', 'python', 'num_turns', 'num_tool_calls', 'n
 # %% ../../nbs/environments/math_python.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from ..envs.data import first_rows
-from ..envs.example_data import load_example_dataset
-from ..envs.load import About
-from ..envs.sandbox import run_python
-from ..envs.toolenv import ToolEnv
+from .load import About
+from ..envs.data import first_rows, load_example_dataset
+from ..envs.tool_env import ToolEnv
 from ..parsers.one_answer import BoxedParser
 from ..parsers.think import BOXED_SYSTEM_PROMPT
 from ..rubrics.math import MathRubric
+from ..support.sandbox import run_python
 from ..types import Messages, State
 
 if TYPE_CHECKING:

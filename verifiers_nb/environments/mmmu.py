@@ -17,13 +17,12 @@ from importlib.resources import files
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from ..envs.data import first_rows, load_rows
-from ..envs.example_data import with_options
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from .load import About
+from ..envs.data import first_rows, load_rows, with_options
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.one_answer import BoxedParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import Messages
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ def png_url(image: Any) -> str:
         data = buffer.getvalue()
     return f"data:image/png;base64,{b64encode(data).decode()}"
 
-
+# %% ../../nbs/environments/mmmu.ipynb #01facfed
 def message_parts(text: str, images: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the parts of a message, each `<image n>` of the text replaced by `images["image_n"]`."""
     parts: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ __all__ = ['ABOUT', 'load_environment']
 from collections.abc import Sequence
 from typing import Any
 
-from ..envs.load import About
+from .load import About
 from ..envs.reasoning_gym import ReasoningGymEnv
 from ..parsers.one_answer import OneAnswerParser
 

@@ -11,12 +11,12 @@ __all__ = ['SYSTEM_PROMPT', 'ABOUT', 'reversal', 'lcs_reward_func', 'load_enviro
 # %% ../../nbs/environments/reverse_text.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from ..envs.data import load_rows, split_rows
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.one_answer import OneAnswerParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..rubrics.similarity import lcs_ratio
 from ..types import Messages
 

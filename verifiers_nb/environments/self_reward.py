@@ -11,13 +11,11 @@ __all__ = ['JUDGE_PROMPT', 'ABOUT', 'judge_reward_func', 'load_environment']
 # %% ../../nbs/environments/self_reward.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from ..envs.data import load_rows
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import assistant_texts
-from ..rubrics.judge import JudgeRubric
-from ..rubrics.judge_client import JudgeClient
-from ..rubrics.verdict import score_of
+from ..rubrics.judge import JudgeClient, JudgeRubric, score_of
 from ..types import Messages, State
 
 if TYPE_CHECKING:

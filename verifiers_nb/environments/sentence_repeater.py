@@ -14,11 +14,11 @@ import re
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from ..envs.data import load_rows, row_random
-from ..envs.load import About
 from ..envs.multiturn import MultiTurnEnv
 from ..parsers.base import Parser, assistant_texts
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import ChatMessage, Info, Messages, State
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def similarity(reply: str, sentence: str) -> float:
     ).get_matching_blocks()
     return 2 * sum(block.size for block in blocks) / (len(reply) + len(sentence) or 1)
 
-
+# %% ../../nbs/environments/sentence_repeater.ipynb #1efac00d
 def compare_answers_reward_func(completion: Messages, info: Info, **kwargs: Any) -> float:
     """Score the mean similarity of the replies to the sentences that were asked for, in order."""
     replies = [text.strip() for text in assistant_texts(completion)]
@@ -86,7 +86,7 @@ class SentenceRepeaterEnv(MultiTurnEnv):
         """Ask the next question."""
         return [{"role": "user", "content": state["info"]["questions"][state["turn"]]}], state
 
-
+# %% ../../nbs/environments/sentence_repeater.ipynb #3757165a
 def load_environment(
     seed: int = 0, offline: bool = False, dataset: Dataset | None = None, **kwargs: Any
 ) -> SentenceRepeaterEnv:

@@ -12,13 +12,11 @@ __all__ = ['JUDGE_PROMPT', 'LABELS', 'ABOUT', 'gives', 'judged', 'correct_answer
 # %% ../../nbs/environments/simpleqa.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from ..envs.data import load_rows
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import assistant_texts
-from ..rubrics.judge import JudgeRubric
-from ..rubrics.judge_client import JudgeClient
-from ..rubrics.verdict import value_of
+from ..rubrics.judge import JudgeClient, JudgeRubric, value_of
 from ..types import Messages, State
 
 if TYPE_CHECKING:
@@ -69,14 +67,14 @@ async def judged(
         return float(letter == "C")
     return gives(await judge(prompt, completion, answer, state), letter)
 
-
+# %% ../../nbs/environments/simpleqa.ipynb #e9b0e116
 async def correct_answer_reward_func(
     judge: Any, prompt: Messages, completion: Messages, answer: str, state: State, **kwargs: Any
 ) -> float:
     """Score a correct answer 1.0, any other 0.0."""
     return await judged("A", judge, prompt, completion, answer, state)
 
-
+# %% ../../nbs/environments/simpleqa.ipynb #3f7459c2
 async def not_attempted(
     judge: Any, prompt: Messages, completion: Messages, answer: str, state: State, **kwargs: Any
 ) -> float:

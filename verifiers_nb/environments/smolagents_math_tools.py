@@ -12,6 +12,7 @@ __all__ = ['SECONDS', 'SYSTEM_PROMPT', 'FEW_SHOT', 'ABOUT', 'calculator', 'pytho
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from verifiers_nb.environments.xml_tool_env import (
     XMLToolEnv,
     tool_execution_reward_func,
@@ -19,8 +20,7 @@ from verifiers_nb.environments.xml_tool_env import (
     tool_prompt,
 )
 from ..envs import tools as plain_tools
-from ..envs.example_data import load_example_dataset
-from ..envs.load import About
+from ..envs.data import load_example_dataset
 from ..parsers.one_answer import OneAnswerParser
 from ..rubrics.math import MathRubric
 from ..types import ChatMessage
@@ -44,7 +44,7 @@ def calculator(expression: str) -> str:
         raise ValueError(result.removeprefix("Error: "))
     return result
 
-
+# %% ../../nbs/environments/smolagents_math_tools.ipynb #831eccc5
 def python_interpreter(code: str) -> str:
     """Run Python code; returns what it prints, and the value of its last line.
 

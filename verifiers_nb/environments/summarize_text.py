@@ -13,12 +13,12 @@ __all__ = ['SENTENCES', 'SENTENCE_END', 'SHORTEST', 'LONGEST', 'ABOUT', 'SYSTEM_
 import re
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from ..envs.data import load_rows
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.one_answer import OneAnswerParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..rubrics.similarity import common_length
 from ..types import Messages, RewardFunc
 
@@ -54,7 +54,7 @@ def summary_likeness(summary: str, text: str) -> float:
     common = common_length(*("".join(letters[word] for word in part) for part in (words, source)))
     return fit * common / len(words)
 
-
+# %% ../../nbs/environments/summarize_text.ipynb #32052208
 def lcs_reward_func(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
     """Score how much of a summary of the right length is from the text, and in its order."""
     return summary_likeness(parser.parse_answer(completion) or "", answer)

@@ -12,11 +12,11 @@ __all__ = ['TOOLS', 'ABOUT', 'add_one', 'append_two', 'halve', 'negate', 'tool_r
 # %% ../../nbs/environments/tool_test.ipynb #77de68da
 from typing import Any
 
+from .load import About
 from ..envs.data import row_random
-from ..envs.load import About
-from ..envs.toolenv import ToolEnv
-from ..rubrics.base import Rubric
+from ..envs.tool_env import ToolEnv
 from ..rubrics.group import RubricGroup
+from ..rubrics.rubric import Rubric
 from ..rubrics.tool import ToolRubric, called_tools
 from ..types import Info, Messages, State
 
@@ -29,7 +29,7 @@ async def add_one(number: int) -> int:
     """
     return number + 1
 
-
+# %% ../../nbs/environments/tool_test.ipynb #2a039ffb
 async def append_two(text: str) -> str:
     """Append the digit two to a text.
 
@@ -38,7 +38,7 @@ async def append_two(text: str) -> str:
     """
     return text + "2"
 
-
+# %% ../../nbs/environments/tool_test.ipynb #8873473e
 async def halve(value: float) -> float:
     """Halve a number.
 
@@ -47,7 +47,7 @@ async def halve(value: float) -> float:
     """
     return value / 2
 
-
+# %% ../../nbs/environments/tool_test.ipynb #9c229cdb
 async def negate(flag: bool) -> bool:
     """Turn true into false and false into true.
 
@@ -56,7 +56,7 @@ async def negate(flag: bool) -> bool:
     """
     return not flag
 
-
+# %% ../../nbs/environments/tool_test.ipynb #fdb367f1
 TOOLS = (add_one, append_two, halve, negate)
 
 # %% ../../nbs/environments/tool_test.ipynb #b1d57811

@@ -11,12 +11,11 @@ __all__ = ['QUESTION', 'KINDS', 'JUDGE_PROMPT', 'ABOUT', 'comment_row', 'load_en
 # %% ../../nbs/environments/toxicity_explanation.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from .self_reward import judge_reward_func
 from ..envs.data import first_rows, load_rows
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
-from ..rubrics.judge import JudgeRubric
-from ..rubrics.judge_client import JudgeClient
+from ..envs.multiturn import SingleTurnEnv
+from ..rubrics.judge import JudgeClient, JudgeRubric
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

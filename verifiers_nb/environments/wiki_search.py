@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from .load import About
 from verifiers_nb.environments.xml_tool_env import (
     PARSER_FIELDS,
     SYSTEM_PROMPT,
@@ -31,11 +32,8 @@ from verifiers_nb.environments.xml_tool_env import (
     tool_prompt,
 )
 from ..envs.data import load_rows
-from ..envs.load import About
 from ..parsers.one_answer import OneAnswerParser
-from ..rubrics.judge import JudgeRubric
-from ..rubrics.judge_client import JudgeClient
-from ..rubrics.verdict import value_of
+from ..rubrics.judge import JudgeClient, JudgeRubric, value_of
 from ..types import Messages, State
 
 if TYPE_CHECKING:
@@ -51,7 +49,7 @@ def read_page(text: str) -> Page:
     headings = zip(pieces[1::2], pieces[2::2], strict=True)
     return {heading.strip(): body.strip() for heading, body in headings}
 
-
+# %% ../../nbs/environments/wiki_search.ipynb #a9878cfc
 def read_pages(folder: Path) -> dict[str, Page]:
     """Return the pages of a folder by the names of their files; `OSError` where there are none."""
     found = {p.stem: read_page(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("*.md"))}
@@ -62,7 +60,7 @@ def read_pages(folder: Path) -> dict[str, Page]:
         )
     return found
 
-
+# %% ../../nbs/environments/wiki_search.ipynb #b9e2c815
 def sample_pages() -> dict[str, Page]:
     """Return the pages that come with the package."""
     with as_file(files("verifiers_nb") / "data" / "wiki") as folder:
@@ -84,7 +82,7 @@ def embed_words(texts: Sequence[str], size: int = 1024) -> list[list[float]]:
         vectors.append([math.sqrt(count) / norm for count in vector])
     return vectors
 
-
+# %% ../../nbs/environments/wiki_search.ipynb #494a8d49
 class ServedEmbeddings:
     """Embed texts with a model behind an OpenAI-compatible address, asked when it is first used."""
 
@@ -220,7 +218,7 @@ async def judge_reward_func(
         return 0.0
     return value_of(await judge(prompt, completion, answer, state), {"yes": 1.0}, "verdict")
 
-
+# %% ../../nbs/environments/wiki_search.ipynb #fc98036b
 def wiki_rubric(
     judge_client: Any, judge_model: str, tools: Sequence[Callable[..., Any]]
 ) -> JudgeRubric:

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from ..envs.load import About
+from .load import About
 from ..envs.textarena import TextArenaEnv
 from ..parsers.one_answer import OneAnswerParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import State
 
 # %% ../../nbs/environments/wordle.ipynb #c1dfd96e

@@ -13,12 +13,12 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from .load import About
 from ..envs.data import load_rows
-from ..envs.load import About
-from ..envs.singleturn import SingleTurnEnv
+from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import assistant_texts
 from ..parsers.one_answer import OneAnswerParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import Messages
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def canonical(value: Any) -> str:
     whole = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if whole else value)
 
-
+# %% ../../nbs/environments/xlam_function_calling.ipynb #dc8785e4
 def read_calls(text: str) -> Counter[str] | None:
     """Count the calls in a JSON array; `None` for anything else."""
     try:
@@ -61,7 +61,7 @@ def read_calls(text: str) -> Counter[str] | None:
     except (ValueError, KeyError, RecursionError, OverflowError):
         return None
 
-
+# %% ../../nbs/environments/xlam_function_calling.ipynb #626548b8
 def correct_calls_reward_func(
     completion: Messages, answer: str, parser: OneAnswerParser, **kwargs: Any
 ) -> float:

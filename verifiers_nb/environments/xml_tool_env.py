@@ -14,11 +14,11 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..envs.example_data import load_example_dataset
-from ..envs.load import About
+from .load import About
+from ..envs.data import load_example_dataset
 from ..envs.multiturn import MultiTurnEnv
-from ..envs.tool_schema import convert_func_to_oai_tool, tool_name
-from ..envs.toolenv import ToolCalls
+from ..envs.tool_env import ToolCalls
+from ..envs.tools import convert_func_to_oai_tool, tool_name
 from ..parsers.base import assistant_texts
 from ..parsers.one_answer import OneAnswerParser
 from ..parsers.xml import XMLParser
@@ -46,7 +46,7 @@ def tool_prompt(template: str, tools: Sequence[Callable[..., Any]]) -> str:
     listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
     return template.replace("{tool_descriptions}", listed or "(none)")
 
-
+# %% ../../nbs/environments/xml_tool_env.ipynb #ceefbe95
 def read_tool(text: str) -> dict[str, Any]:
     """Return the call in a reply as tool calls are written elsewhere; `ValueError` for anything else."""
     if text.count("<tool>") != 1:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from .base import Environment, merge_sampling_args
+from .environment import Environment, merge_sampling_args
 from ..rubrics.group import EnvGroupRubric
 from ..types import Info, Messages, SamplingArgs, State
 
@@ -32,7 +32,7 @@ def task_columns(dataset: Dataset, task: str) -> dict[str, list[Any]]:
         "task": [task] * count,
     }
 
-
+# %% ../../nbs/envs/08_group.ipynb #abf20b67
 def join_tasks(datasets: Mapping[str, Dataset]) -> Dataset:
     """Return the rows of all datasets, each with the name of its task.
 
@@ -67,7 +67,7 @@ def check_members(envs: Sequence[Environment], names: Sequence[str]) -> None:
     if len({env.message_type for env in envs}) > 1:
         raise ValueError("Environments in a group need the same message_type.")
 
-
+# %% ../../nbs/envs/08_group.ipynb #cc857892
 def training_rows(envs: Mapping[str, Environment]) -> Dataset:
     """Return the rows of all members that have some to train on."""
     return join_tasks({name: env.get_dataset() for name, env in envs.items() if env.has_dataset})

@@ -14,13 +14,13 @@ from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ..environments.load import check_packages
 from .data import check_counts
-from .load import check_packages
+from .multiturn import SingleTurnEnv
 from .prompts import Once
-from .singleturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.xml import XMLParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import Info, Messages
 
 if TYPE_CHECKING:

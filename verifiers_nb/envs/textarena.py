@@ -24,7 +24,7 @@ from .data import check_counts
 from .multiturn import MultiTurnEnv
 from ..parsers.base import Parser
 from ..parsers.xml import XMLParser
-from ..rubrics.base import Rubric
+from ..rubrics.rubric import Rubric
 from ..types import ChatMessage, Messages, State
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
         else:
             delattr(owner, name)
 
-
+# %% ../../nbs/envs/10_textarena.ipynb #f379da53
 @contextmanager
 def only_words(words: Sequence[str]) -> Iterator[None]:
     """Let games that are made meanwhile know these words, each of them a noun, and no others."""
@@ -91,7 +91,7 @@ def make_game(name: str, words: Sequence[str] | None = None) -> Any:
         game = game.env
     return game
 
-
+# %% ../../nbs/envs/10_textarena.ipynb #4260ae47
 randomness = threading.Lock()  # the one global generator has one
 
 
@@ -105,7 +105,7 @@ def own_randomness() -> Iterator[None]:
         finally:
             random.setstate(before)
 
-
+# %% ../../nbs/envs/10_textarena.ipynb #a8320f38
 def new_game(game: Any, seed: int) -> Any:
     """Return a game of the same kind, at its beginning; raises `ValueError` if it takes more players."""
     fresh = copy.copy(game)
@@ -116,7 +116,7 @@ def new_game(game: Any, seed: int) -> Any:
             raise ValueError(f"Only games for one player can be played: {error}") from error
     return fresh
 
-
+# %% ../../nbs/envs/10_textarena.ipynb #b7165614
 def game_says(game: Any) -> str:
     """Return what the game has said since it was last asked."""
     _, observations = game.get_observation()

@@ -6,14 +6,20 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Turn', 'response_logprobs', 'turn_from_response', 'rollout_turns', 'stored_turns', 'TokenSequence', 'merge_turns']
+__all__ = ['Columns', 'process_env_results', 'Turn', 'response_logprobs', 'turn_from_response', 'rollout_turns', 'stored_turns',
+           'TokenSequence', 'merge_turns', 'token_numbers', 'parse_chat_completion_tokens', 'parse_completion_tokens',
+           'parse_chat_completion_logprobs', 'parse_completion_logprobs', 'template_message', 'template_ids',
+           'turn_ids', 'process_chat_format_vllm', 'alternate', 'process_completion_format_vllm', 'text_ids',
+           'is_truncated', 'process_env_results_vllm']
 
 # %% ../../nbs/inference/01_tokens.ipynb #77de68da
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import groupby
 from typing import Any
 
-from ..types import State
+from ..types import ChatMessage, Messages, ProcessedOutputs, State, tool_call_dict
 
 # %% ../../nbs/inference/01_tokens.ipynb #c1dfd96e
 @dataclass(slots=True)
@@ -26,7 +32,7 @@ class Turn:
     finish_reason: str = "stop"
     policy_version: int = 0
 
-
+# %% ../../nbs/inference/01_tokens.ipynb #bfb109e5
 def response_logprobs(logprobs: Any) -> list[float]:
     """Return the log-probability of each sampled token, for chat and text completions alike."""
     flat = getattr(logprobs, "token_logprobs", None)
@@ -67,7 +73,7 @@ def rollout_turns(state: State) -> list[Turn]:
         return [turn_from_response(response) for response in state["responses"]]
     return [Turn(**turn) for turn in state.get("turns", [])]
 
-
+# %% ../../nbs/inference/01_tokens.ipynb #a3209128
 def stored_turns(state: State) -> list[dict[str, Any]]:
     """Return a rollout's turns as plain data for storage; none when the server gave no tokens."""
     try:
@@ -95,7 +101,7 @@ class TokenSequence:
         self.mask += [int(logprobs is not None)] * len(ids)
         self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
 
-
+# %% ../../nbs/inference/01_tokens.ipynb #2e14ded1
 def merge_turns(turns: Sequence[Turn]) -> list[TokenSequence]:
     """Merge turns into sequences: a turn joins the last one when its prompt begins with all of it."""
     sequences: list[TokenSequence] = []
@@ -110,3 +116,226 @@ def merge_turns(turns: Sequence[Turn]) -> list[TokenSequence]:
         sequence.policy_versions.append(turn.policy_version)
         sequence.truncated |= turn.finish_reason == "length"
     return sequences
+
+# %% ../../nbs/inference/01_tokens.ipynb #81e5b287
+def token_numbers(tokens: Sequence[Any]) -> list[int]:
+    """Read ids from entries such as "token_id:75" or 75; anything else is a `ValueError`."""
+    try:
+        return [int(str(token).removeprefix("token_id:")) for token in tokens]
+    except ValueError as error:
+        raise ValueError(
+            f"The response gives tokens as text, not as ids ({error}). Ask the server for ids: "
+            "extra_body={'return_token_ids': True}, or 'return_tokens_as_token_ids'."
+        ) from None
+
+# %% ../../nbs/inference/01_tokens.ipynb #4170afbe
+def parse_chat_completion_tokens(chat_completion: Any) -> list[int]:
+    """Return the sampled ids of a chat response."""
+    choice = chat_completion.choices[0]
+    if (ids := getattr(choice, "token_ids", None)) is not None:
+        return list(ids)
+    if getattr(choice, "logprobs", None) is None:
+        raise ValueError("The chat response has no log-probabilities: ask with logprobs=True.")
+    return token_numbers([entry.token for entry in choice.logprobs.content])
+
+# %% ../../nbs/inference/01_tokens.ipynb #59ef046f
+def parse_completion_tokens(completion: Any) -> list[int]:
+    """Return the sampled ids of a text completion."""
+    choice = completion.choices[0]
+    if (ids := getattr(choice, "token_ids", None)) is not None:
+        return list(ids)
+    if getattr(choice, "logprobs", None) is None:
+        raise ValueError("The completion has no log-probabilities: ask with logprobs=1.")
+    return token_numbers(choice.logprobs.tokens)
+
+# %% ../../nbs/inference/01_tokens.ipynb #1372ef13
+def parse_chat_completion_logprobs(chat_completion: Any) -> list[float]:
+    """Return the log-probability of each sampled token of a chat response."""
+    if getattr(chat_completion.choices[0], "logprobs", None) is None:
+        raise ValueError("The chat response has no log-probabilities: ask with logprobs=True.")
+    return response_logprobs(chat_completion.choices[0].logprobs)
+
+# %% ../../nbs/inference/01_tokens.ipynb #a9709268
+def parse_completion_logprobs(completion: Any) -> list[float]:
+    """Return the log-probability of each sampled token of a text completion."""
+    if getattr(completion.choices[0], "logprobs", None) is None:
+        raise ValueError("The completion has no log-probabilities: ask with logprobs=1.")
+    return response_logprobs(completion.choices[0].logprobs)
+
+# %% ../../nbs/inference/01_tokens.ipynb #2986a8d9
+Columns = tuple[list[int], list[int], list[int], list[int], list[float]]
+
+
+def template_message(message: ChatMessage) -> ChatMessage:
+    """Return a message as chat templates take it: tool calls as dicts, their arguments as objects."""
+    if not message.get("tool_calls"):
+        return message
+    calls = [tool_call_dict(call) for call in message["tool_calls"]]
+    for call in calls:
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str):
+            call["function"]["arguments"] = json.loads(arguments)
+    return {**message, "tool_calls": calls}
+
+# %% ../../nbs/inference/01_tokens.ipynb #ea264ef8
+def template_ids(
+    processing_class: Any, messages: Sequence[ChatMessage], tools: Any, generate: bool
+) -> list[int]:
+    """Return the ids of a conversation by the chat template, up to the next answer if `generate`."""
+    return processing_class.apply_chat_template(
+        [template_message(message) for message in messages],
+        tools=tools,
+        add_generation_prompt=generate,
+        return_dict=False,
+    )
+
+# %% ../../nbs/inference/01_tokens.ipynb #6097a5e6
+def turn_ids(
+    processing_class: Any,
+    before: Sequence[ChatMessage],
+    turn: Sequence[ChatMessage],
+    tools: Any = None,
+) -> list[int]:
+    """Return the ids that `turn` adds to a conversation, with the start of the next answer.
+
+    Raises `ValueError` for a template that rewrites what came before.
+    """
+    prefix = template_ids(processing_class, before, tools, generate=False)
+    whole = template_ids(processing_class, [*before, *turn], tools, generate=True)
+    if whole[: len(prefix)] != prefix:
+        raise ValueError(
+            "This chat template rewrites earlier turns, so that the environment's tokens can't be told "
+            "apart. Train on merged turns instead (inference.tokens.merge_turns), which allow it."
+        )
+    return whole[len(prefix) :]
+
+# %% ../../nbs/inference/01_tokens.ipynb #3346ffe7
+def process_chat_format_vllm(
+    prompt: list[ChatMessage],
+    completion: list[ChatMessage],
+    state: State,
+    processing_class: Any,
+    mask_env_responses: bool = False,
+) -> Columns:
+    """Return prompt ids and mask, completion ids, mask and log-probabilities of a chat rollout.
+
+    Mask: 0 in the prompt, 1 on the policy's tokens, 1 on the environment's or 0 with
+    `mask_env_responses`; log-probabilities of the environment's tokens are 0.0.
+    """
+    tools = (state.get("info") or {}).get("oai_tools")
+    prompt_ids = template_ids(processing_class, prompt, tools, generate=True)
+    responses = iter(state["responses"])
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    seen = list(prompt)
+    for spoken, turn in alternate(completion):
+        if spoken:
+            response = next(responses)
+            new = parse_chat_completion_tokens(response)
+            logprobs += parse_chat_completion_logprobs(response)
+        else:
+            new = turn_ids(processing_class, seen, turn, tools)
+            logprobs += [0.0] * len(new)
+        ids += new
+        mask += [int(spoken or not mask_env_responses)] * len(new)
+        seen += turn
+    return prompt_ids, [0] * len(prompt_ids), ids, mask, logprobs
+
+# %% ../../nbs/inference/01_tokens.ipynb #6b2036d2
+def alternate(completion: list[ChatMessage]) -> Iterator[tuple[bool, list[ChatMessage]]]:
+    """Yield each assistant message alone, and what the environment said between two as one turn."""
+    for spoken, messages in groupby(completion, lambda message: message["role"] == "assistant"):
+        if spoken:
+            yield from ((True, [message]) for message in messages)
+        else:
+            yield False, list(messages)
+
+# %% ../../nbs/inference/01_tokens.ipynb #7d37a0b4
+def process_completion_format_vllm(
+    prompt: str,
+    completion: str,
+    state: State,
+    processing_class: Any,
+    mask_env_responses: bool = False,
+) -> Columns:
+    """Return the columns of a rollout in completion mode, like `process_chat_format_vllm`."""
+    prompt_ids = processing_class(prompt).input_ids
+    ids: list[int] = []
+    mask: list[int] = []
+    logprobs: list[float] = []
+    read = 0
+    for response, start in zip(state["responses"], state["responses_start_idx"], strict=True):
+        between = text_ids(processing_class, completion[read:start])
+        new = parse_completion_tokens(response)
+        ids += [*between, *new]
+        mask += [int(not mask_env_responses)] * len(between) + [1] * len(new)
+        logprobs += [0.0] * len(between) + parse_completion_logprobs(response)
+        read = start + len(response.choices[0].text or "")
+    rest = text_ids(processing_class, completion[read:])
+    ids += rest
+    mask += [int(not mask_env_responses)] * len(rest)
+    logprobs += [0.0] * len(rest)
+    return prompt_ids, [0] * len(prompt_ids), ids, mask, logprobs
+
+# %% ../../nbs/inference/01_tokens.ipynb #556fe085
+def text_ids(processing_class: Any, text: str) -> list[int]:
+    """Return the ids of text that the environment wrote, without special tokens."""
+    return processing_class(text, add_special_tokens=False).input_ids if text else []
+
+# %% ../../nbs/inference/01_tokens.ipynb #91032ad7
+def is_truncated(state: State) -> bool:
+    """Say whether any response of a rollout was cut off by the sampler's limit."""
+    return any(response.choices[0].finish_reason == "length" for response in state["responses"])
+
+
+def process_env_results_vllm(
+    prompts: list[Messages],
+    completions: list[Messages],
+    states: list[State],
+    rewards: list[float],
+    processing_class: Any,
+    max_seq_len: int = -1,
+    mask_env_responses: bool = False,
+    mask_truncated_completions: bool = False,
+    zero_truncated_completions: bool = False,
+) -> ProcessedOutputs:
+    """Return rollouts as columns, each sequence cut to `max_seq_len` tokens if that is positive.
+
+    A rollout that was cut, here or by the sampler, has its completion mask or its reward zeroed
+    as asked.
+    """
+    rows: list[Columns] = []
+    kept_rewards = []
+    for prompt, completion, state, reward in zip(
+        prompts, completions, states, rewards, strict=True
+    ):
+        process: Any = (
+            process_completion_format_vllm if isinstance(prompt, str) else process_chat_format_vllm
+        )
+        columns = process(prompt, completion, state, processing_class, mask_env_responses)
+        too_long = 0 < max_seq_len < len(columns[0]) + len(columns[2])
+        cut = too_long or is_truncated(state)
+        prompt_ids, prompt_mask, *rest = columns
+        if too_long:
+            prompt_ids, prompt_mask = prompt_ids[:max_seq_len], prompt_mask[:max_seq_len]
+            rest = [column[: max_seq_len - len(prompt_ids)] for column in rest]
+        ids, mask, logprobs = rest
+        if cut and mask_truncated_completions:
+            mask = [0] * len(mask)
+        rows.append((prompt_ids, prompt_mask, ids, mask, logprobs))
+        kept_rewards.append(0.0 if cut and zero_truncated_completions else reward)
+    names = (
+        "prompt_ids",
+        "prompt_mask",
+        "completion_ids",
+        "completion_mask",
+        "completion_logprobs",
+    )
+    columns_by_name: dict[str, Any] = {
+        name: [row[at] for row in rows] for at, name in enumerate(names)
+    }
+    return ProcessedOutputs(**columns_by_name, rewards=kept_rewards)
+
+# %% ../../nbs/inference/01_tokens.ipynb #2d5de1cc
+process_env_results = process_env_results_vllm

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..messages import content_text
+from ..types import content_text
 
 if TYPE_CHECKING:
     from verifiers_nb.types import ChatMessage, Messages
@@ -96,7 +96,7 @@ def messages_of(completion: Messages, role: str) -> list[ChatMessage]:
         return []
     return [message for message in completion if message.get("role") == role]
 
-
+# %% ../../nbs/parsers/00_base.ipynb #08841adf
 def assistant_texts(completion: Messages) -> list[str]:
     "Give the text of each assistant message; a string is one message."
     if isinstance(completion, str):

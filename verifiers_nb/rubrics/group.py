@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..parsers.base import Parser
-from .base import Rubric, has_async, run_calls
+from .rubric import Rubric, has_async, run_calls
 from ..types import Info, Messages, RewardFunc, RolloutScore, RolloutScores, State
 
 # %% ../../nbs/rubrics/01_group.ipynb #fe5dbbce
@@ -26,7 +26,7 @@ def add_scores(scores: Sequence[RolloutScore]) -> RolloutScore:
             metrics[name] = metrics.get(name, 0.0) + value
     return RolloutScore(reward=sum(score.reward for score in scores), metrics=metrics)
 
-
+# %% ../../nbs/rubrics/01_group.ipynb #7b9b7d85
 def score_row(scores: RolloutScores, index: int) -> RolloutScore:
     """Return one rollout's score out of columns."""
     metrics = {name: column[index] for name, column in scores.metrics.items()}

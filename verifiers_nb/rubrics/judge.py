@@ -6,24 +6,28 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHOWN', 'DEFAULT_JUDGE_PROMPT', 'PLACES', 'KEPT_ANSWERS', 'fill_prompt', 'judge_question', 'DefaultClient',
-           'AskedOnce', 'JudgeRubric']
+__all__ = ['SHOWN', 'DEFAULT_JUDGE_PROMPT', 'PLACES', 'KEPT_ANSWERS', 'NUMBER', 'fill_prompt', 'judge_question', 'DefaultClient',
+           'AskedOnce', 'JudgeRubric', 'is_local', 'JudgeClient', 'read_verdict', 'score_of', 'value_of']
 
 # %% ../../nbs/rubrics/02_judge.ipynb #77de68da
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
 from string import Formatter
 from typing import Any
 from weakref import WeakValueDictionary
 
-from ..calls import as_async_client, request_arguments, with_retries, without_retries
-from ..messages import content_text
 from ..parsers.base import Parser
-from .base import Rubric
-from ..types import Messages, SamplingArgs, State
+from .rubric import Rubric
+from verifiers_nb.support.calls import (
+    as_async_client,
+    request_arguments,
+    with_retries,
+    without_retries,
+)
+from ..types import Messages, SamplingArgs, State, content_text
 
 # %% ../../nbs/rubrics/02_judge.ipynb #fe5dbbce
 SHOWN = """<question>
@@ -177,3 +181,57 @@ class JudgeRubric(Rubric):
         create = self.async_client.chat.completions.create
         response = await with_retries(lambda: create(**request), self.judge_retries or 0)
         return content_text(response.choices[0].message.content)
+
+# %% ../../nbs/rubrics/02_judge.ipynb #b12aca0f
+def is_local(base_url: str) -> bool:
+    """Say whether an address is on this machine."""
+    return any(host in base_url for host in ("//localhost", "//127.", "//0.0.0.0"))
+
+
+class JudgeClient(DefaultClient):
+    """OpenAI's async client for `base_url` with the key in `key_var`, made when it is first used.
+
+    A server on this machine needs no key: there an unset variable is fine.
+    """
+
+    def __init__(self, base_url: str, key_var: str) -> None:
+        self.base_url, self.key_var = base_url, key_var
+
+    @cached_property
+    def client(self) -> Any:
+        key = os.environ.get(self.key_var)
+        if not key and not is_local(self.base_url):
+            raise ValueError(
+                f"The judge at {self.base_url} needs an API key: set the environment variable "
+                f"{self.key_var}, or give judge_client=..."
+            )
+        from openai import AsyncOpenAI
+
+        return AsyncOpenAI(base_url=self.base_url, api_key=key or "none")
+
+# %% ../../nbs/rubrics/02_judge.ipynb #0f3da7be
+def read_verdict(text: str, tag: str) -> str | None:
+    """Return what stands in the one `<tag>` of a text, or the text itself if it has no such tag."""
+    if f"<{tag}" not in text:
+        return text.strip()
+    found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+    return found[0].strip() if len(found) == text.count(f"<{tag}") == 1 else None
+
+# %% ../../nbs/rubrics/02_judge.ipynb #fba0156a
+NUMBER = re.compile(
+    r"(?:score|rating)?[\s:=*\"(]{0,4}(\d+(?:\.\d+)?)(?:\s*(?:/|out of)\s*(\d+))?\W*", re.I
+)
+
+
+def score_of(verdict: str, highest: float = 10.0, tag: str = "score") -> float:
+    """Return a judge's score from 0 to `highest` as a number in [0, 1]; anything else is 0.0."""
+    found = NUMBER.fullmatch(read_verdict(verdict, tag) or "")
+    if not found or (found[2] and float(found[2]) != highest) or float(found[1]) > highest:
+        return 0.0
+    return float(found[1]) / highest
+
+# %% ../../nbs/rubrics/02_judge.ipynb #1fbb2168
+def value_of(verdict: str, values: Mapping[str, float], tag: str = "grade") -> float:
+    """Return the value of the one label that a judge gives, in any case; anything else is 0.0."""
+    label = re.sub(r"[\W_]+", " ", read_verdict(verdict, tag) or "").strip().lower()
+    return next((value for known, value in values.items() if known.lower() == label), 0.0)

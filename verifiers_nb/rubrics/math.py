@@ -31,8 +31,8 @@ from typing import IO, Any
 
 from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
-from .base import Rubric
-from .plain import compare_plain
+from .rubric import Rubric
+from ..support.arithmetic import compare_plain
 from ..types import Messages, RewardFunc
 
 # %% ../../nbs/rubrics/03_math.ipynb #fe5dbbce
@@ -46,7 +46,7 @@ def parsed_answer(text: str) -> list[Any]:
 
     return parse(f"\\boxed{{{text}}}", parsing_timeout=TIME_LIMIT)
 
-
+# %% ../../nbs/rubrics/03_math.ipynb #52d0137f
 def compare_answers(gold: str, response: str) -> bool:
     """Say whether math-verify finds a response equal to the gold answer.
 
@@ -116,7 +116,7 @@ def serve(questions: IO[str], answers: IO[str]) -> None:
         faulthandler.cancel_dump_traceback_later()
         print(json.dumps(equal), file=answers, flush=True)
 
-
+# %% ../../nbs/rubrics/03_math.ipynb #58287630
 def serve_standard_streams() -> None:
     """Serve standard input and output; what a library prints goes to standard error."""
     parse_fast_first()

@@ -21,7 +21,7 @@ def common_length(a: str, b: str) -> int:
         row = (row + matches | row - matches) & full
     return len(a) - row.bit_count()
 
-
+# %% ../../nbs/rubrics/05_similarity.ipynb #f5b6e4c8
 def lcs_ratio(a: str, b: str) -> float:
     """Return the share of two texts that is in common and in order: 1.0 for equal texts only."""
     return 2 * common_length(a, b) / (len(a) + len(b)) if a or b else 1.0

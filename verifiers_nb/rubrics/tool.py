@@ -12,10 +12,9 @@ __all__ = ['called_tools', 'total_tool_calls', 'counter_of', 'ToolRubric']
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..messages import tool_call_dict
 from ..parsers.base import messages_of
-from .base import Rubric, reward_name
-from ..types import Messages, RewardFunc
+from .rubric import Rubric, reward_name
+from ..types import Messages, RewardFunc, tool_call_dict
 
 # %% ../../nbs/rubrics/04_tool.ipynb #902ba3cd
 def called_tools(completion: Messages) -> list[str]:
@@ -41,7 +40,7 @@ def counter_of(name: str) -> RewardFunc:
     count_calls.__name__ = f"{name}_calls"
     return count_calls
 
-
+# %% ../../nbs/rubrics/04_tool.ipynb #8c134512
 class ToolRubric(Rubric):
     """Count tool calls: `total_tool_calls`, then `<tool>_calls` for each of `tools`, of weight 0.0.
 

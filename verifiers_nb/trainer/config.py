@@ -22,7 +22,7 @@ import torch
 from peft import LoraConfig
 from transformers import TrainingArguments
 
-from ..inference.base import default_dtype
+from ..inference.client import default_dtype
 
 # %% ../../nbs/trainer/00_config.ipynb #c1dfd96e
 def check_batch_size(rollouts: int, num_generations: int) -> None:
@@ -43,7 +43,7 @@ def check_batch_size(rollouts: int, num_generations: int) -> None:
             f"from {divisors}."
         )
 
-
+# %% ../../nbs/trainer/00_config.ipynb #e6fd0818
 def check_generation_size(generated: int, rollouts: int) -> None:
     """Raise `ValueError`, naming sizes that would do, unless a generation is whole steps."""
     if generated < rollouts or generated % rollouts:
@@ -158,7 +158,7 @@ def check_choices(args: LossSettings) -> None:
         if (value := getattr(args, name)) not in allowed:
             raise ValueError(f"{name} {value!r} is not one of {', '.join(map(str, allowed))}.")
 
-
+# %% ../../nbs/trainer/00_config.ipynb #ea63b587
 def check_objective(args: Any) -> None:
     """Raise `ValueError` for settings of the objective that don't go together."""
     check_choices(args)
@@ -181,7 +181,7 @@ def check_objective(args: Any) -> None:
             f"overlong_buffer {args.overlong_buffer} must be less than max_tokens, {args.max_tokens}."
         )
 
-
+# %% ../../nbs/trainer/00_config.ipynb #dd86bada
 def check_settings(args: Any) -> None:
     """Raise `ValueError` for settings that can't work."""
     check_objective(args)
@@ -336,7 +336,7 @@ def grpo_defaults(run_name: str, **settings: Any) -> GRPOConfig:
     )
     return GRPOConfig(**{**first, **settings})  # type: ignore[arg-type]
 
-
+# %% ../../nbs/trainer/00_config.ipynb #71b4778b
 def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
     """Return a LoRA of rank `r` on the attention projections."""
     return LoraConfig(

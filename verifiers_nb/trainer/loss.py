@@ -101,7 +101,7 @@ def probability_ratio(
     log_ratio = logprobs - old_logprobs
     return (log_ratio if sequences is None else sequence_mean(log_ratio, sequences)).exp()
 
-
+# %% ../../nbs/trainer/02_loss.ipynb #5635b8c3
 def policy_loss(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,

@@ -20,8 +20,8 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..messages import content_text
 from ..parsers.base import Check, Explanation, checks_table, messages_of
+from ..types import content_text
 
 if TYPE_CHECKING:
     from verifiers_nb.parsers.structural_tags import StructuralTag
@@ -42,7 +42,7 @@ class VerifyResult:
     error: str | None = None
     checks: tuple[Check, ...] = ()
 
-
+# %% ../../nbs/verifiers/00_base.ipynb #5995d155
 def result_of(checks: Sequence[Check], success: bool | None = None) -> VerifyResult:
     "Sum up checks; where `success` is not given, it takes full score in every check."
     total = math.fsum(check.weight * check.score for check in checks)
@@ -168,7 +168,7 @@ def get_verifier(name: str) -> type[Any]:
         return _load_offer(*offers.values())
     raise ValueError(f"No verifier {name!r}; known are {', '.join(known_verifiers())}.")
 
-
+# %% ../../nbs/verifiers/00_base.ipynb #5cab4ccd
 def _load_offer(entry: EntryPoint) -> type[Any]:
     try:
         return register_verifier(entry.name)(entry.load())
@@ -195,7 +195,7 @@ def verifier_from_config(config: str | Mapping[str, Any]) -> Any:
     _check_arguments(name, cls, arguments)
     return cls(**arguments)
 
-
+# %% ../../nbs/verifiers/00_base.ipynb #27ca1bf6
 def _check_arguments(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
     parameters = inspect.signature(cls).parameters
     named = {k: p for k, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
@@ -267,7 +267,7 @@ def _as_verifier(member: Any) -> Any:
         raise TypeError(f"A chain takes verifiers, names or configs, got {member!r}.")
     return member
 
-
+# %% ../../nbs/verifiers/00_base.ipynb #554b09f3
 def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
     given = [1.0] * count if weights is None else [float(weight) for weight in weights]
     if not count or len(given) != count:
@@ -277,7 +277,7 @@ def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
         raise ValueError(f"Weights are numbers from 0 up and one is positive, got {given}.")
     return [weight / total for weight in given]
 
-
+# %% ../../nbs/verifiers/00_base.ipynb #a8da4a34
 def _scaled_checks(member: Any, weight: float, result: VerifyResult | None) -> list[Check]:
     name = getattr(member, "name", type(member).__name__)
     if result is None:

@@ -37,7 +37,7 @@ def escaped(text: str) -> str:
     odd = [f"<i>{visible(each)}</i>" for each in ODD.findall(text)]
     return "".join(escape(piece) + mark for piece, mark in zip(pieces, [*odd, ""], strict=True))
 
-
+# %% ../../nbs/widgets/00_html.ipynb #bb0789cc
 def one_line(text: str, most: int = 120) -> str:
     "Write the beginning of a text as escaped text of one line, for attributes and lists."
     start = text[: most + 1]
@@ -63,7 +63,7 @@ class Mark:
     hue: int = 0
     tint: float = 1.0
 
-
+# %% ../../nbs/widgets/00_html.ipynb #93579727
 def within(marks: Iterable[Mark], start: int, end: int) -> list[Mark]:
     "Cut marks to the characters `start` to `end`, and leave out those that lie outside."
     cut = []
@@ -73,7 +73,7 @@ def within(marks: Iterable[Mark], start: int, end: int) -> list[Mark]:
             cut.append(Mark(a, b, mark.kind, mark.key, mark.label, mark.hue, mark.tint))
     return cut
 
-
+# %% ../../nbs/widgets/00_html.ipynb #02fad7b2
 def pieces(marks: Sequence[Mark], start: int, end: int) -> Iterator[tuple[int, int, list[Mark]]]:
     "Cut `start` to `end` at the edges of marks; give each piece with the marks over it."
     edges = sorted({start, end, *(m.start for m in marks), *(m.end for m in marks)})
@@ -118,7 +118,7 @@ def opening(mark: Mark) -> str:
         return f'<b class="vf-caret"{lit} title="{one_line(mark.label)}">▲</b>'
     return f'<b class="vf-gap"{lit}>‸</b>' if mark.start == mark.end else ""
 
-
+# %% ../../nbs/widgets/00_html.ipynb #bd677c57
 def piece(text: str, over: Sequence[Mark]) -> str:
     "Draw characters under their marks."
     if not over:
@@ -166,7 +166,7 @@ def score_bar(share: float, label: str, width: int = 72) -> str:
         f'<rect class="vf-fill" width="{filled:.1f}" height="8" rx="4"/></svg>'
     )
 
-
+# %% ../../nbs/widgets/00_html.ipynb #b2d7ca14
 def bin_scores(scores: Iterable[float]) -> list[int]:
     "Count scores in [0, 1] by tenths; the eleventh count is of those that are 1."
     counts = [0] * 11
@@ -174,7 +174,7 @@ def bin_scores(scores: Iterable[float]) -> list[int]:
         counts[max(0, min(10, int(score * 10)))] += 1
     return counts
 
-
+# %% ../../nbs/widgets/00_html.ipynb #216c3d5c
 def bin_name(place: int) -> str:
     "Say in words what a bin holds."
     return "full score" if place == 10 else f"{place / 10:.1f} to {(place + 1) / 10:.1f}"
@@ -266,7 +266,7 @@ def button(
     off = " disabled" * disabled
     return f'<button type="button"{action(act, live, **data)}{key}{state}{off}>{escape(visible(label))}</button>'
 
-
+# %% ../../nbs/widgets/00_html.ipynb #de0a8a3b
 def pager(page: int, size: int, count: int, act: str, live: bool) -> str:
     "Say which of `count` items page `page` (from 0) of `size` items shows, with buttons around it."
     first, last = min(page * size, count), min((page + 1) * size, count)
@@ -374,7 +374,7 @@ def framed(body: str, label: str, css: str = "") -> str:
     own = f"<style>.vf.{kind} {{{css}}}</style>" * bool(css)
     return f'<div class="vf {kind}" role="region" aria-label="{one_line(label)}">{own}{body}</div>'
 
-
+# %% ../../nbs/widgets/00_html.ipynb #acce5961
 @dataclass(frozen=True, slots=True, repr=False)
 class Snapshot:
     """Hold a drawing that needs no kernel.
