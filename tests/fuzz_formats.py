@@ -17,19 +17,19 @@ import atheris
 
 with atheris.instrument_imports(include=["verifiers_nb"]):
     from verifiers_nb.parsers.action_streams import action_stream
-    from verifiers_nb.parsers.function_calls import ParseFunction
-    from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command
-    from verifiers_nb.parsers.think import ThinkParser
     from verifiers_nb.parsers.actions import FormatError
+    from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command
+    from verifiers_nb.parsers.function_calls import ParseFunction
+    from verifiers_nb.parsers.think import ThinkParser
     from verifiers_nb.parsers.xml import XMLParser
     from verifiers_nb.verifiers.base import ChainedVerifier, Verifier
-    from verifiers_nb.verifiers.regex_and_bleu import BLEUVerifier
     from verifiers_nb.verifiers.json import (
         JSONSchemaVerifier,
         JSONStructureVerifier,
         RegexFormatVerifier,
         XMLFormatVerifier,
     )
+    from verifiers_nb.verifiers.regex_and_bleu import BLEUVerifier
     from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
 
 TREE = {

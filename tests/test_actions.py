@@ -14,16 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers_nb.parsers.function_calls import ParseFunction, action_parser
+from verifiers_nb.parsers.actions import (
+    FormatError,
+    FunctionCallingFormatError,
+    bash_blocks,
+    last_block,
+)
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke
 from verifiers_nb.parsers.function_calls import (
     FN_PARAM_REGEX_PATTERN,
     FN_REGEX_PATTERN,
+    ParseFunction,
+    action_parser,
     find_call,
     find_parameters,
 )
-from verifiers_nb.parsers.actions import bash_blocks, last_block
-from verifiers_nb.parsers.actions import FormatError, FunctionCallingFormatError
 
 PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseFunction))}
 quick = settings(max_examples=150, deadline=None)

@@ -14,8 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from verifiers_nb.cli.tui import ORDERS, RolloutIndex, search, sorted_places
-from verifiers_nb.cli.tui import RolloutBrowser, RolloutList
+from verifiers_nb.cli.tui import (
+    ORDERS,
+    RolloutBrowser,
+    RolloutIndex,
+    RolloutList,
+    search,
+    sorted_places,
+)
 
 COUNT = 100_000
 

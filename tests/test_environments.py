@@ -22,9 +22,9 @@ from typing import Any
 import pytest
 
 import verifiers_nb as vf
+from verifiers_nb.environments import load as load_room
 from verifiers_nb.environments.wiki_search import embed_words, sample_pages
 from verifiers_nb.envs import data as data_room
-from verifiers_nb.environments import load as load_room
 from verifiers_nb.envs.rehearsal import Script, ScriptedClient, rehearse, tool_call
 from verifiers_nb.rubrics.similarity import lcs_ratio
 
@@ -814,7 +814,7 @@ def test_a_kind_of_puzzle_that_does_not_exist_is_named_at_the_first_row() -> Non
 
 
 def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    needy = [card for card in vf.environments() if card.packages]
+    needy = [card for card in vf.list_environments() if card.packages]
     assert needy
     monkeypatch.setattr(load_room, "is_installed", lambda package: False)
     for card in needy:
@@ -826,11 +826,11 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_every_environment_has_a_case() -> None:
-    assert {card.id for card in vf.environments()} - set(IDS) == {"addition"}
+    assert {card.id for card in vf.list_environments()} - set(IDS) == {"addition"}
 
 
 def test_cards_agree_with_what_is_loaded() -> None:
-    cards = {card.id: card for card in vf.environments()}
+    cards = {card.id: card for card in vf.list_environments()}
     for case in CASES:
         arguments = {**case.arguments, "offline": True}  # which each of them takes
         card, env = cards[case.id], vf.load_environment(case.id, **arguments)

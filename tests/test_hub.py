@@ -26,8 +26,7 @@ from test_environments import CASES
 import verifiers_nb as vf
 from verifiers_nb.environments.mmmu import SUBJECTS
 from verifiers_nb.environments.wiki_search import embed_words, sample_pages
-from verifiers_nb.envs.data import sample_rows
-from verifiers_nb.envs.data import EXAMPLE_SETS
+from verifiers_nb.envs.data import EXAMPLE_SETS, sample_rows
 
 # Configurations and splits as on the Hub, with the sample to serve; -sample: one row of it, which nobody asks for.
 HOSTED: dict[str, dict[str, dict[str, str]]] = {

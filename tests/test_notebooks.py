@@ -24,7 +24,7 @@ NEEDS = {"10_textarena": ("textarena", "nltk"), "11_reasoning_gym": ("reasoning_
 
 def packages(path: Path) -> tuple[str, ...]:
     """Return the optional packages that a notebook needs."""
-    if path.parent.name == "environments" and path.stem != "00_init":
+    if path.parent.name == "environments" and path.stem != "00_load":
         return environment_card(path.stem).packages
     return NEEDS.get(path.stem, ())
 

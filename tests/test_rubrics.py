@@ -18,10 +18,10 @@ from openai import AsyncOpenAI, OpenAI
 
 from verifiers_nb.parsers.base import Parser
 from verifiers_nb.rubrics import math as math_room
-from verifiers_nb.rubrics.rubric import Rubric
 from verifiers_nb.rubrics.group import RubricGroup
 from verifiers_nb.rubrics.judge import JudgeRubric
 from verifiers_nb.rubrics.math import MathRubric, equal_answers
+from verifiers_nb.rubrics.rubric import Rubric
 
 
 def columns(completions, answer="42", prompts=None):

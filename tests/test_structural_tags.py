@@ -15,7 +15,6 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from verifiers_nb.parsers.function_calls import action_parser
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command
 from verifiers_nb.parsers.format_tags import (
     exact_class,
@@ -23,6 +22,7 @@ from verifiers_nb.parsers.format_tags import (
     regex_tag,
     tools_tag,
 )
+from verifiers_nb.parsers.function_calls import action_parser
 from verifiers_nb.parsers.structural_tags import StructuralTag, allowed_bytes
 from verifiers_nb.parsers.think import ThinkParser
 from verifiers_nb.parsers.xml import XMLParser

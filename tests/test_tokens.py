@@ -10,8 +10,12 @@ import torch
 from datasets import Dataset
 
 import verifiers_nb as vf
-from verifiers_nb.inference.tokens import process_env_results
-from verifiers_nb.inference.tokens import TokenSequence, merge_turns, rollout_turns
+from verifiers_nb.inference.tokens import (
+    TokenSequence,
+    merge_turns,
+    process_env_results,
+    rollout_turns,
+)
 from verifiers_nb.trainer.batching import Sample, batch_logprobs, micro_batches
 
 CHATML = """{%- if tools %}<|im_start|>system

@@ -27,11 +27,10 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from openai import AsyncOpenAI
 
-from verifiers_nb.support.sandbox import Limits, run_python, sandbox_guards
-from verifiers_nb.envs.tools import convert_func_to_oai_tool, make_tool
 from verifiers_nb.envs.tool_env import ToolEnv
-from verifiers_nb.envs.tools import calculator, python
+from verifiers_nb.envs.tools import calculator, convert_func_to_oai_tool, make_tool, python
 from verifiers_nb.rubrics.rubric import Rubric
+from verifiers_nb.support.sandbox import Limits, run_python, sandbox_guards
 
 SMALL = Limits(seconds=10, memory_mb=256, file_mb=2, output_bytes=2000)
 SHORT = Limits(seconds=1, memory_mb=256, file_mb=2, output_bytes=2000)

@@ -26,13 +26,16 @@ from verifiers_nb.verifiers.base import (
     get_verifier,
     verifier_from_config,
 )
-from verifiers_nb.verifiers.json import compile_pattern, search
-from verifiers_nb.verifiers.json import NotJSON, read_json, value_span
 from verifiers_nb.verifiers.json import (
     JSONSchemaVerifier,
     JSONStructureVerifier,
+    NotJSON,
     RegexFormatVerifier,
     XMLFormatVerifier,
+    compile_pattern,
+    read_json,
+    search,
+    value_span,
 )
 
 TREE = {

@@ -134,7 +134,7 @@ def test_envs(wheel: Path, tmp_path: Path) -> None:
     use = """
 from importlib.util import find_spec
 import verifiers_nb as vf
-print([card.name for card in vf.environments() if not all(map(find_spec, card.packages))])
+print([card.name for card in vf.list_environments() if not all(map(find_spec, card.packages))])
 print(vf.TextArenaEnv(words=["crane"], num_train_examples=1).get_dataset().num_rows)
 print(vf.get_verifier("bleu")(references=["a b c d"]).verify("a b c d").reward)
 """

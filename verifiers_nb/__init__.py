@@ -65,7 +65,7 @@ _EXPORTS = {
     "envs.group": "EnvGroup",
     "envs.textarena": "TextArenaEnv",
     "envs.reasoning_gym": "ReasoningGymEnv",
-    "environments.load": "load_environment environments",
+    "environments.load": "load_environment list_environments environments",
     "envs.data": "load_example_dataset",
     "envs.rehearsal": "rehearse ScriptedClient tool_call",
     "trainer.config": "GRPOConfig grpo_defaults lora_defaults",

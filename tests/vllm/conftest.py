@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm
-from verifiers_nb.inference.vllm_server import vllm_missing
+from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm, vllm_missing
 
 HERE = Path(__file__).parent
 MISSING = vllm_missing()

@@ -13,9 +13,9 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import verifiers_nb as vf
-from verifiers_nb.inference.vllm_server import VLLMServer, get
 from verifiers_nb.inference.tokens import turn_from_response
 from verifiers_nb.inference.vllm_policy import VLLMClient, call_server
+from verifiers_nb.inference.vllm_server import VLLMServer, get
 
 NAME = "verifiers_nb/adder-1m"
 TOLERANCE = 1e-3

@@ -14,11 +14,11 @@ from policies import NAME, TOLERANCE, Policy, complete, settle, wait_for
 
 import verifiers_nb as vf
 from verifiers_nb.inference.endpoints import Endpoints, connect
-from verifiers_nb.support.processes import descendants
 from verifiers_nb.inference.http import HTTPClient
-from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
 from verifiers_nb.inference.vllm_policy import VLLMClient
+from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm
+from verifiers_nb.support.processes import descendants
 
 
 @pytest.fixture(scope="module")

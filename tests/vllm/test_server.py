@@ -26,9 +26,9 @@ from policies import Policy, running, settle, wait_for
 
 import verifiers_nb as vf
 from verifiers_nb.inference.client import model_path
-from verifiers_nb.support.processes import descendants
 from verifiers_nb.inference.serve import Served, WatchedClient
 from verifiers_nb.inference.vllm_server import ServerError, VLLMServer, start_vllm
+from verifiers_nb.support.processes import descendants
 
 NAME = "verifiers_nb/adder-1m"
 QUESTION = [{"role": "user", "content": "What is 27 + 48?"}]

@@ -309,10 +309,10 @@ class Known:
 # %% ../../nbs/cli/05_init.ipynb #4bb87f47
 def known_environments(folder: str | Path = "./environments") -> list[Known]:
     """Return ours, those that installed packages bring, and those in a folder, by name."""
-    from verifiers_nb.environments.load import environments, is_installed, plugged_environments
+    from verifiers_nb.environments.load import is_installed, list_environments, plugged_environments
 
     found = {}
-    for card in environments():
+    for card in list_environments():
         missing = tuple(p for p in card.packages if not is_installed(p))
         found[card.id] = Known(card.id, "verifiers_nb", not missing, card.summary, missing)
     for point in plugged_environments().values():

@@ -12,9 +12,9 @@ __all__ = ['REASONING_SYSTEM_PROMPT', 'make_tasks', 'ReasoningGymEnv']
 from collections.abc import Sequence
 from functools import partial
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ..environments.load import check_packages
 from .data import check_counts
 from .multiturn import SingleTurnEnv
 from .prompts import Once
@@ -72,7 +72,9 @@ class ReasoningGymEnv(SingleTurnEnv):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        check_packages(("reasoning_gym",))
+        if find_spec("reasoning_gym") is None:
+            hint = "ReasoningGymEnv needs reasoning_gym: pip install 'verifiers_nb[envs]'"
+            raise ImportError(hint, name="reasoning_gym")
         check_counts(num_train_examples, num_eval_examples)
         size = num_train_examples + num_eval_examples
         self.tasks = Once(partial(make_tasks, gym, size, seed))

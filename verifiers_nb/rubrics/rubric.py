@@ -23,7 +23,6 @@ from itertools import chain
 from typing import Any, TypeVar
 
 from ..parsers.base import Parser
-from ..support.printing import Allowances, Capped
 from ..support.threads import Threads
 from verifiers_nb.types import (
     Info,
@@ -150,16 +149,15 @@ MOST_THREADS = 4096
 
 
 class Attempts:
-    """Call functions that may raise, hang or print without end, and outlive them.
+    """Call functions that may raise or hang, and outlive them.
 
     `timeout`: seconds for one call, None for any number. `failures` counts, by name, how often a function
-    failed; `allowances[name].left` is how many characters it may still print.
+    failed.
     """
 
     def __init__(self, timeout: float | None = None) -> None:
         self.timeout = timeout
         self.failures: Counter[str] = Counter()
-        self.allowances = Allowances()
 
     @cached_property
     def threads(self) -> Threads:
@@ -172,10 +170,9 @@ class Attempts:
         """Call `func` and `read` its result; return `failed` where either raises, and log it once."""
         name = reward_name(func)
         try:
-            with Capped(self.allowances[name]):
-                if self.timeout is None:
-                    return read(await maybe_await(func, **arguments))
-                return read(await call_within(self.timeout, self.threads, func, **arguments))
+            if self.timeout is None:
+                return read(await maybe_await(func, **arguments))
+            return read(await call_within(self.timeout, self.threads, func, **arguments))
         except Exception:
             self.failures[name] += 1
             if self.failures[name] == 1:
@@ -297,8 +294,7 @@ class Rubric(RewardCalls):
     `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
     `timeout`: seconds for one call of a function. With it sync functions are called in threads, of
     which one that never returns is left behind; an async one must await something to be cancelled.
-    `failures` counts, by name, how often a function raised, took too long or returned no finite number;
-    `allowances[name].left` is how many characters it may still print.
+    `failures` counts, by name, how often a function raised, took too long or returned no finite number.
     """
 
     @property
