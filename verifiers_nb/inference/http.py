@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CONNECT_TIMEOUT', 'needs_proxy', 'make_session', 'end_session', 'end_sessions', 'running_loop', 'as_timeout', 'send',
-           'Resource', 'HTTPClient', 'is_made_in', 'is_plain', 'as_http_client']
+__all__ = ['CONNECT_TIMEOUT', 'needs_proxy', 'make_session', 'end_session', 'running_loop', 'end_sessions', 'as_timeout',
+           'send_request', 'request_body', 'read_content', 'Resource', 'HTTPClient', 'is_openais', 'can_stand_in',
+           'as_http_client']
 
 # %% ../../nbs/inference/04_http.ipynb #1b645389
 import asyncio
-import inspect
 import ssl
 import sys
 import threading
@@ -19,8 +19,7 @@ import weakref
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
-from types import MethodType, SimpleNamespace
+from types import FunctionType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
 from weakref import WeakKeyDictionary
@@ -44,17 +43,14 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 # %% ../../nbs/inference/04_http.ipynb #902ba3cd
-CONNECT_TIMEOUT = 30.0  # seconds; a server that takes no connection for so long is not there
-
-
 def needs_proxy(url: URL) -> bool:
-    """Say whether requests to `url` may have to go through a proxy of the environment's."""
+    """Return whether requests to `url` may have to go through a proxy of the environment's."""
     loopback = url.host in ("localhost", "127.0.0.1", "::1")
     return not loopback and not getproxies().keys().isdisjoint({"http", "https"})
 
-
+# %% ../../nbs/inference/04_http.ipynb #2e8b491e
 def make_session(url: URL, headers: Mapping[str, str]) -> aiohttp.ClientSession:
-    """Return a session of the running loop, with as many connections as there are requests."""
+    """Return a session of the running loop that opens a connection for every request under way."""
     context: ssl.SSLContext | bool = True
     if url.scheme == "https":
         import certifi  # some Pythons come without authorities to trust
@@ -65,12 +61,12 @@ def make_session(url: URL, headers: Mapping[str, str]) -> aiohttp.ClientSession:
         connector=aiohttp.TCPConnector(limit=0, ttl_dns_cache=300, ssl=context),
         headers=headers,
         cookie_jar=aiohttp.DummyCookieJar(),
-        trust_env=needs_proxy(url),  # looking for one at each request costs as much as sending it
+        trust_env=needs_proxy(url),
     )
 
 # %% ../../nbs/inference/04_http.ipynb #50665e8f
 def end_session(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession) -> Any:
-    """Close a session from anywhere; returns a future to wait for where its loop runs elsewhere."""
+    """Close a session from anywhere; returns a future to wait for if its loop runs elsewhere."""
     if loop.is_closed():
         with suppress(StopIteration):  # there is nothing left to wait for
             session.close().send(None)
@@ -79,6 +75,14 @@ def end_session(loop: asyncio.AbstractEventLoop, session: aiohttp.ClientSession)
         with suppress(RuntimeError):  # raised where another loop runs in this thread
             return loop.run_until_complete(session.close())
     return asyncio.run_coroutine_threadsafe(session.close(), loop)
+
+# %% ../../nbs/inference/04_http.ipynb #4803943a
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the loop that runs in this thread, if any."""
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 # %% ../../nbs/inference/04_http.ipynb #0af2abd0
 def end_sessions(sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
@@ -89,22 +93,17 @@ def end_sessions(sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession
             with suppress(Exception):
                 future.result(timeout=1)
 
-# %% ../../nbs/inference/04_http.ipynb #4803943a
-def running_loop() -> asyncio.AbstractEventLoop | None:
-    """Return the loop that runs in this thread, if any."""
-    try:
-        return asyncio.get_running_loop()
-    except RuntimeError:
-        return None
-
 # %% ../../nbs/inference/04_http.ipynb #b1d57811
+CONNECT_TIMEOUT = 30.0  # seconds; a server that takes no connection for so long is not there
+
+
 def as_timeout(timeout: Any) -> aiohttp.ClientTimeout:
     """Return a limit for a whole request: from seconds, None for no limit, or a timeout of httpx's."""
     seconds = getattr(timeout, "read", timeout)
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT)
 
-
-async def send(
+# %% ../../nbs/inference/04_http.ipynb #bbaaa906
+async def send_request(
     session: aiohttp.ClientSession, method: str, url: URL, **request: Any
 ) -> tuple[Exchange, bytes]:
     """Send one request and return what came back; OpenAI's errors for anything but success."""
@@ -119,6 +118,24 @@ async def send(
         exchange.text = content.decode(errors="replace")
         raise status_error(exchange)
     return exchange, content
+
+# %% ../../nbs/inference/04_http.ipynb #88cfcc00
+def request_body(model: str | None, extra_body: Any, request: Mapping[str, Any]) -> bytes:
+    """Return the body of a request for a completion; `model` is for requests that name none."""
+    body = {key: value for key, value in request.items() if is_given(value)}
+    if model is not None:
+        body.setdefault("model", model)
+    if body.get("stream"):
+        raise ValueError("HTTPClient does not stream: ask client.openai for a stream.")
+    return encode({**body, **(extra_body or {})})
+
+# %% ../../nbs/inference/04_http.ipynb #9887902a
+def read_content(exchange: Exchange, content: bytes) -> Any:
+    """Return what a server sent: a `Reply` or a list for JSON, else text."""
+    if "json" not in exchange.headers.get("Content-Type", "") or not content:
+        return content.decode(errors="replace")
+    value = orjson.loads(content)
+    return Reply(value) if isinstance(value, dict) else value
 
 # %% ../../nbs/inference/04_http.ipynb #1574bddb
 class Resource:
@@ -136,13 +153,13 @@ class HTTPClient:
     """Ask a server that speaks OpenAI's protocol.
 
     `base_url`: up to and with `/v1`. `model`: for requests that name none. `timeout`: seconds for a
-    whole request, None for no limit. `retries`: how often a request is sent again that met a busy
+    whole request, None for no limit. `retries`: how often to send a request again that met a busy
     server or a dropped connection. `headers`: sent with every request. `max_connections`: how many
     requests are under way at once; the others wait, which does not count as their time. Errors are
     OpenAI's own.
 
-    It may be used from any event loop. `aclose` or `close` ends its connections; so does the end of
-    the client itself.
+    Any event loop may use it. `aclose` or `close` ends its connections, and so does the end of the
+    client itself.
     """
 
     def __init__(
@@ -192,7 +209,7 @@ class HTTPClient:
         if (gate := self.gates.get(loop)) is None:
             gate = self.gates[loop] = asyncio.Semaphore(self.max_connections)
         async with gate:
-            return await send(self.session(), method, url, **request)
+            return await send_request(self.session(), method, url, **request)
 
     async def create(
         self,
@@ -205,13 +222,8 @@ class HTTPClient:
         **request: Any,
     ) -> Reply:
         """Ask for a completion at `url`: `request` and `extra_body` are the body of the request."""
-        body = {key: value for key, value in request.items() if is_given(value)}
-        if self.model is not None:
-            body.setdefault("model", self.model)
-        if body.get("stream"):
-            raise ValueError("HTTPClient does not stream: ask client.openai for a stream.")
         sent = dict(
-            data=encode({**body, **(extra_body or {})}),
+            data=request_body(self.model, extra_body, request),
             headers=extra_headers,
             params=extra_query,
             timeout=self.limit if timeout is ... or not is_given(timeout) else as_timeout(timeout),
@@ -228,11 +240,7 @@ class HTTPClient:
         limit = self.limit if timeout is ... else as_timeout(timeout)
 
         async def ask() -> Any:
-            exchange, content = await self.send(method, self.url(path), data=data, timeout=limit)
-            if "json" not in exchange.headers.get("Content-Type", "") or not content:
-                return content.decode(errors="replace")
-            value = orjson.loads(content)
-            return Reply(value) if isinstance(value, dict) else value
+            return read_content(*await self.send(method, self.url(path), data=data, timeout=limit))
 
         return await with_retries(ask, self.retries)
 
@@ -246,7 +254,7 @@ class HTTPClient:
 
     @cached_property
     def openai(self) -> AsyncOpenAI:
-        """OpenAI's client for the same server, for whatever this one does not do."""
+        """OpenAI's client for the same server, for what this one does not do."""
         from openai import AsyncOpenAI
 
         return AsyncOpenAI(
@@ -276,32 +284,39 @@ class HTTPClient:
         await self.aclose()
 
 # %% ../../nbs/inference/04_http.ipynb #bc33ea4e
-def is_made_in(folder: str, method: Any) -> bool:
-    """Say whether a method is one of a class whose source is in `folder`, not a wrapper around it."""
-    return type(method) is MethodType and method.__func__.__code__.co_filename.startswith(folder)
+def is_openais(method: Any) -> bool:
+    """Return whether a method is a plain function of OpenAI's package, not a wrapper around one."""
+    function = method.__func__ if type(method) is MethodType else None
+    return type(function) is FunctionType and function.__globals__["__name__"].startswith("openai.")
 
+# %% ../../nbs/inference/04_http.ipynb #0ea309e1
+def can_stand_in(client: Any) -> bool:
+    """Return whether `HTTPClient` may send the requests of a client of OpenAI's.
 
-def is_plain(client: Any) -> bool:
-    """Say whether an OpenAI client has nothing of its own but an address, a key and headers."""
+    True for an `openai.OpenAI` or `openai.AsyncOpenAI` itself, whose transport, hooks, methods and
+    authorization nobody has changed, and whose timeout is one number for a whole request.
+    """
     openai = sys.modules.get("openai")  # a client of OpenAI's exists only if openai is loaded
     if openai is None or type(client) not in (openai.OpenAI, openai.AsyncOpenAI):
         return False
-    package = str(Path(inspect.getfile(openai)).parent)
+    transport, timeout = client._client, client.timeout
     methods = (client.chat.completions.create, client.completions.create, client.post)
     return (
-        type(getattr(client, "_client", None)).__name__.endswith("HttpxClientWrapper")
+        type(transport).__name__ in ("SyncHttpxClientWrapper", "AsyncHttpxClientWrapper")
+        and not any(transport.event_hooks.values())
         and client.auth_headers == {"Authorization": f"Bearer {client.api_key}"}
         and not client.default_query
-        and all(is_made_in(package, method) for method in methods)
+        and (not hasattr(timeout, "read") or timeout == openai.DEFAULT_TIMEOUT)
+        and all(map(is_openais, methods))
     )
 
 # %% ../../nbs/inference/04_http.ipynb #9dcddec0
 def as_http_client(client: Any, retries: int = 0) -> Any:
-    """Return an `HTTPClient` with the settings of a plain OpenAI client; any other as it is.
+    """Return an `HTTPClient` with the settings of a client that it can stand in for; any other as it is.
 
     It tries `retries` times again, or as often as the client would if that is more.
     """
-    if not is_plain(client):
+    if not can_stand_in(client):
         return client
     headers = {k: v for k, v in client.default_headers.items() if isinstance(v, str)}
     return HTTPClient(

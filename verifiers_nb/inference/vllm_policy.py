@@ -41,7 +41,7 @@ from verifiers_nb.inference.http import (
     encode,
     make_session,
     running_loop,
-    send,
+    send_request,
 )
 from .tokens import turn_from_response
 
@@ -336,7 +336,7 @@ def call_server(
         request = dict(timeout=as_timeout(timeout), data=None if body is None else encode(body))
         method, url = "GET" if body is None else "POST", client.url(path)
         async with make_session(URL(client.base_url), client.headers) as session:
-            exchange, content = await send(session, method, url, **request)
+            exchange, content = await send_request(session, method, url, **request)
         exchange.text = content.decode()
         return exchange.json() if exchange.text.startswith(("{", "[")) else exchange.text
 
