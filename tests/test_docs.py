@@ -84,7 +84,7 @@ def test_pages_fit_and_draw(site: Path, scheme: str, width: int) -> None:
     pages = {
         "index": "img",
         "tutorials/103_why_a_reward_was_lost": ".js-plotly-plot .main-svg",
-        "widgets/01_format_inspector": ".vf",
+        "widgets/03_format_inspector": ".vf",
         "trainer/02_loss": "math",
         "api/parsers": "dt.sig",
     }

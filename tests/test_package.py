@@ -17,6 +17,38 @@ HEAVY = ["torch", "transformers", "vllm", "xgrammar", "ipywidgets", "plotly", "d
 MODULES = sorted(m.name for m in pkgutil.walk_packages(vf.__path__, "verifiers_nb."))
 NAMES = sorted(vf._HOME)
 
+# What programs may say after `vf.`: no name of this list ever goes.
+PROMISED = """
+ChatMessage Message Messages MessageType ModelResponse Info State SamplingArgs RewardFunc
+JsonPrimitive ChatCompletion ChatCompletionToolParam ChatCompletionMessageToolCall
+ChatCompletionRole Completion FunctionParameters FunctionDefinition GenerateInputs
+GenerateOutputs RolloutScore RolloutScores ProcessedOutputs maybe_await sanitize_tool_calls
+messages_to_printable cleanup_messages print_prompt_completions_sample setup_logging Parser
+Check Explanation checks_table ThinkParser extract_boxed_answer extract_hash_answer
+THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT XMLParser BoxedParser ThinkBoxedParser
+OneAnswerParser Argument Command BASH_COMMAND command_docs FormatError
+FunctionCallingFormatError ActionParser ActionOnlyParser ThoughtActionParser
+XMLThoughtActionParser EditFormat Identity BashCodeBlockParser SingleBashCodeBlockParser
+XMLFunctionCallingParser FunctionCallingParser JsonParser ParseFunction action_parser
+StructuralTag StructuralTagItem AnyTextFormat ConstStringFormat JSONSchemaFormat
+GrammarFormat RegexFormat QwenXMLParameterFormat OrFormat SequenceFormat TagFormat
+TriggeredTagsFormat TagsWithSeparatorFormat xml_tag think_tag json_tag regex_tag tools_tag
+action_tag Verifier VerifyResult ChainedVerifier get_verifier register_verifier
+known_verifiers verifier_from_config JSONStructureVerifier JSONSchemaVerifier
+RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier Rubric RubricGroup
+EnvGroupRubric JudgeRubric DEFAULT_JUDGE_PROMPT JudgeClient lcs_ratio MathRubric ToolRubric
+model_path get_model get_tokenizer get_model_and_tokenizer EmbeddedEngine HTTPClient
+VLLMClient connect Endpoints start_vllm VLLMServer ServerError serve Served load_results
+read_rollouts results_dataset results_frame standard_error pass_rates paired_difference
+Environment MultiTurnEnv SingleTurnEnv ActionEnv convert_func_to_oai_tool run_python Limits
+sandbox_guards python calculator search search_ddg ask ToolEnv StatefulToolEnv EnvGroup
+TextArenaEnv ReasoningGymEnv load_environment environments load_example_dataset rehearse
+ScriptedClient tool_call GRPOConfig grpo_defaults lora_defaults RunControl RunState
+launch_config GRPOTrainer to_trl sft_dataset inspect_text survey_completions FormatInspector
+RolloutExplorer TrainingDashboard evaluate_checkpoint eval_environment ReportMeta
+compute_summary write_html_report write_html_comparison
+""".split()
+
 BLOCK = """
 import sys
 class Blocked:
@@ -46,10 +78,34 @@ def test_import_is_light() -> None:
     assert not set(HEAVY) & set(loaded)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted({*NAMES, *PROMISED}))
 def test_public_name(name: str) -> None:
     assert getattr(vf, name) is not None
-    assert name in dir(vf)
+
+
+def test_every_name_is_listed_or_in_a_namespace_that_is() -> None:
+    grouped = {name for names in vf._NAMESPACES.values() for name in names.split()}
+    assert {*NAMES} == grouped | vf._FORMER | ({*NAMES} & {*dir(vf)})
+    assert {*vf._NAMESPACES} <= {*dir(vf)} and len(dir(vf)) <= 70
+
+
+@pytest.mark.parametrize("space", sorted(vf._NAMESPACES))
+def test_namespace(space: str) -> None:
+    for name in vf._NAMESPACES[space].split():
+        assert getattr(getattr(vf, space), name) == getattr(vf, name)
+    if space != "types":  # which is the module
+        assert dir(getattr(vf, space)) == sorted(vf._NAMESPACES[space].split())
+
+
+@pytest.mark.parametrize("before", ["", "vf.State;", "import verifiers_nb.types;", "vf.formats;"])
+def test_types_is_its_module(before: str) -> None:
+    """Whatever was imported before, `vf.types` is the module."""
+    python("-c", f"import verifiers_nb as vf; {before} vf.types.State; vf.types.__file__")
+
+
+def test_a_namespace_without_the_name_says_what_it_has() -> None:
+    with pytest.raises(AttributeError, match="verifiers_nb.tools has no 'hammer'; it has .*python"):
+        _ = vf.tools.hammer
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = []
+__all__ = ['Namespace']
 
 # %% ../nbs/01_init.ipynb #77de68da
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 # %% ../nbs/01_init.ipynb #ac3478d6
@@ -34,8 +35,6 @@ _EXPORTS = {
     "GrammarFormat RegexFormat QwenXMLParameterFormat OrFormat SequenceFormat TagFormat "
     "TriggeredTagsFormat TagsWithSeparatorFormat",
     "parsers.format_tags": "xml_tag think_tag json_tag regex_tag tools_tag action_tag",
-    "parsers.streaming": "XMLStream ThinkStream",
-    "parsers.action_streams": "ActionStream ToolCallStream",
     "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier known_verifiers "
     "verifier_from_config",
     "verifiers.json": "JSONStructureVerifier JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier",
@@ -68,6 +67,9 @@ _EXPORTS = {
     "environments.load": "load_environment list_environments environments",
     "envs.data": "load_example_dataset",
     "envs.rehearsal": "rehearse ScriptedClient tool_call",
+    "trainer.advantage": "group_advantages leave_one_out_advantages scale_advantages overlong_penalty",
+    "trainer.loss": "token_logprobs probability_ratio policy_loss cispo_loss kl_estimate "
+    "importance_weights token_weights",
     "trainer.config": "GRPOConfig grpo_defaults lora_defaults",
     "trainer.control": "RunControl RunState",
     "trainer.sharding": "launch_config",
@@ -81,6 +83,46 @@ _EXPORTS = {
     "cli.report": "ReportMeta compute_summary write_html_report write_html_comparison",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
+
+# %% ../nbs/01_init.ipynb #308c3bb2
+_NAMESPACES = {
+    "types": _EXPORTS["types"],
+    # structural tags, and the functions that make one from a parser, a schema or tools
+    "formats": _EXPORTS["parsers.structural_tags"] + " " + _EXPORTS["parsers.format_tags"],
+    # action parsers, their commands and their errors
+    "actions": " ".join(
+        _EXPORTS[f"parsers.{room}"] for room in ("commands", "actions", "function_calls")
+    ),
+    # verifiers by class, and the checks that a parser or a verifier reports
+    "checks": "Check Explanation checks_table inspect_text survey_completions VerifyResult "
+    "ChainedVerifier known_verifiers verifier_from_config JSONStructureVerifier "
+    "JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
+    # tools to hand to a model, and the sandbox that runs its programs
+    "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
+    # evaluations: read, summarised, compared, reported
+    "results": _EXPORTS["envs.store"] + " " + _EXPORTS["cli.report"],
+    "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
+    "VLLMServer ServerError start_vllm",
+    "losses": _EXPORTS["trainer.advantage"] + " " + _EXPORTS["trainer.loss"],
+    "prompts": "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT DEFAULT_JUDGE_PROMPT",
+}
+# The names that dir(vf) shows although a namespace has them.
+_BOTH = {"EmbeddedEngine", "ScriptedClient", "StructuralTag", "load_results", "results_frame"}
+_FORMER = {"environments"}  # former names, which work and which nothing lists
+
+# %% ../nbs/01_init.ipynb #b6a51cc2
+class Namespace(ModuleType):
+    """Offer some of the public names under a common name, such as `vf.formats`."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a name of this namespace from the package."""
+        if name not in dir(self):
+            raise AttributeError(f"{self.__name__} has no {name!r}; it has {', '.join(dir(self))}")
+        return __getattr__(name)
+
+    def __dir__(self) -> list[str]:
+        """List the names of this namespace."""
+        return sorted(_NAMESPACES[self.__name__.rpartition(".")[2]].split())
 
 # %% ../nbs/01_init.ipynb #902ba3cd
 _EXTRAS = {
@@ -98,15 +140,11 @@ _EXTRAS = {
     "vllm": ("vllm",),
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from its room; a missing package is an error that names the extra."""
-    if name == "__version__":
-        return import_module("importlib.metadata").version(__name__)
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# %% ../nbs/01_init.ipynb #0e317423
+def _load(name: str) -> Any:
+    """Return a public name from its module; a missing package is an error that names the extra."""
     try:
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
         extra = next((e for e, packages in _EXTRAS.items() if error.name in packages), None)
         if extra is None:
@@ -115,10 +153,25 @@ def __getattr__(name: str) -> Any:
             f"{__name__}.{name} needs {error.name}: pip install '{__name__}[{extra}]'",
             name=error.name,
         ) from error
-    globals()[name] = value  # the next use finds it without coming here
+
+# %% ../nbs/01_init.ipynb #5fe248ee
+def __getattr__(name: str) -> Any:
+    """Load a public name or a namespace of them."""
+    if name == "__version__":
+        return import_module("importlib.metadata").version(__name__)
+    if name == "types":
+        return import_module(f"{__name__}.types")
+    if name in _NAMESPACES:
+        value = Namespace(f"{__name__}.{name}")
+    elif name in _HOME:
+        value = _load(name)
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    globals()[name] = value
     return value
 
 # %% ../nbs/01_init.ipynb #4e7efcd8
 def __dir__() -> list[str]:
-    """List the public names, so that completion in a notebook shows them."""
-    return sorted({*globals(), *_HOME})
+    """List the names that completion in a notebook shows: namespaces, and what is in none."""
+    grouped = {name for names in _NAMESPACES.values() for name in names.split()}
+    return sorted({*_HOME} - grouped - _FORMER | _BOTH | {*_NAMESPACES, "__version__"})
