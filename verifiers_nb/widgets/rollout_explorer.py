@@ -32,10 +32,9 @@ from verifiers_nb.widgets.conversation import (
     spoken_messages,
     tokens_html,
 )
-from .html import button, escaped
+from .html import PAGE_ROWS, button, escaped
 from verifiers_nb.widgets.rollout_table import (
     LIST_CSS,
-    PAGE,
     SETTINGS,
     groups_html,
     input_html,
@@ -198,7 +197,7 @@ class RolloutBrowser(Panel):
                 )
         self.at, self.pinned, self.edited = number, beside, None
         if not self.by_prompt and number in self.selected:
-            self.page = self.selected.index(number) // PAGE
+            self.page = self.selected.index(number) // PAGE_ROWS
         self.refresh()
 
     def compare(self) -> None:
@@ -218,7 +217,7 @@ class RolloutBrowser(Panel):
         )
         place = max(0, min(now + by, len(groups) - 1))
         best, worst = groups[place].numbers[0], groups[place].numbers[-1]
-        self.page = place // PAGE
+        self.page = place // PAGE_ROWS
         if self.by_prompt and worst != best:
             self.show(worst, beside=best)
         else:

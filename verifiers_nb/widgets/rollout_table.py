@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SETTINGS', 'PAGE', 'LIST_CSS', 'input_html', 'seconds_text', 'progress_html', 'run_html', 'number_text',
-           'query_words', 'query_html', 'asked_text', 'flags', 'reward_bar', 'rows_html', 'groups_html']
+__all__ = ['SETTINGS', 'LIST_CSS', 'input_html', 'seconds_text', 'progress_html', 'run_html', 'number_text', 'query_words',
+           'query_html', 'asked_text', 'flags', 'reward_bar', 'rows_html', 'groups_html']
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #77de68da
 import math
@@ -16,7 +16,16 @@ from html import escape
 from typing import Any
 
 from ..types import Messages
-from .html import action, button, escaped, one_line, pager, score_bar, table
+from verifiers_nb.widgets.html import (
+    PAGE_ROWS,
+    action,
+    button,
+    escaped,
+    one_line,
+    pager,
+    score_bar,
+    table,
+)
 from verifiers_nb.widgets.rollouts import (
     ONLY,
     SORTS,
@@ -167,9 +176,6 @@ def query_html(query: Query, by_prompt: bool, counts: Mapping[str, int], live: b
     return f'<div class="vf-query"><div class="vf-form">{boxes}</div>{rows}</div>'
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #fa35e192
-PAGE = 10  # rows on a page
-
-
 def asked_text(prompt: Messages) -> str:
     "Give the question of a prompt: what its last message says."
     return one_line(last_text(prompt), 160)
@@ -201,7 +207,7 @@ def rows_html(
     "Draw a page of rollouts."
     top = max([1.0, *(rows.rows[number].reward for number in numbers)])
     drawn = []
-    for number in numbers[page * PAGE : (page + 1) * PAGE]:
+    for number in numbers[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]:
         row = rows.rows[number]
         record = row.record
         said = one_line(
@@ -218,7 +224,7 @@ def rows_html(
     listed = table(
         ["#", "Reward", "", "Tokens", "Prompt and completion"], drawn, "Rollouts", [0, 1, 3]
     )
-    return f'<div class="vf-rollouts" data-list>{listed}{pager(page, PAGE, len(numbers), "page", live)}</div>'
+    return f'<div class="vf-rollouts" data-list>{listed}{pager(page, len(numbers), live)}</div>'
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #ce4aba12
 def groups_html(
@@ -232,7 +238,7 @@ def groups_html(
         return f'<div class="vf-asked">{row.reward:.2f}{flags(rows, number)}</div><div class="vf-said">{said}</div>'
 
     drawn = []
-    for group in groups[page * PAGE : (page + 1) * PAGE]:
+    for group in groups[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]:
         best, worst = group.numbers[0], group.numbers[-1]
         press = (
             {"tabindex": 0, "data-act": "extremes", "data-best": best, "data-worst": worst}
@@ -246,7 +252,7 @@ def groups_html(
             [press, asked, f"{len(group.numbers):,}", f"{group.mean:.2f}", end(best), other]
         )
     listed = table(["Prompt", "Rollouts", "Mean", "Best", "Worst"], drawn, "Prompts", [1, 2])
-    return f'<div class="vf-rollouts vf-groups" data-list>{listed}{pager(page, PAGE, len(groups), "page", live)}</div>'
+    return f'<div class="vf-rollouts vf-groups" data-list>{listed}{pager(page, len(groups), live)}</div>'
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #0716d970
 LIST_CSS = """
