@@ -11,27 +11,34 @@ import nbformat
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# A room is a folder of nbs; the notebooks beside the index are the foundations.
+# A room is a folder of nbs; the notebooks beside the index are the foundations. The order is that of
+# reading and of dependency: tests/test_layout.py holds every import to it.
 ROOMS = {
     "tutorials": (
         "Tutorials",
         "Start here: a quarter of an hour each, and a minute or two to run.",
     ),
+    "support": (
+        "Support",
+        "Plumbing that every room may use: threads, processes, sandboxes. Open it when you need it.",
+    ),
     "foundations": ("Foundations", "What flows through the library: messages, rollouts, results."),
     "parsers": ("Parsers", "From text to fields or actions, and back: the format contract."),
     "verifiers": ("Verifiers", "Is this text JSON, does it match, how close is it, and why not?"),
     "rubrics": ("Rubrics", "From a completion to named scores and one reward."),
-    "inference": ("Inference", "Who answers: vLLM, several servers, or the engine in the process."),
+    "inference": (
+        "Inference",
+        "Who answers: vLLM, several servers, or the engine in this process.",
+    ),
     "envs": ("Environments", "How rollouts are played, stored, resumed and read."),
     "environments": (
         "Ready environments",
-        "To load by name, each with a sample to try it offline.",
+        "Load one by its name; each has a sample for offline use.",
     ),
     "trainer": ("Trainer", "GRPO on a LoRA adapter: advantages, loss, pipeline, checkpoints."),
-    "bridges": ("Bridges", "Environments and rollouts in the shape that other engines take."),
-    "widgets": ("Widgets", "Look at rollouts, formats and runs, and press buttons on them."),
-    "cli": ("Commands", "The same from a shell."),
-    "support": ("Support", "Plumbing that any room stands on: threads, processes, sandboxes."),
+    "bridges": ("Bridges", "Environments and rollouts in the form that other trainers take."),
+    "widgets": ("Widgets", "Look at rollouts, formats and runs, and steer a run."),
+    "cli": ("Commands", "Evaluate, train, browse and report from a shell."),
     "benchmarks": ("Benchmarks", "What was measured, and how to measure it again."),
 }
 

@@ -1,0 +1,286 @@
+"""The layout of the house: order of the notebooks, sizes of cells and functions, one meaning for each name."""
+
+from __future__ import annotations
+
+import ast
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat import NotebookNode
+from rooms import ROOT, Notebook, read_rooms
+
+import verifiers_nb as vf
+
+# Rules that the tree does not meet yet. Take a rule out when it holds.
+NOT_YET = {
+    "test_an_import_leads_to_a_notebook_above",
+    "test_names_come_from_their_modules",
+    "test_imports_make_no_circle",
+    "test_a_class_is_whole",
+    "test_four_cells_in_ten_are_tests",
+    "test_no_function_is_longer_than_40_lines",
+    "test_one_name_has_one_meaning",
+    "test_the_library_is_small",
+}
+
+NBS, PACKAGE = ROOT / "nbs", ROOT / "verifiers_nb"
+PAGES = ("tutorials", "benchmarks")  # notebooks to read, which export nothing
+MAY_REPEAT = {"load_environment", "main", "logger", "ABOUT", "__all__", "__getattr__", "__dir__"}
+# How many classes of ours a class has in its line, itself among them.
+LONGEST_LINE = {
+    "SingleTurnEnv": 3,
+    "Rubric": 1,
+    "RubricGroup": 2,
+    "XMLParser": 2,
+    "GRPOTrainer": 2,
+    "GRPOConfig": 1,
+}
+TEST = re.compile(r"\btest_(eq|fail|close|ne|is|shuffled|stdout|warns)\b|\bassert\b")
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+def rule(test: Callable[..., None]) -> Callable[..., None]:
+    """Let a rule that does not hold yet fail."""
+    if test.__name__ not in NOT_YET:
+        return test
+    return pytest.mark.xfail(reason="the tree does not meet this rule yet", strict=False)(test)
+
+
+@cache
+def exporting() -> dict[str, Notebook]:
+    """Return the notebooks that export a module, by module, in the order of reading."""
+    found = [each for notebooks in read_rooms(NBS).values() for each in notebooks if each.module]
+    return {each.module: each for each in found}
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    """Return the syntax of a module, which "parsers.xml" or the like names."""
+    return ast.parse((PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8"))
+
+
+def imports(module: str) -> Iterator[str]:
+    """Give what a module imports from us: a module, or "" for the package itself."""
+    package = ["verifiers_nb", *module.split(".")[:-1]]
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            named = [each.name.split(".") for each in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            source = [*base, *(node.module.split(".") if node.module else [])]
+            named = [[*source, each.name] for each in node.names]
+        else:
+            continue
+        for parts in named:
+            if parts[0] == "verifiers_nb":
+                yield known_module(parts[1:])
+
+
+def known_module(parts: list[str]) -> str:
+    """Return the module that a dotted name begins with, "" for none."""
+    names = [".".join(parts[:length]) for length in range(len(parts), 0, -1)]
+    return next((name for name in names if name in exporting()), "")
+
+
+@cache
+def graph() -> dict[str, set[str]]:
+    """Return what each module imports; the table of names, which imports by name, is left out."""
+    return {each: {*imports(each)} - {each} for each in exporting() if each != "__init__"}
+
+
+def top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Give the statements of a module, those under `if` and `try` among them."""
+    for node in body:
+        yield node
+        for part in ("body", "orelse", "finalbody"):
+            if isinstance(node, ast.If | ast.Try):
+                yield from top_level(getattr(node, part, []))
+
+
+def defined(module: str) -> Iterator[str]:
+    """Give the functions, classes and constants that a module defines."""
+    for node in top_level(tree(module).body):
+        if isinstance(node, Definition):
+            yield node.name
+        elif isinstance(node, ast.Assign | ast.AnnAssign) and not is_type_variable(node.value):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            yield from (each.id for each in targets if isinstance(each, ast.Name))
+
+
+def is_type_variable(value: ast.expr | None) -> bool:
+    """Say whether a value is a new type variable."""
+    made = value.func if isinstance(value, ast.Call) else None
+    return isinstance(made, ast.Name) and made.id in ("TypeVar", "ParamSpec", "TypeVarTuple")
+
+
+def code_cells(path: Path) -> list[NotebookNode]:
+    """Return the code cells of a notebook, without the one that names its module."""
+    cells = nbformat.read(path, 4).cells
+    return [c for c in cells if c.cell_type == "code" and "default_exp" not in c.source]
+
+
+def source_cells() -> Iterator[tuple[Notebook, str, list[Definition]]]:
+    """Give the exported cells that define something, with their definitions."""
+    for each in exporting().values():
+        for cell in code_cells(NBS / each.path):
+            if re.search(r"^#\| *export\b", cell.source, flags=re.M):
+                nodes = ast.parse(cell.source).body
+                if found := [node for node in nodes if isinstance(node, Definition)]:
+                    yield each, cell.source, found
+
+
+def code_lines(module: str) -> int:
+    """Count the lines of a module without blank lines, comments, docstrings and imports."""
+    left_out: set[int] = set()
+    for node in ast.walk(tree(module)):
+        nodes: list[ast.stmt] = []
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            nodes = [node]
+        elif isinstance(node, ast.Module | Definition) and ast.get_docstring(node) is not None:
+            nodes = node.body[:1]
+        for each in nodes:
+            left_out |= {*range(each.lineno, (each.end_lineno or each.lineno) + 1)}
+    text = (PACKAGE / f"{module.replace('.', '/')}.py").read_text(encoding="utf-8")
+    kept = [line.strip() for at, line in enumerate(text.splitlines(), 1) if at not in left_out]
+    return sum(bool(line) and not line.startswith("#") for line in kept)
+
+
+def our_line(kind: type) -> list[str]:
+    """Return the classes of ours that a class consists of, itself first."""
+    return [each.__name__ for each in kind.__mro__ if each.__module__.startswith("verifiers_nb.")]
+
+
+@rule
+def test_notebooks_are_few() -> None:
+    assert len(exporting()) <= 110
+
+
+@rule
+def test_notebooks_are_numbered_by_two_digits_once() -> None:
+    for room, notebooks in read_rooms(NBS).items():
+        exported = [each.path.stem for each in notebooks if each.module]
+        numbered = [name for name in exported if re.match(r"\d\d_[a-z]", name)]
+        # An environment has the name that loads it.
+        assert room == "environments" or numbered == exported, room
+        assert max(Counter(name[:2] for name in numbered).values(), default=1) == 1, room
+
+
+@rule
+def test_a_module_has_the_name_of_its_notebook() -> None:
+    for module, each in exporting().items():
+        if module == "__init__":
+            continue
+        name = re.sub(r"^\d\d_", "", each.path.stem)
+        assert module == ".".join([*each.path.parts[:-1], name]), each.path
+
+
+@rule
+def test_every_module_has_its_notebook() -> None:
+    """A package's own `__init__` is empty and `_modidx` is nbdev's; all else comes from notebooks."""
+    for path in PACKAGE.rglob("*.py"):
+        module = ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        empty = path.name == "__init__.py" and not ast.parse(path.read_text()).body
+        assert module in exporting() or empty or path.name == "_modidx.py", module
+
+
+@rule
+def test_a_notebook_opens_with_title_summary_and_reason() -> None:
+    for each in exporting().values():
+        opening = nbformat.read(NBS / each.path, 4).cells[0].source
+        assert re.match(r"# \S[^\n]*\n\n> \S[^\n]*\n\n\S", opening), each.path
+
+
+@rule
+def test_an_import_leads_to_a_notebook_above() -> None:
+    """At the top of a module, inside functions and for types alike."""
+    above = {module: place for place, module in enumerate(exporting())}
+    upward = {
+        f"{module} imports {other}"
+        for module, others in graph().items()
+        for other in others
+        if other and above[other] > above[module]
+    }
+    assert not upward, "\n".join(sorted(upward))
+
+
+@rule
+def test_names_come_from_their_modules() -> None:
+    """Exported code imports from modules, never from the table of names."""
+    found = [module for module, others in graph().items() if others & {"", "__init__"}]
+    assert not found, found
+
+
+@rule
+def test_imports_make_no_circle() -> None:
+    try:
+        TopologicalSorter(graph()).prepare()
+    except CycleError as error:
+        pytest.fail(" imports ".join(reversed(error.args[1])))
+
+
+@rule
+@pytest.mark.parametrize("name", LONGEST_LINE)
+def test_a_class_is_whole(name: str) -> None:
+    line = our_line(getattr(vf, name))
+    assert len(line) <= LONGEST_LINE[name], line
+
+
+@rule
+def test_a_cell_has_one_definition() -> None:
+    """A helper of at most four lines, its docstring among them, may share the cell of its user."""
+    for each, source, found in source_cells():
+        long = [node.name for node in found if (node.end_lineno or 0) - node.lineno > 3]
+        assert len(long) <= 1, (each.path, long, source)
+
+
+@rule
+def test_cells_are_short() -> None:
+    lengths = [
+        sum(bool(line.strip()) and not line.startswith("#|") for line in source.splitlines())
+        for _, source, _ in source_cells()
+    ]
+    assert statistics.median(lengths) <= 12
+
+
+@rule
+def test_four_cells_in_ten_are_tests() -> None:
+    paths = [each.path for room in read_rooms(NBS).values() for each in room]
+    kept = [path for path in paths if path.parts[0] not in PAGES]
+    cells = [cell.source for path in kept for cell in code_cells(NBS / path)]
+    assert sum(bool(TEST.search(source)) for source in cells) / len(cells) >= 0.4
+
+
+@rule
+def test_no_function_is_longer_than_40_lines() -> None:
+    lengths = {
+        f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        for module in exporting()
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
+    long = {name: lines for name, lines in lengths.items() if lines > 40}
+    assert not long, long
+
+
+@rule
+def test_one_name_has_one_meaning() -> None:
+    """No function, class or constant is defined in two modules."""
+    places: dict[str, set[str]] = defaultdict(set)
+    for module in exporting():
+        for name in {*defined(module)} - MAY_REPEAT:
+            places[name].add(module)
+    twice = {name: sorted(where) for name, where in sorted(places.items()) if len(where) > 1}
+    assert not twice, "\n".join(f"{name}: {', '.join(where)}" for name, where in twice.items())
+
+
+@rule
+def test_the_library_is_small() -> None:
+    lines = {module: code_lines(module) for module in exporting()}
+    assert sum(lines.values()) <= 16_500, f"{sum(lines.values())} lines: {lines}"
