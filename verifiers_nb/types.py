@@ -7,14 +7,15 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'OPENAI_TYPES', 'PAYLOADS', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores',
-           'ProcessedOutputs', 'content_text', 'messages_to_printable', 'cleanup_messages', 'tool_call_dict',
-           'sanitize_tool_calls', 'maybe_await', 'print_prompt_completions_sample', 'setup_logging']
+           'OPENAI_TYPES', 'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore',
+           'RolloutScores', 'ProcessedOutputs', 'content_text', 'messages_to_printable', 'cleanup_messages',
+           'tool_call_dict', 'sanitize_tool_calls', 'maybe_await', 'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
 import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -42,6 +43,40 @@ State: TypeAlias = dict[str, Any]
 SamplingArgs: TypeAlias = dict[str, Any]
 RewardFunc: TypeAlias = Callable[..., float | Awaitable[float]]
 JsonPrimitive: TypeAlias = Literal["string", "number", "integer", "boolean", "array", "object"]
+
+# %% ../nbs/00_types.ipynb #8e31a39d
+@dataclass(slots=True)
+class Turn:
+    """Hold one sampled response in tokens; `completion_ids` and `logprobs` are of equal length."""
+
+    prompt_ids: list[int]
+    completion_ids: list[int]
+    logprobs: list[float]
+    finish_reason: str = "stop"
+    policy_version: int = 0
+
+# %% ../nbs/00_types.ipynb #962200d6
+@dataclass(slots=True)
+class Rollout:
+    """Hold one rollout: the row it is made from, what came of it, and what that is worth.
+
+    `index` is its place in the run. `group` is the number of its prompt: rollouts of one prompt have
+    the same. `turns` are its exact tokens, none where the server gave none. `error` says why a
+    rollout failed.
+    """
+
+    prompt: Messages
+    answer: Any = ""
+    task: str = "default"
+    info: Info = field(default_factory=dict)
+    index: int = 0
+    group: int = 0
+    completion: Messages = field(default_factory=list)
+    state: State = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+    reward: float = 0.0
+    metrics: dict[str, float] = field(default_factory=dict)
+    error: str | None = None
 
 # %% ../nbs/00_types.ipynb #bd307a3e
 class GenerateInputs(BaseModel):

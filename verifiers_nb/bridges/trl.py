@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SCORES', 'finished_state', 'score_completions', 'rubric_reward', 'template_message', 'as_object', 'prompt_key',
+__all__ = ['SCORES', 'finish_elsewhere', 'score_completions', 'rubric_reward', 'template_message', 'as_object', 'prompt_key',
            'rows_by_prompt', 'last_sequence', 'trl_columns', 'embedded_client', 'push_policy', 'trl_sampling',
            'TRLRollouts', 'TRLKeywords', 'to_trl', 'best_rollouts', 'sft_row', 'sft_dataset']
 
@@ -20,15 +20,16 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ..envs.environment import Environment
 from ..envs.multiturn import MultiTurnEnv, SingleTurnEnv, check_state, initial_state
-from ..envs.prompts import RolloutRows, rollout_rows
+from ..envs.prompts import RolloutRows, repeated_rows, rollout_rows
 from ..envs.rollouts import derive_seed
 from ..envs.store import load_results, plain_messages
 from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
-from ..rubrics.rubric import group_rows
+from ..rubrics.rubric import group_ids, indices_of, score_many
 from verifiers_nb.types import (
     ChatMessage,
     GenerateOutputs,
     Messages,
+    Rollout,
     RolloutScore,
     State,
     maybe_await,
@@ -38,35 +39,24 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/bridges/00_trl.ipynb #c1dfd96e
-async def finished_state(env: Environment, row: dict[str, Any], completion: Messages) -> State:
-    """Return the state of a rollout whose one response was sampled elsewhere."""
-    state = initial_state(**row, message_type=env.message_type)
+async def finish_elsewhere(env: Environment, rollout: Rollout, completion: Messages) -> None:
+    """Fill in a rollout whose one response was sampled elsewhere."""
+    inputs = (rollout.prompt, rollout.answer, rollout.task, rollout.info)
+    state = initial_state(*inputs, message_type=env.message_type)
     if isinstance(env, MultiTurnEnv):
         state = check_state(await maybe_await(env.setup_state, state), "setup_state")
-    return {**state, "completion": completion, "turn": 1}
+    rollout.completion = completion
+    rollout.state = {**state, "completion": completion, "turn": 1}
 
 # %% ../../nbs/bridges/00_trl.ipynb #575193a2
 async def score_completions(
     env: Environment, completions: Sequence[Messages], columns: dict[str, Any]
 ) -> list[RolloutScore | None]:
     """Score completions with the environment's rubric; `columns` has their prompts, answers and so on."""
-    columns = {"answer": [""] * len(completions), **columns}
-    rows = list(rollout_rows(columns))
-    states = [
-        await finished_state(env, row, completion)
-        for row, completion in zip(rows, completions, strict=True)
-    ]
-    prompts, answers, tasks, infos = (
-        [row[name] for row in rows] for name in ("prompt", "answer", "task", "info")
-    )
-    scores = await env.rubric.score_rollouts(
-        prompts, list(completions), answers, states, tasks, infos
-    )
-    metrics = scores.metrics.items()
-    return [
-        RolloutScore(reward=reward, metrics={name: values[i] for name, values in metrics})
-        for i, reward in enumerate(scores.reward)
-    ]
+    rollouts = list(rollout_rows({"answer": [""] * len(completions), **columns}))
+    for rollout, completion in zip(rollouts, completions, strict=True):
+        await finish_elsewhere(env, rollout, completion)
+    return [*await score_many(env.rubric, rollouts)]
 
 # %% ../../nbs/bridges/00_trl.ipynb #fe5dbbce
 SCORES = "rollout_scores"
@@ -121,7 +111,8 @@ def prompt_key(prompt: Messages) -> str:
 def rows_by_prompt(*sources: RolloutRows) -> dict[str, dict[str, Any]]:
     """Return the rows by prompt; two that differ in more than the prompt are a `ValueError`."""
     found: dict[str, dict[str, Any]] = {}
-    for row in (row for rows in sources for row in rows):
+    for rollout in (rollout for rows in sources for rollout in rows):
+        row = {name: getattr(rollout, name) for name in ("prompt", "answer", "task", "info")}
         if found.setdefault(prompt_key(row["prompt"]), row) != row:
             raise ValueError(
                 f"The prompt {row['prompt']!r:.200} stands in several rows with different answer, task "
@@ -281,7 +272,7 @@ def to_trl(env: Environment, client: Any = None) -> TRLKeywords:
     """
     train, held_out = env.get_dataset(), env.eval_dataset
     once = isinstance(env, SingleTurnEnv) and not env.oai_tools
-    sets = [rollout_rows(data) for data in (train, held_out) if data is not None]
+    sets = [repeated_rows(data) for data in (train, held_out) if data is not None]
     return TRLKeywords(
         train_dataset=train,
         eval_dataset=held_out,
@@ -292,11 +283,10 @@ def to_trl(env: Environment, client: Any = None) -> TRLKeywords:
 # %% ../../nbs/bridges/00_trl.ipynb #92cfceb3
 def best_rollouts(results: GenerateOutputs, min_reward: float, per_prompt: int | None) -> list[int]:
     """Return the indices of the rollouts to learn from, in order; a failed one is never among them."""
-    columns = (results.prompt, results.completion, results.answer, results.state)
-    rows = zip(*columns, results.task, results.info, strict=True)
+    ids = group_ids(zip(results.prompt, results.answer, results.task, strict=True))
     failed = [bool(state.get("error")) for state in results.state]
     kept: list[int] = []
-    for group in group_rows(rows):
+    for group in indices_of(ids).values():
         good = [i for i in group if results.reward[i] >= min_reward and not failed[i]]
         kept += sorted(good, key=lambda i: -results.reward[i])[:per_prompt]
     if not kept:

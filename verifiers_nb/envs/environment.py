@@ -16,7 +16,14 @@ from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .prompts import DatasetBuilder, PromptData, repeat_rows, rollout_rows
+from verifiers_nb.envs.prompts import (
+    DatasetBuilder,
+    Inputs,
+    PromptData,
+    RolloutRows,
+    repeated_rows,
+    rollout_rows,
+)
 from .rollouts import RolloutRun, sync_twin
 from .store import RolloutStore, results_dataset
 from ..inference import tokens as process
@@ -25,7 +32,6 @@ from ..rubrics.rubric import Rubric
 from ..support.calls import as_async_client, request_arguments, with_retries
 from verifiers_nb.types import (
     ChatMessage,
-    GenerateInputs,
     GenerateOutputs,
     Info,
     Messages,
@@ -160,7 +166,7 @@ class RolloutProtocol(ModelRequests, ABC):
 
     def make_run(
         self,
-        inputs: Dataset | dict[str, list[Any]] | GenerateInputs,
+        inputs: Inputs | RolloutRows,
         client: Any | None,
         model: str | None,
         sampling_args: SamplingArgs | None,
@@ -200,8 +206,7 @@ class RolloutProtocol(ModelRequests, ABC):
         columns = dict(prompt=prompts, answer=answers, task=tasks, info=infos)
         run = self.make_run(columns, client, model, sampling_args, score=False, kwargs=kwargs)
         await run.start(max_concurrent)
-        outputs = run.outputs()
-        return list(zip(outputs.completion, outputs.state, strict=True))
+        return [(rollout.completion, rollout.state) for rollout in run.rollouts()]
 
     async def run_rollout_with_semaphore(
         self, semaphore: asyncio.Semaphore, *args: Any, **kwargs: Any
@@ -232,7 +237,7 @@ class Environment(RolloutProtocol, TrainingTokens):
 
     async def a_generate(
         self,
-        inputs: Dataset | dict[str, list[Any]] | GenerateInputs,
+        inputs: Inputs | RolloutRows,
         client: Any | None = None,
         model: str | None = None,
         sampling_args: SamplingArgs | None = None,
@@ -282,7 +287,7 @@ class Environment(RolloutProtocol, TrainingTokens):
                 f"{num_examples} and {rollouts_per_example}."
             )
         return await self.a_generate(
-            repeat_rows(self.get_eval_dataset(n=num_examples), rollouts_per_example),
+            repeated_rows(self.get_eval_dataset(n=num_examples), rollouts_per_example),
             client,
             model,
             sampling_args,

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['DatasetBuilder', 'T', 'logger', 'DEFAULTS', 'ROW_KEYS', 'BLOCK', 'KEPT_BLOCKS', 'chat_prompt', 'with_prompts',
-           'pick_rows', 'repeat_rows', 'Once', 'check_protocol', 'DatasetPair', 'PromptData', 'copied', 'rollout_row',
-           'RolloutRows', 'check_names', 'check_infos', 'check_columns', 'dataset_rows', 'rollout_rows']
+__all__ = ['DatasetBuilder', 'Inputs', 'T', 'logger', 'DEFAULTS', 'BLOCK', 'KEPT_BLOCKS', 'chat_prompt', 'with_prompts',
+           'pick_rows', 'Once', 'check_protocol', 'DatasetPair', 'PromptData', 'copied', 'new_rollout', 'RolloutRows',
+           'check_names', 'check_infos', 'check_columns', 'place_in_dataset', 'place_in', 'repeated_rows',
+           'rollout_rows']
 
 # %% ../../nbs/envs/00_prompts.ipynb #77de68da
 import copy
@@ -21,7 +22,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import orjson
 
-from ..types import ChatMessage, GenerateInputs, Info, Messages, MessageType
+from ..rubrics.rubric import group_ids
+from ..types import ChatMessage, GenerateInputs, Info, MessageType, Rollout
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -66,15 +68,9 @@ def pick_rows(dataset: Dataset, n: int = -1, seed: int | None = None) -> Dataset
     dataset = dataset if seed is None else dataset.shuffle(seed=seed)
     return dataset.select(range(min(n, len(dataset)))) if n > 0 else dataset
 
-
-def repeat_rows(dataset: Dataset, times: int) -> Dataset:
-    """Return the whole of `dataset`, `times` times: copy j of row i stands at j * rows + i."""
-    from datasets import concatenate_datasets
-
-    return concatenate_datasets([dataset] * times) if times > 1 else dataset
-
 # %% ../../nbs/envs/00_prompts.ipynb #1574bddb
 DatasetBuilder: TypeAlias = "Callable[[], Dataset]"
+Inputs: TypeAlias = "Dataset | dict[str, list[Any]] | GenerateInputs"
 T = TypeVar("T")
 
 
@@ -231,10 +227,6 @@ class PromptData(DatasetPair):
         return pick_rows(self.eval_dataset, n, seed)
 
 # %% ../../nbs/envs/00_prompts.ipynb #504beeae
-DEFAULTS = {"prompt": None, "answer": "", "task": "default", "info": None}
-ROW_KEYS = tuple(DEFAULTS)
-
-
 def copied(value: Any) -> Any:
     """Return a deep copy, made quickly of plain messages."""
     kind = type(value)
@@ -245,36 +237,41 @@ def copied(value: Any) -> Any:
     return value if kind is str or value is None else copy.deepcopy(value)
 
 # %% ../../nbs/envs/00_prompts.ipynb #1f12b36b
-def rollout_row(
-    prompt: Messages, answer: Any, task: str, info: Info | str | None
-) -> dict[str, Any]:
-    """Return one rollout's inputs; an `info` that was stored as JSON text is read."""
-    info = json.loads(info) if isinstance(info, str) else copied(info)
-    return dict(prompt=copied(prompt), answer=answer, task=task, info=info or {})
+DEFAULTS = {"prompt": None, "answer": "", "task": "default", "info": None}
+
+
+def new_rollout(columns: Mapping[str, Sequence[Any]], at: int, index: int, group: int) -> Rollout:
+    """Return the rollout of row `at`; an `info` that was stored as JSON text is read."""
+    row: Any = {k: columns[k][at] if k in columns else v for k, v in DEFAULTS.items()}
+    info = row["info"]
+    row["info"] = (json.loads(info) if isinstance(info, str) else copied(info)) or {}
+    row["prompt"] = copied(row["prompt"])
+    return Rollout(**row, index=index, group=group)
 
 # %% ../../nbs/envs/00_prompts.ipynb #704881db
-class RolloutRows(Sequence[dict[str, Any]]):
-    """The inputs of rollouts: a dict of `prompt, answer, task, info` each, made when it is asked for.
+class RolloutRows(Sequence[Rollout]):
+    """The rollouts that start from the rows of inputs, each made when it is asked for.
 
-    `place(i)` returns columns and where row i stands in them.
+    `place(i)` returns columns and where row i is in them. Rollout n starts from row `rows[n]`, and
+    its group is `groups[n]`.
     """
 
     def __init__(
-        self, names: Collection[str], length: int, place: Callable[[int], tuple[Any, int]]
+        self,
+        place: Callable[[int], tuple[Mapping[str, Sequence[Any]], int]],
+        rows: Sequence[int],
+        groups: Sequence[int],
     ) -> None:
-        self.names, self.length, self.place = set(names), length, place
+        self.place, self.rows, self.groups = place, rows, groups
 
     def __len__(self) -> int:
-        return self.length
+        return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self.length))]
-        if not -self.length <= index < self.length:
-            raise IndexError(f"row {index} of {self.length}")
-        columns, at = self.place(index % self.length)
-        row: Any = {k: columns[k][at] if k in self.names else d for k, d in DEFAULTS.items()}
-        return rollout_row(**row)
+            return [self[i] for i in range(*index.indices(len(self)))]
+        index = range(len(self))[index]
+        return new_rollout(*self.place(self.rows[index]), index, self.groups[index])
 
 # %% ../../nbs/envs/00_prompts.ipynb #5dd61eee
 def check_names(names: Collection[str]) -> None:
@@ -304,7 +301,7 @@ def check_columns(columns: Mapping[str, Sequence[Any]]) -> None:
     """Raise `ValueError` for columns that rollouts can't start from."""
     check_names(columns)
     count = len(columns["prompt"])
-    lengths = {key: len(columns[key]) for key in ROW_KEYS if key in columns}
+    lengths = {key: len(columns[key]) for key in DEFAULTS if key in columns}
     if uneven := {key: length for key, length in lengths.items() if length != count}:
         raise ValueError(f"The inputs have {count} prompts, but {uneven}: columns must be equal.")
     for index, prompt in enumerate(columns["prompt"]):
@@ -318,27 +315,44 @@ def check_columns(columns: Mapping[str, Sequence[Any]]) -> None:
 BLOCK, KEPT_BLOCKS = 64, 128
 
 
-def dataset_rows(dataset: Dataset) -> RolloutRows:
-    """Return the rows of a dataset."""
+def place_in_dataset(dataset: Dataset) -> Callable[[int], tuple[Any, int]]:
+    """Return what says where a row of a dataset is: in which block, and where in that."""
     check_names(dataset.column_names)
     if getattr(dataset.features.get("info"), "dtype", None) == "string":
         batches = dataset.select_columns("info").iter(1000)
         check_infos(text for batch in batches for text in batch["info"])
-    dataset = dataset.select_columns([key for key in ROW_KEYS if key in dataset.column_names])
+    dataset = dataset.select_columns([key for key in DEFAULTS if key in dataset.column_names])
     block = lru_cache(KEPT_BLOCKS)(lambda n: dataset[n * BLOCK : (n + 1) * BLOCK])
-    place = lambda index: (block(index // BLOCK), index % BLOCK)  # noqa: E731
-    return RolloutRows(dataset.column_names, len(dataset), place)
+    return lambda row: (block(row // BLOCK), row % BLOCK)
 
-# %% ../../nbs/envs/00_prompts.ipynb #acbfcb08
-def rollout_rows(inputs: Dataset | dict[str, list[Any]] | GenerateInputs) -> RolloutRows:
-    """Return the rows of the inputs.
+# %% ../../nbs/envs/00_prompts.ipynb #a1e47535
+def place_in(inputs: Inputs) -> tuple[int, Callable[[int], tuple[Any, int]]]:
+    """Return how many rows the inputs have, and what says where a row is.
 
     Raises `ValueError` without prompts, with neither answers nor infos, or for unequal columns.
     """
     if isinstance(inputs, GenerateInputs):
         inputs = inputs.model_dump()
     if not isinstance(inputs, dict):
-        return dataset_rows(inputs)
+        return len(inputs), place_in_dataset(inputs)
     columns = {key: values for key, values in inputs.items() if values is not None}
     check_columns(columns)
-    return RolloutRows(columns, len(columns["prompt"]), lambda index: (columns, index))
+    return len(columns["prompt"]), lambda row: (columns, row)
+
+# %% ../../nbs/envs/00_prompts.ipynb #e1f7e075
+def repeated_rows(inputs: Inputs, times: int = 1, side_by_side: bool = False) -> RolloutRows:
+    """Return `times` rollouts of each row: copy j of row i is at j * rows + i, or `side_by_side`."""
+    count, place = place_in(inputs)
+    rows = (
+        [i for i in range(count) for _ in range(times)] if side_by_side else [*range(count)] * times
+    )
+    return RolloutRows(place, rows, rows)
+
+# %% ../../nbs/envs/00_prompts.ipynb #acbfcb08
+def rollout_rows(inputs: Inputs | RolloutRows) -> RolloutRows:
+    """Return a rollout of each row; those of equal prompt, answer and task are a group."""
+    if isinstance(inputs, RolloutRows):
+        return inputs
+    rows = repeated_rows(inputs)
+    groups = group_ids((rollout.prompt, rollout.answer, rollout.task) for rollout in rows)
+    return RolloutRows(rows.place, rows.rows, groups)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['T', 'MOST_AT_ONCE', 'NEW_OBJECTS', 'logger', 'run_together', 'run_bounded', 'fewer_collections', 'background_loop',
-           'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'Rollout', 'failed_rollout', 'play_row', 'failed_score',
-           'score_alone', 'score_together', 'PromptGroups', 'zeros', 'ScoreColumns', 'kept_outputs', 'run_settings',
-           'RolloutRun']
+           'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'fail', 'play', 'failed_score', 'score_group',
+           'PromptGroups', 'zeros', 'ScoreColumns', 'kept_outputs', 'run_settings', 'RolloutRun']
 
 # %% ../../nbs/envs/02_rollouts.ipynb #77de68da
 import asyncio
@@ -25,15 +24,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial, wraps
 from itertools import zip_longest
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from .prompts import ROW_KEYS
-from .store import RolloutStore, restore_state, rollout_record, stored_outputs
-from ..rubrics.group import score_row
-from ..rubrics.rubric import Rubric, group_rows
-from ..types import GenerateOutputs, Messages, RolloutScore, SamplingArgs, State
+from .prompts import RolloutRows
+from .store import RolloutStore, stored_outputs
+from ..inference.tokens import exact_turns
+from ..rubrics.rubric import Rubric, indices_of, score_many, score_one
+from verifiers_nb.types import (
+    GenerateOutputs,
+    Messages,
+    Rollout,
+    RolloutScore,
+    SamplingArgs,
+    State,
+)
 
 # %% ../../nbs/envs/02_rollouts.ipynb #c1dfd96e
 T = TypeVar("T")
@@ -150,85 +156,72 @@ def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | 
         return sampling_args
     return {**sampling_args, "seed": derive_seed(sampling_args["seed"], *path)}
 
-# %% ../../nbs/envs/02_rollouts.ipynb #0a57cb53
+# %% ../../nbs/envs/02_rollouts.ipynb #14ae2b7d
 logger = logging.getLogger(__name__)
 
 
-class Rollout(NamedTuple):
-    """A rollout that is over: the row it was made from, its completion and its final state."""
-
-    row: dict[str, Any]
-    completion: Messages
-    state: State
-
-# %% ../../nbs/envs/02_rollouts.ipynb #14ae2b7d
-def failed_rollout(row: dict[str, Any], error: Exception) -> Rollout:
-    """Return a rollout that failed: an empty completion, and the reason in `state["error"]`."""
-    empty: Messages = "" if isinstance(row["prompt"], str) else []
-    reason = f"{type(error).__name__}: {error}".removesuffix(": ")
-    return Rollout(row, empty, {**row, "completion": empty, "responses": [], "error": reason})
+def fail(rollout: Rollout, error: Exception) -> None:
+    """Fill in a rollout that failed: an empty completion, and the reason, also in its state."""
+    rollout.error = f"{type(error).__name__}: {error}".removesuffix(": ")
+    rollout.completion, rollout.turns = "" if isinstance(rollout.prompt, str) else [], []
+    inputs = dict(
+        prompt=rollout.prompt, answer=rollout.answer, task=rollout.task, info=rollout.info
+    )
+    rollout.state = {
+        **inputs,
+        "completion": rollout.completion,
+        "responses": [],
+        "error": rollout.error,
+    }
 
 # %% ../../nbs/envs/02_rollouts.ipynb #910f5735
-async def play_row(
-    row: dict[str, Any], rollout: Awaitable[tuple[Messages, State]], timeout: float | None = None
-) -> Rollout:
-    """Await the rollout of a row; one that raises, or takes more than `timeout` seconds, has failed."""
+async def play(
+    rollout: Rollout, played: Awaitable[tuple[Messages, State]], timeout: float | None = None
+) -> None:
+    """Await what plays a rollout; one that raises, or takes more than `timeout` seconds, has failed."""
     try:
         if timeout is None:  # a time limit costs more than all else here
-            return Rollout(row, *await rollout)
-        async with asyncio.timeout(timeout):
-            return Rollout(row, *await rollout)
+            rollout.completion, rollout.state = await played
+        else:
+            async with asyncio.timeout(timeout):
+                rollout.completion, rollout.state = await played
+        rollout.error = rollout.state.get("error")
+        rollout.turns = exact_turns(rollout.state)
     except Exception as error:
-        logger.debug("The rollout of %.200r failed.", row["prompt"], exc_info=True)
-        return failed_rollout(row, error)
+        logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
+        fail(rollout, error)
 
 # %% ../../nbs/envs/02_rollouts.ipynb #cb4e5208
 def failed_score(rubric: Rubric) -> RolloutScore:
     """Return the score of a rollout that failed: 0.0 under every name."""
     return RolloutScore(reward=0.0, metrics=dict.fromkeys(rubric.get_reward_func_names(), 0.0))
 
-
-async def score_alone(rubric: Rubric | None, rollout: Rollout) -> RolloutScore:
-    """Return the score of one rollout: 0.0 and no metrics without a rubric."""
-    if rubric is None:
-        return RolloutScore(reward=0.0)
-    row, completion, state = rollout
-    if state.get("error"):
-        return failed_score(rubric)
-    return await rubric.score_rollout(completion=completion, state=state, **row)
-
 # %% ../../nbs/envs/02_rollouts.ipynb #dbdea041
-async def score_together(rubric: Rubric, rollouts: Sequence[Rollout]) -> list[RolloutScore]:
+async def score_group(rubric: Rubric, rollouts: Sequence[Rollout]) -> list[RolloutScore]:
     """Return the scores of a prompt's rollouts; the rubric sees all that did not fail at once."""
-    scores = [failed_score(rubric) for _ in rollouts]
-    good = [i for i, rollout in enumerate(rollouts) if not rollout.state.get("error")]
-    if good:
-        rows, completions, states = map(list, zip(*(rollouts[i] for i in good), strict=True))
-        prompts, answers, tasks, infos = ([row[key] for row in rows] for key in ROW_KEYS)
-        columns = (prompts, completions, answers, states, tasks, infos)
-        scored = await rubric.score_rollouts(*columns)
-        for place, index in enumerate(good):
-            scores[index] = score_row(scored, place)
-    return scores
+    good = [rollout for rollout in rollouts if not rollout.error]
+    scored = iter(await score_many(rubric, good) if good else ())
+    return [failed_score(rubric) if rollout.error else next(scored) for rollout in rollouts]
 
 # %% ../../nbs/envs/02_rollouts.ipynb #fc074d50
 class PromptGroups:
-    """Keep played rollouts until all of their prompt are there; `order` goes through prompt by prompt."""
+    """Keep played rollouts until all of their group are there; `order` goes through group by group.
 
-    def __init__(self, rows: Iterable[dict[str, Any]]) -> None:
-        keys = ((row["prompt"], None, row["answer"], None, row["task"], None) for row in rows)
-        groups = group_rows(keys)
-        self.order = [index for group in groups for index in group]
-        self.group_of = {index: group for group in groups for index in group}
-        self.waiting: dict[int, Rollout] = {}
+    `groups`: the group of each rollout of a run.
+    """
 
-    def add(self, index: int, rollout: Rollout) -> dict[int, Rollout]:
-        """Note a played rollout; return those of its prompt by index if it was the last, else none."""
-        self.waiting[index] = rollout
-        group = self.group_of[index]
-        if any(i not in self.waiting for i in group):
-            return {}
-        return {i: self.waiting.pop(i) for i in group}
+    def __init__(self, groups: Sequence[int]) -> None:
+        self.members = indices_of(groups)
+        self.order = [index for indices in self.members.values() for index in indices]
+        self.waiting: dict[int, list[Rollout]] = defaultdict(list)
+
+    def add(self, rollout: Rollout) -> list[Rollout]:
+        """Note a played rollout; return those of its group if it was the last, else none."""
+        waiting = self.waiting[rollout.group]
+        waiting.append(rollout)
+        if len(waiting) < len(self.members[rollout.group]):
+            return []
+        return sorted(self.waiting.pop(rollout.group), key=lambda each: each.index)
 
 # %% ../../nbs/envs/02_rollouts.ipynb #af3e1334
 def zeros(count: int) -> array[float]:
@@ -243,12 +236,12 @@ class ScoreColumns:
         self.total, self.reward = 0.0, zeros(count)
         self.metrics: defaultdict[str, array[float]] = defaultdict(partial(zeros, count))
 
-    def note(self, index: int, score: RolloutScore) -> None:
+    def note(self, rollout: Rollout) -> None:
         """Note the score of a rollout."""
-        self.total += score.reward
-        self.reward[index] = score.reward
-        for name, value in score.metrics.items():
-            self.metrics[name][index] = value
+        self.total += rollout.reward
+        self.reward[rollout.index] = rollout.reward
+        for name, value in rollout.metrics.items():
+            self.metrics[name][rollout.index] = value
 
     def take(self, indices: Sequence[int]) -> dict[str, Any]:
         """Return the columns `reward` and `metrics` of some rollouts."""
@@ -260,11 +253,13 @@ def kept_outputs(
     rollouts: Sequence[Rollout], reward: list[float], metrics: dict[str, list[float]]
 ) -> GenerateOutputs:
     """Return rollouts and their scores as columns."""
-    inputs: dict[str, Any] = {key: [rollout.row[key] for rollout in rollouts] for key in ROW_KEYS}
     return GenerateOutputs.model_construct(  # ours already: no need to validate every message
-        **inputs,
+        prompt=[rollout.prompt for rollout in rollouts],
         completion=[rollout.completion for rollout in rollouts],
+        answer=[rollout.answer for rollout in rollouts],
         state=[rollout.state for rollout in rollouts],
+        info=[rollout.info for rollout in rollouts],
+        task=[rollout.task for rollout in rollouts],
         reward=reward,
         metrics=metrics,
     )
@@ -282,16 +277,16 @@ def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None)
 # %% ../../nbs/envs/02_rollouts.ipynb #b7eb6c68
 @dataclass
 class RolloutRun:
-    """Play, score and store the rollouts of `rows`; call `start()` once, then read `outputs()`.
+    """Play, score and store the rollouts of `rows`; call `start()` once, then read the results.
 
     `timeout`: seconds after which a rollout has failed. `keep=False`: what is stored is not kept in
-    memory. `close_client`: whether the client is only for this run. `on_finish(index, completion, state,
-    score)` is called for each rollout as it is over. `finished` has each finished row's number, with its
-    rollout, or None where that is only in the store.
+    memory. `close_client`: whether the client is only for this run. `on_finish(rollout)` is called for
+    each rollout as it is over. `finished` has each finished rollout by its index, or None where that
+    is only in the store.
     """
 
     env: Any
-    rows: Sequence[dict[str, Any]]
+    rows: RolloutRows
     client: Any
     model: str
     sampling_args: SamplingArgs
@@ -302,7 +297,7 @@ class RolloutRun:
     kwargs: dict[str, Any] = field(default_factory=dict)
     keep: bool = True
     close_client: bool = False
-    on_finish: Callable[[int, Messages, State, RolloutScore], None] | None = None
+    on_finish: Callable[[Rollout], None] | None = None
 
     def __post_init__(self) -> None:
         self.finished: dict[int, Rollout | None] = {}
@@ -310,7 +305,7 @@ class RolloutRun:
         self.scores = ScoreColumns(len(self.rows))
         self.rubric: Rubric | None = self.env.rubric if self.score else None
         together = self.rubric is not None and self.rubric.scores_groups
-        self.groups = PromptGroups(self.rows) if together else None
+        self.groups = PromptGroups(self.rows.groups) if together else None
         self.bar = tqdm(total=len(self.rows), unit="rollout", disable=not self.progress)
 
     def settings(self) -> dict[str, Any]:
@@ -335,52 +330,60 @@ class RolloutRun:
 
     async def run_one(self, index: int) -> None:
         """Play and score one row, or take it from the store."""
-        row = self.rows[index]
-        record = self.store.get(index, row) if self.store else None
-        if record:
-            rollout = Rollout(row, record["completion"], restore_state(record))
-            score = RolloutScore(reward=record["reward"], metrics=record["metrics"])
-            self.finish(index, rollout, score)
+        rollout = self.rows[index]
+        stored = self.store is not None and self.store.restore(rollout)
+        if stored:
+            self.finish(rollout)
         else:
-            rollout = await self.play(index, row)
+            await self.play(rollout)
         if self.groups:
-            await self.score_group(self.groups.add(index, rollout))
-        elif not record:
-            self.finish(index, rollout, await score_alone(self.rubric, rollout))
+            await self.score_group(self.groups.add(rollout))
+        elif not stored:
+            if self.rubric:
+                failed = bool(rollout.error)
+                score = (
+                    failed_score(self.rubric) if failed else await score_one(self.rubric, rollout)
+                )
+                rollout.reward, rollout.metrics = score.reward, score.metrics
+            self.finish(rollout)
 
-    async def play(self, index: int, row: dict[str, Any]) -> Rollout:
-        """Play one row."""
-        seeded = with_seed(self.sampling_args, index)
+    async def play(self, rollout: Rollout) -> None:
+        """Play one rollout."""
         played = self.env.rollout(
-            self.client, self.model, **row, sampling_args=seeded, **self.kwargs
+            self.client,
+            self.model,
+            prompt=rollout.prompt,
+            answer=rollout.answer,
+            task=rollout.task,
+            info=rollout.info,
+            sampling_args=with_seed(self.sampling_args, rollout.index),
+            **self.kwargs,
         )
-        return await play_row(row, played, self.timeout)
+        await play(rollout, played, self.timeout)
 
-    async def score_group(self, group: dict[int, Rollout]) -> None:
+    async def score_group(self, group: list[Rollout]) -> None:
         """Score the rollouts of a prompt, unless the store had them all, and finish the new ones."""
-        if group.keys() <= self.finished.keys():
-            return
-        scores = await score_together(self.env.rubric, list(group.values()))
-        for (index, rollout), score in zip(group.items(), scores, strict=True):
-            if index not in self.finished:
-                self.finish(index, rollout, score)
+        new = [rollout for rollout in group if rollout.index not in self.finished]
+        scores = await score_group(self.env.rubric, group) if new else []
+        for rollout, score in zip(group, scores, strict=bool(new)):
+            if rollout.index not in self.finished:
+                rollout.reward, rollout.metrics = score.reward, score.metrics
+                self.finish(rollout)
 
-    def finish(self, index: int, rollout: Rollout, score: RolloutScore) -> None:
+    def finish(self, rollout: Rollout) -> None:
         """Note a finished rollout, append it to the store unless it is there, and show progress."""
-        row, completion, state = rollout
-        self.finished[index] = rollout if self.keep or not self.store else None
-        if error := state.get("error"):
-            self.failed[index] = error
-        self.scores.note(index, score)
+        self.finished[rollout.index] = rollout if self.keep or not self.store else None
+        if rollout.error:
+            self.failed[rollout.index] = rollout.error
+        self.scores.note(rollout)
         if self.progress:
             mean = self.scores.total / len(self.finished)
             self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=False)
             self.bar.update()
-        if self.store and index not in self.store.done:
-            columns = {**row, "completion": completion}
-            self.store.append(rollout_record(index, columns, state, score.reward, score.metrics))
+        if self.store and rollout.index not in self.store.done:
+            self.store.append(rollout)
         if self.on_finish:
-            self.on_finish(index, completion, state, score)
+            self.on_finish(rollout)
 
     def report_failures(self) -> None:
         """Say in one line how many rollouts failed, and why the first one did."""
@@ -388,6 +391,10 @@ class RolloutRun:
             count, first = len(self.failed), self.failed[min(self.failed)]
             message = "%d of %d rollouts failed and score 0.0; the first: %s"
             logger.error(message, count, len(self.rows), first)
+
+    def rollouts(self) -> list[Rollout]:
+        """Return the finished rollouts in the order of the rows; they must have been kept."""
+        return [self.finished[i] for i in range(len(self.rows))]  # type: ignore[misc]
 
     def outputs(self, keep_failed: bool = True) -> GenerateOutputs:
         """Return the finished rollouts as columns, in the order of the rows.

@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['READ_COLUMN', 'PERCENTILES', 'plain_messages', 'rollout_record', 'to_line', 'repair', 'from_line', 'read_places',
-           'read_rollouts', 'read_at', 'changed_settings', 'same_inputs', 'RolloutStore', 'restore_state',
-           'outputs_from_records', 'load_results', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs',
-           'results_columns', 'results_dataset', 'results_frame', 'percentile', 'distribution', 'standard_error',
-           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
-           'example_keys', 'example_means']
+__all__ = ['INPUTS', 'READ_COLUMN', 'PERCENTILES', 'plain_messages', 'rollout_record', 'to_line', 'repair', 'from_line',
+           'read_places', 'read_rollouts', 'read_at', 'changed_settings', 'same_inputs', 'restore_state',
+           'restore_rollout', 'RolloutStore', 'outputs_from_records', 'load_results', 'StoredRollouts', 'StoredColumn',
+           'StoredOutputs', 'stored_outputs', 'results_columns', 'results_dataset', 'results_frame', 'percentile',
+           'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
+           'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
 import math
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from operator import itemgetter
 from pathlib import Path
 from statistics import NormalDist, fmean
@@ -26,8 +26,14 @@ from typing import IO, TYPE_CHECKING, Any
 
 import orjson
 
-from ..inference.tokens import stored_turns
-from ..types import GenerateOutputs, State, sanitize_tool_calls, tool_call_dict
+from verifiers_nb.types import (
+    GenerateOutputs,
+    Rollout,
+    State,
+    Turn,
+    sanitize_tool_calls,
+    tool_call_dict,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -46,23 +52,24 @@ def plain_messages(messages: Any) -> Any:
     ]
 
 # %% ../../nbs/envs/01_store.ipynb #97c2d36f
-def rollout_record(
-    index: int, rollout: dict[str, Any], state: State, reward: float, metrics: dict[str, float]
-) -> dict[str, Any]:
-    """Return the record of a finished rollout: what went in, what came out, and its scores.
+INPUTS = ("prompt", "completion", "answer", "task", "info")
 
-    `index`: its place in the run; `rollout`: its `prompt, completion, answer, task, info`.
-    """
-    kept_elsewhere = {*rollout, "responses", "turns", "error"}
+
+def rollout_record(rollout: Rollout) -> dict[str, Any]:
+    """Return the record of a finished rollout: what went in, what came out, and its scores."""
+    kept_elsewhere = {*INPUTS, "responses", "turns", "error"}
     return {
-        "index": index,
-        **rollout,
-        "completion": plain_messages(rollout["completion"]),
-        "reward": reward,
-        "metrics": metrics,
-        "error": state.get("error"),
-        "state": {key: value for key, value in state.items() if key not in kept_elsewhere},
-        "turns": stored_turns(state),
+        "index": rollout.index,
+        "prompt": rollout.prompt,
+        "answer": rollout.answer,
+        "task": rollout.task,
+        "info": rollout.info,
+        "completion": plain_messages(rollout.completion),
+        "reward": rollout.reward,
+        "metrics": rollout.metrics,
+        "error": rollout.error,
+        "state": {k: v for k, v in rollout.state.items() if k not in kept_elsewhere},
+        "turns": [asdict(turn) for turn in rollout.turns],
     }
 
 # %% ../../nbs/envs/01_store.ipynb #3d1582bb
@@ -142,10 +149,24 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 # %% ../../nbs/envs/01_store.ipynb #f889f6dc
-def same_inputs(record: dict[str, Any], rollout: dict[str, Any]) -> bool:
+def same_inputs(record: dict[str, Any], rollout: Rollout) -> bool:
     """Say whether a record is that of a rollout with these inputs: its prompt and its answer."""
-    inputs = {key: rollout[key] for key in ("prompt", "answer")}
+    inputs = {"prompt": rollout.prompt, "answer": rollout.answer}
     return json.loads(to_line(inputs)) == {key: record[key] for key in inputs}
+
+# %% ../../nbs/envs/01_store.ipynb #9d29dda7
+def restore_state(record: dict[str, Any]) -> State:
+    """Return the state of a stored rollout: as it was, with `turns` in place of `responses`."""
+    columns = (*INPUTS, "turns", "error")
+    return {**record["state"], **{key: record[key] for key in columns}, "responses": []}
+
+# %% ../../nbs/envs/01_store.ipynb #557851ab
+def restore_rollout(rollout: Rollout, record: dict[str, Any]) -> None:
+    """Fill in what a record says came of a rollout."""
+    rollout.completion, rollout.state = record["completion"], restore_state(record)
+    rollout.turns = [Turn(**turn) for turn in record["turns"]]
+    rollout.reward, rollout.metrics = record["reward"], record["metrics"]
+    rollout.error = record["error"]
 
 # %% ../../nbs/envs/01_store.ipynb #4d134bc0
 class RolloutStore:
@@ -174,34 +195,32 @@ class RolloutStore:
         if self.found and (changed := changed_settings(self.found, self.settings)):
             raise self.refusal(f"a run with other settings: {'; '.join(changed)}.")
 
-    def get(self, index: int, rollout: dict[str, Any]) -> dict[str, Any] | None:
-        """Return the stored record of a rollout, if any; another prompt there is a `ValueError`."""
-        if index not in self.done:
-            return None
-        record = self.read(index)
+    def restore(self, rollout: Rollout) -> bool:
+        """Fill in a rollout that is stored, and say if it is; another prompt there is a `ValueError`."""
+        if rollout.index not in self.done:
+            return False
+        record = read_at(self.path, self.done[rollout.index])
         if not same_inputs(record, rollout):
-            raise self.refusal(f"other inputs (rollout {index} differs).")
-        return record
+            raise self.refusal(f"other inputs (rollout {rollout.index} differs).")
+        restore_rollout(rollout, record)
+        return True
 
     def refusal(self, what: str) -> ValueError:
         """Return the error for a file that this run can't go on with."""
         advice = "Give another path, or delete the file to start over."
         return ValueError(f"{self.path} holds rollouts of {what} {advice}")
 
-    def read(self, index: int) -> dict[str, Any]:
-        """Return the record of a rollout that is there."""
-        return read_at(self.path, self.done[index])
-
-    def append(self, record: dict[str, Any]) -> None:
-        """Write one record, whole, before returning; raises `OSError` when the disk refuses."""
+    def append(self, rollout: Rollout) -> None:
+        """Write one rollout, whole, before returning; raises `OSError` when the disk refuses."""
         if self.file is None:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.file = self.path.open("ab", buffering=0)
+        record = rollout_record(rollout)
         line = to_line(record if self.settings is None else {**record, "run": self.settings})
         if self.file.write(line) != len(line):  # an unbuffered write may stop short on a full disk
             repair(self.path)
-            raise OSError(f"The disk is full: rollout {record['index']} is not in {self.path}.")
-        self.done[record["index"]] = self.end
+            raise OSError(f"The disk is full: rollout {rollout.index} is not in {self.path}.")
+        self.done[rollout.index] = self.end
         self.end += len(line)
 
     def close(self) -> None:
@@ -211,14 +230,8 @@ class RolloutStore:
             self.file = None
 
 # %% ../../nbs/envs/01_store.ipynb #7719a1c7
-def restore_state(record: dict[str, Any]) -> State:
-    """Return the state of a stored rollout: as it was, with `turns` in place of `responses`."""
-    columns = ("prompt", "completion", "answer", "task", "info", "turns", "error")
-    return {**record["state"], **{key: record[key] for key in columns}, "responses": []}
-
-
 READ_COLUMN: dict[str, Callable[[dict[str, Any]], Any]] = {
-    **{name: itemgetter(name) for name in ("prompt", "completion", "answer", "task", "info")},
+    **{name: itemgetter(name) for name in INPUTS},
     "state": restore_state,
 }
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Columns', 'process_env_results', 'Turn', 'response_logprobs', 'turn_from_response', 'rollout_turns', 'stored_turns',
+__all__ = ['Columns', 'process_env_results', 'response_logprobs', 'turn_from_response', 'rollout_turns', 'exact_turns',
            'TokenSequence', 'merge_turns', 'token_numbers', 'parse_chat_completion_tokens', 'parse_completion_tokens',
            'parse_chat_completion_logprobs', 'parse_completion_logprobs', 'template_message', 'template_ids',
            'turn_ids', 'process_chat_format_vllm', 'alternate', 'process_completion_format_vllm', 'text_ids',
@@ -15,22 +15,18 @@ __all__ = ['Columns', 'process_env_results', 'Turn', 'response_logprobs', 'turn_
 # %% ../../nbs/inference/01_tokens.ipynb #77de68da
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
-from ..types import ChatMessage, Messages, ProcessedOutputs, State, tool_call_dict
-
-# %% ../../nbs/inference/01_tokens.ipynb #c1dfd96e
-@dataclass(slots=True)
-class Turn:
-    """One sampled response in tokens; `completion_ids` and `logprobs` are of equal length."""
-
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    logprobs: list[float]
-    finish_reason: str = "stop"
-    policy_version: int = 0
+from verifiers_nb.types import (
+    ChatMessage,
+    Messages,
+    ProcessedOutputs,
+    State,
+    Turn,
+    tool_call_dict,
+)
 
 # %% ../../nbs/inference/01_tokens.ipynb #bfb109e5
 def response_logprobs(logprobs: Any) -> list[float]:
@@ -74,11 +70,16 @@ def rollout_turns(state: State) -> list[Turn]:
     return [Turn(**turn) for turn in state.get("turns", [])]
 
 # %% ../../nbs/inference/01_tokens.ipynb #a3209128
-def stored_turns(state: State) -> list[dict[str, Any]]:
-    """Return a rollout's turns as plain data for storage; none when the server gave no tokens."""
+def exact_turns(state: State) -> list[Turn]:
+    """Return the turns of a rollout, none where any of its responses lacks its exact tokens."""
     try:
-        return [asdict(turn) for turn in rollout_turns(state)]
-    except ValueError:
+        return rollout_turns(state)
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        LookupError,
+    ):  # responses of an unknown shape too
         return []
 
 # %% ../../nbs/inference/01_tokens.ipynb #fa35e192

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'add_scores', 'score_row', 'score_columns', 'RubricMembers', 'RubricGroup', 'rows_by_task', 'EnvGroupRubric']
+__all__ = ['logger', 'add_scores', 'RubricGroup', 'EnvGroupRubric']
 
 # %% ../../nbs/rubrics/01_group.ipynb #77de68da
 import logging
@@ -14,8 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..parsers.base import Parser
-from .rubric import Rubric, has_async, run_calls
-from ..types import Info, Messages, RewardFunc, RolloutScore, RolloutScores, State
+from verifiers_nb.rubrics.rubric import (
+    Rubric,
+    indices_of,
+    is_async,
+    overrides,
+    run_calls,
+    score_many,
+    score_one,
+)
+from ..types import RewardFunc, Rollout, RolloutScore
 
 # %% ../../nbs/rubrics/01_group.ipynb #fe5dbbce
 def add_scores(scores: Sequence[RolloutScore]) -> RolloutScore:
@@ -26,22 +34,13 @@ def add_scores(scores: Sequence[RolloutScore]) -> RolloutScore:
             metrics[name] = metrics.get(name, 0.0) + value
     return RolloutScore(reward=sum(score.reward for score in scores), metrics=metrics)
 
-# %% ../../nbs/rubrics/01_group.ipynb #7b9b7d85
-def score_row(scores: RolloutScores, index: int) -> RolloutScore:
-    """Return one rollout's score out of columns."""
-    metrics = {name: column[index] for name, column in scores.metrics.items()}
-    return RolloutScore(reward=scores.reward[index], metrics=metrics)
+# %% ../../nbs/rubrics/01_group.ipynb #fa35e192
+class RubricGroup(Rubric):
+    """Score rollouts with several rubrics; their rewards, and scores of one name, are added.
 
-
-def score_columns(scores: Sequence[RolloutScore], names: Sequence[str]) -> RolloutScores:
-    """Return scores as columns: those of `names`, and any more, with 0.0 where a rollout has none."""
-    known = dict.fromkeys([*names, *(name for score in scores for name in score.metrics)])
-    metrics = {name: [score.metrics.get(name, 0.0) for score in scores] for name in known}
-    return RolloutScores(reward=[score.reward for score in scores], metrics=metrics)
-
-# %% ../../nbs/rubrics/01_group.ipynb #17ba0791
-class RubricMembers(Rubric):
-    """Hold several rubrics, and answer for all of their functions."""
+    The functions and weights stay with the members: to change a weight, change the member's. The
+    group's own `parser` is the one given, else that of the first member that has one.
+    """
 
     def __init__(
         self,
@@ -80,63 +79,29 @@ class RubricMembers(Rubric):
         """Return all members' weights, in the order of the functions."""
         return [weight for rubric in self.rubrics for weight in rubric.get_reward_weights()]
 
-# %% ../../nbs/rubrics/01_group.ipynb #fa35e192
-class RubricGroup(RubricMembers):
-    """Score rollouts with several rubrics; their rewards, and scores of one name, are added.
-
-    The functions and weights stay with the members: to change a weight, change the member's. The
-    group's own `parser` is the one given, else that of the first member that has one.
-    """
-
     @property
     def scores_groups(self) -> bool:
-        """Say whether a member's scores depend on more than one rollout."""
-        overridden = type(self).score_rollouts is not RubricGroup.score_rollouts
-        return overridden or any(rubric.scores_groups for rubric in self.rubrics)
+        """Whether a member's scores depend on more than one rollout."""
+        return overrides(self, "score_rollouts") or any(r.scores_groups for r in self.rubrics)
 
     def overlaps(self) -> bool:
         """Say whether calls of the members can run concurrently at all."""
-        return has_async(self.get_reward_funcs()) or any(r.overlaps() for r in self.rubrics)
+        return any(map(is_async, self.get_reward_funcs())) or any(
+            r.overlaps() for r in self.rubrics
+        )
 
-    async def score_rollout(
-        self,
-        prompt: Messages,
-        completion: Messages,
-        answer: Any,
-        state: State,
-        task: str = "default",
-        info: Info | None = None,
-        **kwargs: Any,
-    ) -> RolloutScore:
+    async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
         """Score one rollout with every member."""
-        row = (prompt, completion, answer, state, task, info)
-        calls = [rubric.score_rollout(*row, **kwargs) for rubric in self.rubrics]
+        calls = [score_one(rubric, rollout, **kwargs) for rubric in self.rubrics]
         return add_scores(await run_calls(calls, self.parallelize_scoring and self.overlaps()))
 
-    async def score_rollouts(
-        self,
-        prompts: list[Messages],
-        completions: list[Messages],
-        answers: list[Any],
-        states: list[State],
-        tasks: list[str],
-        infos: list[Info],
-        **kwargs: Any,
-    ) -> RolloutScores:
+    async def _score_together(
+        self, rollouts: Sequence[Rollout], **kwargs: Any
+    ) -> list[RolloutScore]:
         """Score rollouts with every member, each of which sees them all."""
-        columns = (prompts, completions, answers, states, tasks, infos)
-        calls = [rubric.score_rollouts(*columns, **kwargs) for rubric in self.rubrics]
+        calls = [score_many(rubric, rollouts, **kwargs) for rubric in self.rubrics]
         members = await run_calls(calls, self.parallelize_scoring and self.overlaps())
-        rows = [add_scores([score_row(m, i) for m in members]) for i in range(len(prompts))]
-        return score_columns(rows, self.get_reward_func_names())
-
-# %% ../../nbs/rubrics/01_group.ipynb #472b07b9
-def rows_by_task(tasks: Sequence[str]) -> dict[str, list[int]]:
-    """Return, for each task, the indices of its rows."""
-    rows: dict[str, list[int]] = {}
-    for index, task in enumerate(tasks):
-        rows.setdefault(task, []).append(index)
-    return rows
+        return [add_scores(scores) for scores in zip(*members, strict=True)]
 
 # %% ../../nbs/rubrics/01_group.ipynb #4d134bc0
 logger = logging.getLogger(__name__)
@@ -168,42 +133,27 @@ class EnvGroupRubric(Rubric):
 
     @property
     def scores_groups(self) -> bool:
-        """Say whether an environment's scores depend on more than one rollout."""
-        overridden = type(self).score_rollouts is not EnvGroupRubric.score_rollouts
-        return overridden or any(env.rubric.scores_groups for env in self.env_map.values())
+        """Whether an environment's scores depend on more than one rollout."""
+        members = (env.rubric.scores_groups for env in self.env_map.values())
+        return overrides(self, "score_rollouts") or any(members)
 
-    async def score_rollout(
-        self,
-        prompt: Messages,
-        completion: Messages,
-        answer: Any,
-        state: State,
-        task: str = "default",
-        info: Info | None = None,
-        **kwargs: Any,
-    ) -> RolloutScore:
-        """Score one rollout with the rubric of its task."""
-        row = (prompt, completion, answer, state, task, info)
-        score = await self.rubric_of(task).score_rollout(*row, **kwargs)
+    def with_all_names(self, score: RolloutScore) -> RolloutScore:
+        """Return a score with 0.0 under the names of the other environments."""
         zeros = dict.fromkeys(self.all_reward_names, 0.0)
         return RolloutScore(reward=score.reward, metrics={**zeros, **score.metrics})
 
-    async def score_rollouts(
-        self,
-        prompts: list[Messages],
-        completions: list[Messages],
-        answers: list[Any],
-        states: list[State],
-        tasks: list[str],
-        infos: list[Info],
-        **kwargs: Any,
-    ) -> RolloutScores:
+    async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
+        """Score one rollout with the rubric of its task."""
+        return self.with_all_names(await score_one(self.rubric_of(rollout.task), rollout, **kwargs))
+
+    async def _score_together(
+        self, rollouts: Sequence[Rollout], **kwargs: Any
+    ) -> list[RolloutScore]:
         """Score the rollouts of each task together, with its rubric."""
-        columns = (prompts, completions, answers, states, tasks, infos)
-        scores = [RolloutScore(reward=0.0)] * len(tasks)
-        for task, indices in rows_by_task(tasks).items():
-            part: list[Any] = [[column[i] for i in indices] for column in columns]
-            scored = await self.rubric_of(task).score_rollouts(*part, **kwargs)
-            for position, index in enumerate(indices):
-                scores[index] = score_row(scored, position)
-        return score_columns(scores, self.all_reward_names)
+        scores = [RolloutScore(reward=0.0)] * len(rollouts)
+        for task, indices in indices_of(rollout.task for rollout in rollouts).items():
+            members = [rollouts[index] for index in indices]
+            scored = await score_many(self.rubric_of(task), members, **kwargs)
+            for index, score in zip(indices, scored, strict=True):
+                scores[index] = self.with_all_names(score)
+        return scores

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..envs.rollouts import Rollout, RolloutRun, background_loop, derive_seed, with_seed
+from ..envs.prompts import repeated_rows
+from ..envs.rollouts import RolloutRun, background_loop, derive_seed, with_seed
 from ..envs.store import RolloutStore
 from .config import GRPOConfig
-from ..types import GenerateOutputs, RolloutScore
+from ..types import GenerateOutputs, Rollout
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -67,16 +68,15 @@ class TrainingRun(RolloutRun):
     over_at = scored_at = scoring_seconds = 0.0
     turned = True
 
-    async def play(self, index: int, row: dict[str, Any]) -> Rollout:
+    async def play(self, rollout: Rollout) -> None:
         """Play one rollout, and again with another seed if it failed."""
         self.begun, self.playing = self.begun + 1, self.playing + 1
         try:
-            rollout = await super().play(index, row)
-            if rollout.state.get("error"):
+            await super().play(rollout)
+            if rollout.error:
                 again = copy.copy(self)
-                again.sampling_args = with_seed(self.sampling_args, index, 1) or {}
-                rollout = await RolloutRun.play(again, index, row)
-            return rollout
+                again.sampling_args = with_seed(self.sampling_args, rollout.index, 1) or {}
+                await RolloutRun.play(again, rollout)
         finally:
             self.playing -= 1
             self.over_at, self.turned = time.perf_counter(), False
@@ -89,11 +89,11 @@ class TrainingRun(RolloutRun):
             self.scoring_seconds += now - max(self.over_at, self.scored_at)
         self.scored_at = now
 
-    def finish(self, index: int, rollout: Rollout, score: RolloutScore) -> None:
+    def finish(self, rollout: Rollout) -> None:
         """Keep a finished rollout, on disk too if that has room."""
         self.clock_score()
         try:
-            super().finish(index, rollout, score)
+            super().finish(rollout)
         except OSError as error:
             logger.error(
                 "%s. Training goes on; the rollouts of this step are not all stored.", error
@@ -163,7 +163,7 @@ class Generation:
     def explain_delay(self, seconds: float) -> str:
         """Say what is late, and what one can do about it."""
         late = [i for i in range(len(self.run.rows)) if i not in self.run.finished]
-        prompt = self.run.rows[late[0]]["prompt"] if late else ""
+        prompt = self.run.rows[late[0]].prompt if late else ""
         asked = prompt if isinstance(prompt, str) else prompt[-1].get("content")
         doing = "being scored" if self.run.is_scoring else f"being played ({self.run.playing} now)"
         return (
@@ -221,14 +221,10 @@ class RolloutPipeline:
         """Begin to roll out each prompt of a generation `num_generations` times."""
         args = self.args
         step = number * args.parts * args.num_iterations + 1
-        columns = self.order[number]
-        repeated = {
-            name: [value for value in values for _ in range(args.num_generations)]
-            for name, values in columns.items()
-        }
+        rows = repeated_rows(self.order[number], args.num_generations, side_by_side=True)
         sampling_args = args.sampling_args(derive_seed(args.seed, step))
         run = as_training_run(
-            self.env.make_run(repeated, self.client, self.client.model, sampling_args)
+            self.env.make_run(rows, self.client, self.client.model, sampling_args)
         )
         path = self.folder / f"step-{step:05d}.jsonl" if self.folder else None
         if path:

@@ -32,17 +32,17 @@ from typing import Any
 from ..envs.environment import Environment
 from ..envs.rollouts import background_loop, with_seed
 from verifiers_nb.envs.store import (
-    READ_COLUMN,
     StoredColumn,
     StoredRollouts,
     read_places,
     rollout_record,
 )
+from ..inference.tokens import exact_turns
 from verifiers_nb.types import (
     GenerateOutputs,
     Info,
     Messages,
-    RolloutScore,
+    Rollout,
     SamplingArgs,
     State,
     content_text,
@@ -243,10 +243,11 @@ class OutputRecords(Sequence[dict[str, Any]]):
         return len(self.results.reward)
 
     def __getitem__(self, at: Any) -> Any:
-        state, scores = self.results.state[at], self.results.metrics
-        rollout = {name: getattr(self.results, name)[at] for name in READ_COLUMN if name != "state"}
-        metrics = {name: scores[name][at] for name in scores}
-        return rollout_record(at, rollout, state, self.results.reward[at], metrics)
+        names = ("prompt", "answer", "task", "info", "completion", "state", "reward")
+        rollout = Rollout(**{name: getattr(self.results, name)[at] for name in names}, index=at)
+        rollout.metrics = {name: column[at] for name, column in self.results.metrics.items()}
+        rollout.error, rollout.turns = rollout.state.get("error"), exact_turns(rollout.state)
+        return rollout_record(rollout)
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #91032ad7
 def table_from_file(path: Path) -> RolloutTable:
@@ -446,20 +447,12 @@ class LiveRun:
     async def _go(self) -> None:
         left = list(self.left)
 
-        def finish(index: int, completion: Messages, state: State, score: RolloutScore) -> None:
-            number = left[index]
-            row = {name: state.get(name, self.inputs[name][number]) for name in self.inputs}
-            rollout: dict[str, Any] = {
-                "answer": "",
-                "task": "default",
-                "info": {},
-                **row,
-                "completion": completion,
-            }
-            self.failed += bool(state.get("error"))
+        def finish(rollout: Rollout) -> None:
+            number = left[rollout.index]
+            self.failed += bool(rollout.error)
             self.left.remove(number)
-            record = rollout_record(number, rollout, state, score.reward, score.metrics)
-            self.on_finish({**record, "run": run.settings()}, state)
+            record = {**rollout_record(rollout), "index": number, "run": run.settings()}
+            self.on_finish(record, rollout.state)
 
         try:
             client = await asyncio.to_thread(self.make_client)
