@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'logger', 'T', 'MOST_THREADS', 'wanted_arguments', 'reward_name', 'sees_group', 'as_score',
-           'as_scores', 'RewardFunctions', 'call_within', 'Attempts', 'choose_wanted', 'has_async', 'run_calls',
-           'combine_scores', 'columnar_scores', 'group_rows', 'ungroup', 'RewardCalls', 'Rubric']
+__all__ = ['ROW', 'GROUP', 'logger', 'T', 'wanted_arguments', 'reward_name', 'sees_group', 'as_score', 'as_scores', 'call_within',
+           'attempt', 'choose_wanted', 'row_of', 'call_func', 'call_group_func', 'is_async', 'run_calls',
+           'combine_scores', 'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides',
+           'score_one', 'score_many', 'rollouts_from_columns', 'call_one', 'check_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -16,10 +17,9 @@ import inspect
 import logging
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
-from itertools import chain
 from typing import Any, TypeVar
 
 from ..parsers.base import Parser
@@ -28,6 +28,7 @@ from verifiers_nb.types import (
     Info,
     Messages,
     RewardFunc,
+    Rollout,
     RolloutScore,
     RolloutScores,
     State,
@@ -90,24 +91,240 @@ def as_scores(values: Any, count: int) -> list[float]:
         raise ValueError(f"it returned {len(scores)} scores for {count} rollouts")
     return scores
 
+# %% ../../nbs/rubrics/00_rubric.ipynb #4d134bc0
+async def call_within(
+    timeout: float, threads: Threads, func: Callable[..., Any], **kwargs: Any
+) -> Any:
+    """Call `func`, a sync one in `threads`, and raise `TimeoutError` after `timeout` seconds."""
+    apart = not inspect.iscoroutinefunction(func)
+    try:
+        async with asyncio.timeout(timeout) as limit:
+            result = await (threads.run(partial(func, **kwargs)) if apart else func(**kwargs))
+            return await result if inspect.isawaitable(result) else result
+    except TimeoutError:
+        if limit.expired():
+            raise TimeoutError(f"it did not return within {timeout} s") from None
+        raise
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #0a57cb53
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+async def attempt(
+    rubric: Any, func: RewardFunc, arguments: dict[str, Any], read: Callable[[Any], T], failed: T
+) -> T:
+    """Call `func` and `read` its result; return `failed` where either raises, and log it once.
+
+    `rubric`: has the `timeout` of a call, `threads` for it, and `failures`, which counts by name.
+    """
+    try:
+        if rubric.timeout is None:
+            return read(await maybe_await(func, **arguments))
+        return read(await call_within(rubric.timeout, rubric.threads, func, **arguments))
+    except Exception:
+        name = reward_name(func)
+        rubric.failures[name] += 1
+        if rubric.failures[name] == 1:
+            message = "Reward function %r failed: scored 0.0, as any time it does."
+            logger.exception(message, name)
+        return failed
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #cb4e5208
+def choose_wanted(func: RewardFunc, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Return those of `arguments` that `func` names."""
+    wanted = wanted_arguments(func)
+    return arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #6eabce80
+def row_of(rollout: Rollout) -> tuple[Any, ...]:
+    """Return what is offered of a rollout, in the order of `ROW`."""
+    return (
+        rollout.prompt,
+        rollout.completion,
+        rollout.answer,
+        rollout.state,
+        rollout.task,
+        rollout.info,
+    )
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3b
+async def call_func(rubric: Any, func: RewardFunc, rollout: Rollout, **kwargs: Any) -> float:
+    """Return one function's score of a rollout; for a function that sees groups, it is one of one."""
+    if sees_group(func):
+        return (await call_group_func(rubric, func, [rollout], **kwargs))[0]
+    row = dict(zip(ROW, row_of(rollout), strict=True))
+    arguments = choose_wanted(func, {**rubric.class_objects, **row, **kwargs})
+    return await attempt(rubric, func, arguments, as_score, 0.0)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #c49496f3
+async def call_group_func(
+    rubric: Any, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
+) -> list[float]:
+    """Return a function's scores of the rollouts of one prompt; if it fails, all are 0.0."""
+    columns = dict(zip(GROUP, map(list, zip(*map(row_of, rollouts), strict=True)), strict=True))
+    arguments = choose_wanted(func, {**rubric.class_objects, **columns, **kwargs})
+    count = len(rollouts)
+    return await attempt(rubric, func, arguments, partial(as_scores, count=count), [0.0] * count)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #5b95d884
+@lru_cache(maxsize=1024)
+def is_async(func: RewardFunc) -> bool:
+    """Say whether a reward function is a coroutine function."""
+    return inspect.iscoroutinefunction(func)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #7db22472
+async def run_calls(calls: Sequence[Awaitable[Any]], concurrently: bool) -> list[Any]:
+    """Await all, at once or one after the other, and return their results in order."""
+    return list(await asyncio.gather(*calls)) if concurrently else [await call for call in calls]
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #972a67c4
+def combine_scores(names: list[str], scores: list[float], weights: list[float]) -> RolloutScore:
+    """Return scores by name (same names are summed) and their weighted sum."""
+    metrics = dict.fromkeys(names, 0.0)
+    for name, score in zip(names, scores, strict=True):
+        metrics[name] += score
+    reward = sum(s * w for s, w in zip(scores, weights, strict=True))
+    return RolloutScore(reward=reward, metrics=metrics)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #039ec612
+def score_columns(scores: Sequence[RolloutScore], names: Sequence[str]) -> RolloutScores:
+    """Return scores as columns: those of `names`, and any more, with 0.0 where a rollout has none."""
+    known = dict.fromkeys([*names, *(name for score in scores for name in score.metrics)])
+    metrics = {name: [score.metrics.get(name, 0.0) for score in scores] for name in known}
+    return RolloutScores(reward=[score.reward for score in scores], metrics=metrics)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #85db7170
+def score_row(scores: RolloutScores, index: int) -> RolloutScore:
+    """Return one rollout's score out of columns."""
+    metrics = {name: column[index] for name, column in scores.metrics.items()}
+    return RolloutScore(reward=scores.reward[index], metrics=metrics)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #ca3512f4
+def group_ids(rows: Iterable[tuple[Messages, Any, str]]) -> list[int]:
+    """Return a number for each prompt, answer and task: the same one for equal ones."""
+    known: dict[bytes, int] = {}
+    ids = []
+    for row in rows:
+        digest = blake2b(repr(row).encode("utf-8", "surrogatepass")).digest()
+        ids.append(known.setdefault(digest, len(known)))  # of long prompts no second copy
+    return ids
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #6a0c9ab2
+def indices_of(keys: Iterable[Hashable]) -> dict[Any, list[int]]:
+    """Return where each key is, in the order in which keys are first seen."""
+    places: dict[Hashable, list[int]] = {}
+    for index, key in enumerate(keys):
+        places.setdefault(key, []).append(index)
+    return places
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #85b635c7
+async def call_by_group(
+    rubric: Any, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
+) -> list[float]:
+    """Return a group function's scores of rollouts of any number of prompts, in their order."""
+    groups = list(indices_of(rollout.group for rollout in rollouts).values())
+    calls = [
+        call_group_func(rubric, func, [rollouts[i] for i in group], **kwargs) for group in groups
+    ]
+    scores = [0.0] * len(rollouts)
+    for group, values in zip(groups, await run_calls(calls, rubric.overlaps()), strict=True):
+        for index, value in zip(group, values, strict=True):
+            scores[index] = value
+    return scores
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #549b0ecc
+def overrides(rubric: Any, name: str) -> bool:
+    """Say whether a rubric, or its class, has a method of its own in place of `Rubric`'s."""
+    return getattr(getattr(rubric, name), "__func__", None) is not getattr(Rubric, name)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #e83bd309
+def score_one(rubric: Any, rollout: Rollout, **kwargs: Any) -> Awaitable[RolloutScore]:
+    """Score a rollout, through `score_rollout` where that is overridden; await the result."""
+    if overrides(rubric, "score_rollout"):
+        row = dict(zip(ROW, row_of(rollout), strict=True))
+        return rubric.score_rollout(**row, **kwargs)
+    return rubric._score(rollout, **kwargs)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #2584df97
+async def score_many(rubric: Any, rollouts: Sequence[Rollout], **kwargs: Any) -> list[RolloutScore]:
+    """Score rollouts together, through `score_rollouts` where that is overridden."""
+    if not overrides(rubric, "score_rollouts"):
+        return await rubric._score_together(rollouts, **kwargs)
+    columns = [list(column) for column in zip(*map(row_of, rollouts), strict=True)] or [[]] * 6
+    scores = await rubric.score_rollouts(*columns, **kwargs)
+    return [score_row(scores, index) for index in range(len(rollouts))]
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #0426d8d1
+def rollouts_from_columns(
+    prompts: Sequence[Messages],
+    completions: Sequence[Messages],
+    answers: Sequence[Any],
+    states: Sequence[State],
+    tasks: Sequence[str],
+    infos: Sequence[Info],
+) -> list[Rollout]:
+    """Return the rollouts of columns that came from outside; their groups are found."""
+    inputs = zip(prompts, answers, tasks, infos, strict=True)
+    groups = group_ids(zip(prompts, answers, tasks, strict=True))
+    results = zip(completions, states, groups, strict=True)
+    return [
+        Rollout(*row, completion=completion, state=state, group=group)
+        for row, (completion, state, group) in zip(inputs, results, strict=True)
+    ]
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #d280e000
+def call_one(rubric: Any, func: RewardFunc, rollout: Rollout, **kwargs: Any) -> Awaitable[float]:
+    """Call a function on a rollout, through `call_reward_func` where that is overridden; await it."""
+    if overrides(rubric, "call_reward_func"):
+        return rubric.call_reward_func(func, *row_of(rollout), **kwargs)
+    return call_func(rubric, func, rollout, **kwargs)
+
 # %% ../../nbs/rubrics/00_rubric.ipynb #472b07b9
-class RewardFunctions:
-    """Hold reward functions and their weights (1.0 each by default), in order."""
+def check_weights(funcs: Sequence[RewardFunc], weights: Sequence[float] | None) -> list[float]:
+    """Return a weight for each function, 1.0 each by default; raises `ValueError` for another count."""
+    weights = [1.0] * len(funcs) if weights is None else list(weights)
+    if len(funcs) != len(weights):
+        raise ValueError(
+            f"Got {len(funcs)} reward functions and {len(weights)} weights: "
+            "give one weight per function."
+        )
+    return weights
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #fb644351
+class Rubric:
+    """Score rollouts with weighted reward functions.
+
+    `funcs`: sync or async functions of any of `prompt, completion, answer, state, task, info, parser`,
+    or of `prompts, completions, ...`: these get all rollouts of one prompt and return a list.
+    `weights`: one per function; a weight of 0.0 makes a function a mere metric.
+    `parser`: offered to the functions as `parser`; an environment lends its own where none is given.
+    `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
+    `timeout`: seconds for one call of a function. With it sync functions are called in threads, of
+    which one that never returns is left behind; an async one must await something to be cancelled.
+    `failures` counts, by name, how often a function raised, took too long or returned no finite number.
+    Further keywords become attributes.
+    """
 
     def __init__(
-        self, funcs: Sequence[RewardFunc] | None = None, weights: Sequence[float] | None = None
+        self,
+        funcs: Sequence[RewardFunc] | None = None,
+        weights: Sequence[float] | None = None,
+        parser: Parser | None = None,
+        parallelize_scoring: bool = True,
+        timeout: float | None = None,
+        **kwargs: Any,
     ) -> None:
         self.reward_funcs: list[RewardFunc] = []
         self.reward_weights: list[float] = []
-        funcs = list(funcs or [])
-        weights = [1.0] * len(funcs) if weights is None else list(weights)
-        if len(funcs) != len(weights):
-            raise ValueError(
-                f"Got {len(funcs)} reward functions and {len(weights)} weights: "
-                "give one weight per function."
-            )
-        for func, weight in zip(funcs, weights, strict=True):
-            RewardFunctions.add_reward_func(self, func, weight)
+        for func, weight in zip(funcs or (), check_weights(funcs or (), weights), strict=True):
+            Rubric.add_reward_func(self, func, weight)
+        self.parallelize_scoring, self.timeout = parallelize_scoring, timeout
+        self.failures: Counter[str] = Counter()
+        self.has_own_parser = parser is not None
+        self.class_objects: dict[str, Any] = {}
+        self.set_parser(parser or Parser())
+        vars(self).update(kwargs)
 
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0) -> None:
         """Add a reward function with its weight."""
@@ -127,134 +344,50 @@ class RewardFunctions:
         """Return the weights, in the order of the functions."""
         return self.reward_weights
 
-# %% ../../nbs/rubrics/00_rubric.ipynb #4d134bc0
-async def call_within(
-    timeout: float, threads: Threads, func: Callable[..., Any], **kwargs: Any
-) -> Any:
-    """Call `func`, a sync one in `threads`, and raise `TimeoutError` after `timeout` seconds."""
-    apart = not inspect.iscoroutinefunction(func)
-    try:
-        async with asyncio.timeout(timeout) as limit:
-            result = await (threads.run(partial(func, **kwargs)) if apart else func(**kwargs))
-            return await result if inspect.isawaitable(result) else result
-    except TimeoutError:
-        if limit.expired():
-            raise TimeoutError(f"it did not return within {timeout} s") from None
-        raise
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #0a57cb53
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-MOST_THREADS = 4096
-
-
-class Attempts:
-    """Call functions that may raise or hang, and outlive them.
-
-    `timeout`: seconds for one call, None for any number. `failures` counts, by name, how often a function
-    failed.
-    """
-
-    def __init__(self, timeout: float | None = None) -> None:
-        self.timeout = timeout
-        self.failures: Counter[str] = Counter()
-
-    @cached_property
-    def threads(self) -> Threads:
-        """Threads for functions that may hang, each of which keeps the one that it runs in."""
-        return Threads(most=MOST_THREADS)
-
-    async def attempt(
-        self, func: RewardFunc, arguments: dict[str, Any], read: Callable[[Any], T], failed: T
-    ) -> T:
-        """Call `func` and `read` its result; return `failed` where either raises, and log it once."""
-        name = reward_name(func)
-        try:
-            if self.timeout is None:
-                return read(await maybe_await(func, **arguments))
-            return read(await call_within(self.timeout, self.threads, func, **arguments))
-        except Exception:
-            self.failures[name] += 1
-            if self.failures[name] == 1:
-                message = "Reward function %r failed: scored 0.0, as any time it does."
-                logger.exception(message, name)
-            return failed
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #cb4e5208
-def choose_wanted(func: RewardFunc, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that `func` names."""
-    wanted = wanted_arguments(func)
-    return arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
-
-
-def has_async(funcs: Sequence[RewardFunc]) -> bool:
-    """Say whether any of the functions is a coroutine function."""
-    return any(inspect.iscoroutinefunction(func) for func in funcs)
-
-
-async def run_calls(calls: Sequence[Awaitable[Any]], concurrently: bool) -> list[Any]:
-    """Await all, at once or one after the other, and return their results in order."""
-    return list(await asyncio.gather(*calls)) if concurrently else [await call for call in calls]
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #972a67c4
-def combine_scores(names: list[str], scores: list[float], weights: list[float]) -> RolloutScore:
-    """Return scores by name (same names are summed) and their weighted sum."""
-    metrics = dict.fromkeys(names, 0.0)
-    for name, score in zip(names, scores, strict=True):
-        metrics[name] += score
-    reward = sum(s * w for s, w in zip(scores, weights, strict=True))
-    return RolloutScore(reward=reward, metrics=metrics)
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #039ec612
-def columnar_scores(scores: list[RolloutScore], names: list[str]) -> RolloutScores:
-    """Turn one score per rollout into columns: a list of rewards, and a list per metric."""
-    metrics = {name: [score.metrics[name] for score in scores] for name in dict.fromkeys(names)}
-    return RolloutScores(reward=[score.reward for score in scores], metrics=metrics)
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #ca3512f4
-def group_rows(rows: Iterable[tuple[Any, ...]]) -> list[list[int]]:
-    """Return, for each distinct prompt, answer and task, the indices of its rows."""
-    groups: dict[bytes, list[int]] = {}
-    for index, (prompt, _, answer, _, task, _) in enumerate(rows):
-        key = blake2b(repr((prompt, answer, task)).encode("utf-8", "surrogatepass")).digest()
-        groups.setdefault(key, []).append(index)  # of long prompts no second copy
-    return list(groups.values())
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #ac7e5db1
-def ungroup(groups: Sequence[Sequence[int]], values: Sequence[Sequence[T]]) -> list[T]:
-    """Return the values of each group's rows in the order of the rows."""
-    pairs = (zip(*pair, strict=True) for pair in zip(groups, values, strict=True))
-    by_row = dict(chain.from_iterable(pairs))
-    return [by_row[index] for index in range(len(by_row))]
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #92cfceb3
-class RewardCalls(RewardFunctions, Attempts):
-    """Call reward functions with what they name. Further keywords become attributes."""
-
-    def __init__(
-        self,
-        funcs: Sequence[RewardFunc] | None = None,
-        weights: Sequence[float] | None = None,
-        parser: Parser | None = None,
-        parallelize_scoring: bool = True,
-        timeout: float | None = None,
-        **kwargs: Any,
-    ) -> None:
-        RewardFunctions.__init__(self, funcs, weights)
-        Attempts.__init__(self, timeout)
-        self.has_own_parser = parser is not None
-        self.parallelize_scoring = parallelize_scoring
-        self.class_objects: dict[str, Any] = {}
-        self.set_parser(parser or Parser())
-        vars(self).update(kwargs)
-
     def set_parser(self, parser: Parser) -> None:
         """Make `parser` the one that reward functions are given."""
         self.parser = self.class_objects["parser"] = parser
 
+    @cached_property
+    def threads(self) -> Threads:
+        """Threads for functions that may hang, each of which keeps the one that it runs in."""
+        return Threads(most=4096)
+
+    @property
+    def scores_groups(self) -> bool:
+        """Whether scores depend on more than one rollout, so that they must wait for all."""
+        return overrides(self, "score_rollouts") or any(map(sees_group, self.reward_funcs))
+
     def overlaps(self) -> bool:
         """Say whether calls of reward functions can run concurrently at all."""
-        return self.timeout is not None or has_async(self.reward_funcs)
+        return self.timeout is not None or any(map(is_async, self.reward_funcs))
+
+    async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
+        """Score one rollout: every function's score by name, and their weighted sum as reward."""
+        calls = [call_one(self, func, rollout, **kwargs) for func in self.reward_funcs]
+        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
+        return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
+
+    async def _score_together(
+        self, rollouts: Sequence[Rollout], **kwargs: Any
+    ) -> list[RolloutScore]:
+        """Score rollouts of one or more groups."""
+        if not any(map(sees_group, self.reward_funcs)):
+            calls = [score_one(self, rollout, **kwargs) for rollout in rollouts]
+            return await run_calls(calls, self.overlaps())
+        columns = [self._score_column(func, rollouts, **kwargs) for func in self.reward_funcs]
+        by_func = await run_calls(columns, self.parallelize_scoring and self.overlaps())
+        names, weights = self.get_reward_func_names(), self.reward_weights
+        return [combine_scores(names, list(row), weights) for row in zip(*by_func, strict=True)]
+
+    async def _score_column(
+        self, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
+    ) -> list[float]:
+        """Return one function's scores of rollouts, calling it by group if it wants groups."""
+        if sees_group(func):
+            return await call_by_group(self, func, rollouts, **kwargs)
+        calls = [call_one(self, func, rollout, **kwargs) for rollout in rollouts]
+        return await run_calls(calls, self.overlaps())
 
     async def call_reward_func(
         self,
@@ -268,40 +401,8 @@ class RewardCalls(RewardFunctions, Attempts):
         **kwargs: Any,
     ) -> float:
         """Return one function's score; one that fails scores 0.0, and its first failure is logged."""
-        row = (prompt, completion, answer, state, task, info)
-        if sees_group(func):
-            return (await self.call_group_func(func, [row], **kwargs))[0]
-        offered = {**self.class_objects, **dict(zip(ROW, row, strict=True)), **kwargs}
-        return await self.attempt(func, choose_wanted(func, offered), as_score, 0.0)
-
-    async def call_group_func(
-        self, func: RewardFunc, rows: Sequence[tuple[Any, ...]], **kwargs: Any
-    ) -> list[float]:
-        """Return a function's scores for the rollouts of one prompt; if it fails, all are 0.0."""
-        columns = dict(zip(GROUP, map(list, zip(*rows, strict=True)), strict=True))
-        wanted = choose_wanted(func, {**self.class_objects, **columns, **kwargs})
-        count = len(rows)
-        return await self.attempt(func, wanted, partial(as_scores, count=count), [0.0] * count)
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #fb644351
-class Rubric(RewardCalls):
-    """Score rollouts with weighted reward functions.
-
-    `funcs`: sync or async functions of any of `prompt, completion, answer, state, task, info, parser`,
-    or of `prompts, completions, ...`: these get all rollouts of one prompt and return a list.
-    `weights`: one per function; a weight of 0.0 makes a function a mere metric.
-    `parser`: offered to the functions as `parser`; an environment lends its own where none is given.
-    `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
-    `timeout`: seconds for one call of a function. With it sync functions are called in threads, of
-    which one that never returns is left behind; an async one must await something to be cancelled.
-    `failures` counts, by name, how often a function raised, took too long or returned no finite number.
-    """
-
-    @property
-    def scores_groups(self) -> bool:
-        """Say whether scores depend on more than one rollout, so that they must wait for all."""
-        overridden = type(self).score_rollouts is not Rubric.score_rollouts
-        return overridden or any(map(sees_group, self.reward_funcs))
+        row: dict[str, Any] = dict(answer=answer, task=task, info=info, state=state)
+        return await call_func(self, func, Rollout(prompt, completion=completion, **row), **kwargs)
 
     async def score_rollout(
         self,
@@ -314,12 +415,8 @@ class Rubric(RewardCalls):
         **kwargs: Any,
     ) -> RolloutScore:
         """Score one rollout: every function's score by name, and their weighted sum as reward."""
-        calls = [
-            self.call_reward_func(func, prompt, completion, answer, state, task, info, **kwargs)
-            for func in self.reward_funcs
-        ]
-        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
-        return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
+        row: dict[str, Any] = dict(answer=answer, task=task, info=info, state=state)
+        return await self._score(Rollout(prompt, completion=completion, **row), **kwargs)
 
     async def score_rollouts(
         self,
@@ -332,25 +429,6 @@ class Rubric(RewardCalls):
         **kwargs: Any,
     ) -> RolloutScores:
         """Score rollouts, one list entry each. Override to score them in a way of your own."""
-        rows = list(zip(prompts, completions, answers, states, tasks, infos, strict=True))
-        names = self.get_reward_func_names()
-        if any(map(sees_group, self.reward_funcs)):
-            columns = [self.score_column(func, rows, **kwargs) for func in self.reward_funcs]
-            by_func = await run_calls(columns, self.parallelize_scoring and self.overlaps())
-            by_row = (list(row) for row in zip(*by_func, strict=True))
-            scores = [combine_scores(names, row, self.reward_weights) for row in by_row]
-        else:
-            calls = [self.score_rollout(*row, **kwargs) for row in rows]
-            scores = await run_calls(calls, self.overlaps())
-        return columnar_scores(scores, names)
-
-    async def score_column(
-        self, func: RewardFunc, rows: Sequence[tuple[Any, ...]], **kwargs: Any
-    ) -> list[float]:
-        """Return one function's scores for all rows, calling it by group if it wants groups."""
-        if not sees_group(func):
-            calls = [self.call_reward_func(func, *row, **kwargs) for row in rows]
-            return await run_calls(calls, self.overlaps())
-        groups = group_rows(rows)
-        by_group = [self.call_group_func(func, [rows[i] for i in g], **kwargs) for g in groups]
-        return ungroup(groups, await run_calls(by_group, self.overlaps()))
+        rollouts = rollouts_from_columns(prompts, completions, answers, states, tasks, infos)
+        scores = await self._score_together(rollouts, **kwargs)
+        return score_columns(scores, self.get_reward_func_names())
