@@ -290,8 +290,8 @@ gc.collect()
     )
 
 
-def test_reward_functions_that_hang_raise_return_nan_or_print_a_gigabyte(
-    serving: Callable[..., Server], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_reward_functions_that_hang_raise_or_return_nan_cost_their_own_score(
+    serving: Callable[..., Server], tmp_path: Path
 ) -> None:
     def hangs(answer: str) -> float:
         while answer == "question 2":
@@ -304,14 +304,8 @@ def test_reward_functions_that_hang_raise_return_nan_or_print_a_gigabyte(
     def is_nan(answer: str) -> float:
         return float("nan") if answer == "question 6" else 1.0
 
-    def prints(answer: str) -> float:
-        line = "x" * 2**20
-        for _ in range(2**10 if answer == "question 8" else 0):
-            print(line)
-        return 1.0
-
     server = serving(lambda question: (answer(question), False))
-    funcs = [hangs, raises, is_nan, prints]
+    funcs = [hangs, raises, is_nan]
     env = environment(10)
     env.rubric = vf.Rubric(funcs, timeout=5)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -321,8 +315,6 @@ def test_reward_functions_that_hang_raise_return_nan_or_print_a_gigabyte(
     for name, column in outputs.metrics.items():
         assert column == [float(i != failing.get(name)) for i in range(10)], name
     assert env.rubric.failures == {"hangs": 1, "raises": 1, "is_nan": 1}
-    printed = capsys.readouterr().out
-    assert printed.count("x") == 20_000 and "prints has printed 20,000 characters" in printed
     assert path.stat().st_size < 100_000
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 * 1024
 
