@@ -9,6 +9,7 @@ IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for p in $(NEWEST_FIRST); do $$p -c '$(IS_NEW)' 2>/dev/null && echo $$p && break; done)
 PY := .venv/bin/python
 QUICK_START := nbs/tutorials/101_quick_start.ipynb
+SLOWEST := --durations 10 --durations-min 1
 
 # The stamp carries a checksum of what decides an installation, so that touching a file or switching
 # branches installs nothing, and a changed dependency does.
@@ -53,11 +54,11 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules, README an
 
 test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
 	@$(PY) -m mypy
-	@OMP_NUM_THREADS=1 $(PY) -m pytest --reruns 1 tests/vllm
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --reruns 1 --ignore tests/vllm
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) tests/vllm
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 2 --ignore tests/vllm
 
 test-ui: $(STAMP) ## Only drive the widgets, in a real JupyterLab in a real browser
-	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --reruns 1 tests/browser
+	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 tests/browser
 
 export: $(STAMP) ## Tidy the notebooks, then write the modules, the README and llms.txt from them
 	@$(PY) tools/colab.py

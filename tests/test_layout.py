@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import statistics
+import subprocess
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -28,6 +30,7 @@ NOT_YET = {
     "test_no_function_is_longer_than_40_lines",
     "test_one_name_has_one_meaning",
     "test_the_library_is_small",
+    "test_the_walk_of_a_training_step_is_short",
 }
 
 NBS, PACKAGE = ROOT / "nbs", ROOT / "verifiers_nb"
@@ -284,3 +287,11 @@ def test_one_name_has_one_meaning() -> None:
 def test_the_library_is_small() -> None:
     lines = {module: code_lines(module) for module in exporting()}
     assert sum(lines.values()) <= 16_500, f"{sum(lines.values())} lines: {lines}"
+
+
+@rule
+def test_the_walk_of_a_training_step_is_short() -> None:
+    """From a rollout to the importance weights: at most 60 functions in 15 modules."""
+    walk = [sys.executable, str(ROOT / "tools/walk.py"), "--check"]
+    done = subprocess.run(walk, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-1000:]
