@@ -6,55 +6,54 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ABOUT', 'question', 'work', 'target', 'is_held_out', 'pairs', 'rows', 'final_answer', 'correct_answer',
+__all__ = ['ABOUT', 'question', 'column_steps', 'target', 'is_held_out', 'pairs', 'rows', 'final_answer', 'correct_answer',
            'load_environment']
 
 # %% ../../nbs/environments/addition.ipynb #77de68da
 import hashlib
 import random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .load import About
-from ..parsers.base import assistant_texts
-
-if TYPE_CHECKING:
-    from verifiers_nb.envs.multiturn import SingleTurnEnv
-    from verifiers_nb.parsers.base import Parser
-    from verifiers_nb.types import Messages
+from .load import EnvironmentCard
+from ..envs.multiturn import SingleTurnEnv
+from ..parsers.base import Parser, assistant_texts
+from ..parsers.xml import XMLParser
+from ..rubrics.rubric import Rubric
+from ..types import Messages
 
 # %% ../../nbs/environments/addition.ipynb #c1dfd96e
 def question(a: int, b: int) -> str:
-    "Ask for a sum."
+    """Return the question for a sum."""
     return f"What is {a} + {b}?"
 
-
-def work(a: int, b: int) -> str:
-    "Add in columns, ones first; a missing ten counts as 0, a carry is added last."
+# %% ../../nbs/environments/addition.ipynb #557f620f
+def column_steps(a: int, b: int) -> str:
+    """Return the sum in columns, ones first; a missing ten counts as 0, a carry is added last."""
     carry, _ = divmod(ones := a % 10 + b % 10, 10)
     tens = a // 10 + b // 10 + carry
     return f"{a % 10}+{b % 10}={ones}, {a // 10}+{b // 10}{'+1' if carry else ''}={tens}"
 
 # %% ../../nbs/environments/addition.ipynb #b1d57811
 def target(a: int, b: int) -> str:
-    "Write the completion that earns every point."
-    return f"<think>\n{work(a, b)}\n</think>\n<answer>\n{a + b}\n</answer>"
+    """Return the completion that earns every point."""
+    return f"<think>\n{column_steps(a, b)}\n</think>\n<answer>\n{a + b}\n</answer>"
 
 # %% ../../nbs/environments/addition.ipynb #fa35e192
 def is_held_out(a: int, b: int) -> bool:
-    "Say whether a pair belongs to the tenth that only evaluation sees; order does not matter."
+    """Return whether a pair, in either order, belongs to the tenth that only evaluation sees."""
     digest = hashlib.sha256(f"{min(a, b)}+{max(a, b)}".encode()).digest()
     return int.from_bytes(digest[:8], "big") % 10 == 0
 
-
+# %% ../../nbs/environments/addition.ipynb #2086fd13
 def pairs(held_out: bool) -> list[tuple[int, int]]:
-    "List all pairs of numbers below a hundred on one side of the split, in order."
+    """Return all pairs of numbers below a hundred on one side of the split, in order."""
     return [(a, b) for a in range(100) for b in range(100) if is_held_out(a, b) == held_out]
 
 # %% ../../nbs/environments/addition.ipynb #9e6a55b6
 def rows(held_out: bool, n: int = -1, seed: int = 0) -> list[dict[str, str]]:
-    """Give `n` shuffled rows with `question` and `answer` from one side of the split.
+    """Return `n` shuffled rows with `question` and `answer` from one side of the split.
 
-    -1 gives them all; fewer than one, or more than there are, is a `ValueError`.
+    -1 takes all. Raises `ValueError` for fewer than one, or more than there are.
     """
     chosen = pairs(held_out)
     side = "eval" if held_out else "train"
@@ -69,17 +68,17 @@ def rows(held_out: bool, n: int = -1, seed: int = 0) -> list[dict[str, str]]:
 
 # %% ../../nbs/environments/addition.ipynb #4d134bc0
 def final_answer(completion: Messages, parser: Parser) -> str | None:
-    "Read the one answer given after the thinking; `None` when there is none, or more than one."
+    """Return the one answer after the thinking; `None` when there is none, or more than one."""
     _, _, given = "\n".join(assistant_texts(completion)).rpartition("</think>")
     return parser.parse_answer(given) if given.count("<answer>") == 1 else None
 
-
+# %% ../../nbs/environments/addition.ipynb #483dcfa2
 def correct_answer(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
-    "Score 1.0 when the one answer given is the sum, digit for digit, and else 0.0."
+    """Score 1.0 when the one answer is the sum, digit for digit, else 0.0."""
     return float(final_answer(completion, parser) == answer)
 
 # %% ../../nbs/environments/addition.ipynb #0a57cb53
-ABOUT = About(tags=("math", "xml", "single-turn"))
+ABOUT = EnvironmentCard(tags=("math", "xml", "single-turn"))
 
 
 def load_environment(
@@ -91,10 +90,6 @@ def load_environment(
     arguments go to `SingleTurnEnv`.
     """
     from datasets import Dataset
-
-    from verifiers_nb.envs.multiturn import SingleTurnEnv
-    from verifiers_nb.parsers.xml import XMLParser
-    from verifiers_nb.rubrics.rubric import Rubric
 
     parser = XMLParser(["think", "answer"])
     rewards = [correct_answer, parser.get_format_reward_func()]

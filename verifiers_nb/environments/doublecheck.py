@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ARE_YOU_SURE', 'ABOUT', 'SYSTEM_PROMPT', 'DoubleCheckEnv', 'load_environment']
+__all__ = ['ARE_YOU_SURE', 'ABOUT', 'DOUBLECHECK_PROMPT', 'DoubleCheckEnv', 'load_environment']
 
 # %% ../../nbs/environments/doublecheck.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.multiturn import MultiTurnEnv
 from ..parsers.one_answer import OneAnswerParser
@@ -42,12 +42,12 @@ class DoubleCheckEnv(MultiTurnEnv):
         return [{"role": "user", "content": ARE_YOU_SURE}], state
 
 # %% ../../nbs/environments/doublecheck.ipynb #fe5dbbce
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("math", "multi-turn", "xml", "think-answer", "verification"),
     packages=("math_verify",),
     multi_turn=True,
 )
-SYSTEM_PROMPT = (
+DOUBLECHECK_PROMPT = (
     "Solve the problem step by step. You may be asked whether you are sure: then think again and "
     "answer again. Give each of your replies in this form:\n{form}"
 )
@@ -74,7 +74,7 @@ def load_environment(
     rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
     return DoubleCheckEnv(
         dataset=first_rows(dataset, num_train_examples),
-        system_prompt=SYSTEM_PROMPT.format(form=parser.get_format_str()),
+        system_prompt=DOUBLECHECK_PROMPT.format(form=parser.get_format_str()),
         parser=parser,
         rubric=rubric,
         **kwargs,

@@ -12,7 +12,7 @@ __all__ = ['LETTER', 'ABOUT', 'LETTER_ONLY', 'THINK_FIRST', 'correct_answer_rewa
 import re
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import load_example_dataset
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
@@ -35,7 +35,7 @@ def correct_answer_reward_func(
     return float(given is not None and given[1] == answer)
 
 # %% ../../nbs/environments/gpqa.ipynb #b1d57811
-ABOUT = About(tags=("science", "multiple-choice", "single-turn", "think"))
+ABOUT = EnvironmentCard(tags=("science", "multiple-choice", "single-turn", "think"))
 LETTER_ONLY = "Reply with the letter of the right option, and with nothing else."
 THINK_FIRST = (
     "Think step by step inside <think>...</think> tags. "

@@ -11,7 +11,7 @@ __all__ = ['ABOUT', 'plain_number', 'correct_answer_reward_func', 'load_environm
 # %% ../../nbs/environments/gsm8k.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/environments/gsm8k.ipynb #c1dfd96e
 def plain_number(text: str) -> str:
-    """Drop what a number is decorated with."""
+    """Return a number without commas, dollar signs and spaces around it."""
     return text.replace(",", "").replace("\\$", "").replace("$", "").strip()
 
-
+# %% ../../nbs/environments/gsm8k.ipynb #89217ff7
 def correct_answer_reward_func(
     completion: Messages, answer: str, parser: Parser, **kwargs: Any
 ) -> float:
@@ -36,7 +36,7 @@ def correct_answer_reward_func(
     return float(plain_number(parser.parse_answer(completion) or "") == plain_number(answer))
 
 # %% ../../nbs/environments/gsm8k.ipynb #b1d57811
-ABOUT = About(tags=("math", "single-turn", "think", "boxed-answer"))
+ABOUT = EnvironmentCard(tags=("math", "single-turn", "think", "boxed-answer"))
 
 
 def load_environment(

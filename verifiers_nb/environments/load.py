@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COLUMNS', 'environments', 'About', 'is_installed', 'check_packages', 'shipped_environments', 'plugged_environments',
-           'find_environment', 'load_environment', 'EnvironmentArgument', 'EnvironmentCard', 'environment_card',
-           'EnvironmentList', 'list_environments', 'CallablePackage']
+__all__ = ['COLUMNS', 'environments', 'EnvironmentArgument', 'EnvironmentCard', 'is_installed', 'check_packages',
+           'shipped_environments', 'plugged_environments', 'find_environment', 'load_environment', 'environment_card',
+           'card_cells', 'EnvironmentList', 'list_environments', 'CallablePackage']
 
 # %% ../../nbs/environments/00_load.ipynb #77de68da
 import importlib
@@ -17,7 +17,7 @@ import inspect
 import pkgutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -25,43 +25,61 @@ from typing import Any, NamedTuple
 
 from ..envs.environment import Environment
 
-# %% ../../nbs/environments/00_load.ipynb #c1dfd96e
+# %% ../../nbs/environments/00_load.ipynb #50b17aff
+class EnvironmentArgument(NamedTuple):
+    """An argument of `load_environment`."""
+
+    name: str
+    type: str
+    default: Any
+
+    def __str__(self) -> str:
+        """Write the argument as in a signature."""
+        return f"{self.name}: {self.type} = {self.default!r}"
+
+# %% ../../nbs/environments/00_load.ipynb #980bf2f8
 @dataclass(frozen=True, slots=True)
-class About:
-    """Describe an environment: the `ABOUT` of its module. `packages` are names as in `import`."""
+class EnvironmentCard:
+    """Describe an environment; `packages` are optional ones, named as in `import`.
+
+    A module's `ABOUT` has the first four fields, `environment_card` adds the others.
+    """
 
     tags: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     judge: bool = False
     multi_turn: bool = False
+    id: str = ""
+    summary: str = ""
+    arguments: tuple[EnvironmentArgument, ...] = ()
 
-# %% ../../nbs/environments/00_load.ipynb #c3e8cce7
+# %% ../../nbs/environments/00_load.ipynb #470e554b
 def is_installed(package: str) -> bool:
-    """Say whether a package can be imported, without importing it."""
+    """Return whether a package can be imported, without importing it."""
     return importlib.util.find_spec(package) is not None
 
-
+# %% ../../nbs/environments/00_load.ipynb #de019ea9
 def check_packages(packages: tuple[str, ...]) -> None:
     """Raise `ImportError` for the first package that is not installed."""
     for package in packages:
         if not is_installed(package):
-            raise ImportError(
-                f"the package {package} is missing: pip install 'verifiers_nb[envs]'", name=package
-            )
+            hint = f"the package {package} is missing: pip install 'verifiers_nb[envs]'"
+            raise ImportError(hint, name=package)
 
 # %% ../../nbs/environments/00_load.ipynb #b1d57811
 def shipped_environments() -> list[str]:
     """Return the names of the environments that come with the library."""
     package = importlib.import_module("verifiers_nb.environments")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    names = {module.name for module in pkgutil.iter_modules(package.__path__)}
+    return sorted(names - {"load"})
 
-
+# %% ../../nbs/environments/00_load.ipynb #9f13d3ef
 def plugged_environments() -> dict[str, EntryPoint]:
-    """Return the environments that installed packages bring, by name with underscores."""
+    """Return the entry points of environments in installed packages, by name with underscores."""
     points = entry_points(group="verifiers_nb.environments")
     return {point.name.replace("-", "_"): point for point in points}
 
-
+# %% ../../nbs/environments/00_load.ipynb #1d985453
 def find_environment(name: str) -> Callable[..., Environment] | None:
     """Return the `load_environment` of a name: an installed module's, a package's, or ours."""
     if name in sys.modules or importlib.util.find_spec(name):
@@ -101,27 +119,6 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
         f"{', '.join(known)}."
     )
 
-# %% ../../nbs/environments/00_load.ipynb #9e6a55b6
-class EnvironmentArgument(NamedTuple):
-    """An argument of `load_environment`."""
-
-    name: str
-    type: str
-    default: Any
-
-    def __str__(self) -> str:
-        """Write the argument as in a signature."""
-        return f"{self.name}: {self.type} = {self.default!r}"
-
-# %% ../../nbs/environments/00_load.ipynb #4563e430
-@dataclass(frozen=True, slots=True)
-class EnvironmentCard(About):
-    """Say what an environment is and what it takes; further keywords go to its class."""
-
-    id: str = ""
-    summary: str = ""
-    arguments: tuple[EnvironmentArgument, ...] = ()
-
 # %% ../../nbs/environments/00_load.ipynb #289b3b27
 def environment_card(name: str) -> EnvironmentCard:
     """Return the card of one of our environments, without loading its data or optional packages."""
@@ -132,28 +129,29 @@ def environment_card(name: str) -> EnvironmentCard:
         for p in parameters
         if p.kind is not p.VAR_KEYWORD
     )
-    about = {field: getattr(module.ABOUT, field) for field in About.__dataclass_fields__}
     summary = (module.__doc__ or "").partition("\n")[0]
-    return EnvironmentCard(
-        **about, id=name.replace("_", "-"), summary=summary, arguments=tuple(arguments)
-    )
+    identity = name.replace("_", "-")
+    return replace(module.ABOUT, id=identity, summary=summary, arguments=tuple(arguments))
 
 # %% ../../nbs/environments/00_load.ipynb #12c6fc06
 COLUMNS = ("environment", "what it asks", "tags", "turns", "judge", "packages", "arguments")
 
 
+def card_cells(card: EnvironmentCard) -> tuple[str, ...]:
+    """Return the cells of a card's row."""
+    arguments = "<br>".join(f"`{argument}`".replace("|", "\\|") for argument in card.arguments)
+    turns, judge = "several" if card.multi_turn else "one", "yes" if card.judge else "no"
+    plain = (", ".join(card.tags), turns, judge, ", ".join(card.packages))
+    return (f"`{card.id}`", card.summary, *plain, arguments)
+
+# %% ../../nbs/environments/00_load.ipynb #a8cb7f4f
 class EnvironmentList(list[EnvironmentCard]):
     """The environments that come with the library, as a list and as a table."""
 
     def _repr_markdown_(self) -> str:
-        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(self._cells, self)]
+        """Write a table with a row for each environment."""
+        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(card_cells, self)]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
-
-    def _cells(self, card: EnvironmentCard) -> tuple[str, ...]:
-        arguments = "<br>".join(f"`{argument}`".replace("|", "\\|") for argument in card.arguments)
-        turns, judge = "several" if card.multi_turn else "one", "yes" if card.judge else "no"
-        plain = (", ".join(card.tags), turns, judge, ", ".join(card.packages))
-        return (f"`{card.id}`", card.summary, *plain, arguments)
 
     def __repr__(self) -> str:
         """Write an environment a line: its name and what it asks."""
@@ -162,7 +160,7 @@ class EnvironmentList(list[EnvironmentCard]):
 
 # %% ../../nbs/environments/00_load.ipynb #cf3115ed
 def list_environments() -> EnvironmentList:
-    """List the environments that come with the library, by name."""
+    """Return the cards of the environments that come with the library, by name."""
     return EnvironmentList(map(environment_card, shipped_environments()))
 
 # %% ../../nbs/environments/00_load.ipynb #97ac03c9

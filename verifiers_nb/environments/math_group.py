@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .gsm8k import load_environment as load_gsm8k
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.group import EnvGroup
 from ..envs.multiturn import SingleTurnEnv
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/math_group.ipynb #c1dfd96e
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("math", "group", "single-turn", "gsm8k", "math", "think"), packages=("math_verify",)
 )
 ROWS_EACH = 1000

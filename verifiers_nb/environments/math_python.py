@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ABOUT', 'SYSTEM_PROMPT', 'python', 'num_turns', 'num_tool_calls', 'num_errors', 'load_environment']
+__all__ = ['ABOUT', 'python', 'num_turns', 'num_tool_calls', 'num_errors', 'load_environment']
 
 # %% ../../nbs/environments/math_python.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.tool_env import ToolEnv
+from ..parsers.base import messages_of
 from ..parsers.one_answer import BoxedParser
 from ..parsers.think import BOXED_SYSTEM_PROMPT
 from ..rubrics.math import MathRubric
@@ -40,25 +41,24 @@ def python(code: str) -> str:
 # %% ../../nbs/environments/math_python.ipynb #b1d57811
 def num_turns(completion: Messages) -> float:
     """Count the assistant's messages."""
-    return float(sum(isinstance(m, dict) and m["role"] == "assistant" for m in completion))
+    return float(len(messages_of(completion, "assistant")))
 
-
+# %% ../../nbs/environments/math_python.ipynb #1c663212
 def num_tool_calls(completion: Messages) -> float:
     """Count the results of tools."""
-    return float(sum(isinstance(m, dict) and m["role"] == "tool" for m in completion))
+    return float(len(messages_of(completion, "tool")))
 
-
+# %% ../../nbs/environments/math_python.ipynb #4ffa31f0
 def num_errors(state: State) -> float:
-    """Count the calls that failed: of an unknown tool, with wrong arguments, or of a failing program."""
+    """Count the calls that failed."""
     return float(state.get("tool_errors", 0))
 
 # %% ../../nbs/environments/math_python.ipynb #fa35e192
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("math", "tools", "python", "single-turn", "boxed-answer"),
     packages=("math_verify",),
     multi_turn=True,
 )
-SYSTEM_PROMPT = f"{BOXED_SYSTEM_PROMPT} Use the tool python for all calculations."
 
 
 def load_environment(
@@ -84,7 +84,7 @@ def load_environment(
     return ToolEnv(
         tools=[python],
         dataset=first_rows(dataset, num_train_examples),
-        system_prompt=SYSTEM_PROMPT,
+        system_prompt=f"{BOXED_SYSTEM_PROMPT} Use the tool python for all calculations.",
         parser=parser,
         rubric=rubric,
         **kwargs,

@@ -17,7 +17,7 @@ from importlib.resources import files
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import first_rows, load_rows, with_options
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
@@ -67,18 +67,20 @@ def picture_row(row: Mapping[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/environments/mmmu.ipynb #bd307a3e
 def plain_answer(text: str) -> str:
-    """Drop what does not change an answer."""
+    """Return an answer without case, spaces, brackets, commas and a closing dot or `.0`."""
     return re.sub(r"[\s,$()]|\.$|\.0+$", "", text).casefold()
 
-
+# %% ../../nbs/environments/mmmu.ipynb #9d2ef0fb
 def accuracy(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
-    """Score 1.0 when the one boxed answer is the one that was asked for, or one of these."""
+    """Score 1.0 when the one boxed answer is the expected one, or one of several such."""
     answers = ast.literal_eval(answer) if answer.startswith("[") else [answer]
     given = plain_answer(parser.parse_answer(completion) or "")
     return float(bool(given) and given in map(plain_answer, answers))
 
 # %% ../../nbs/environments/mmmu.ipynb #0716d970
-ABOUT = About(tags=("vision", "multimodal", "qa", "single-turn", "boxed-answer"), packages=("PIL",))
+ABOUT = EnvironmentCard(
+    tags=("vision", "multimodal", "qa", "single-turn", "boxed-answer"), packages=("PIL",)
+)
 SUBJECTS = (
     "Accounting Agriculture Architecture_and_Engineering Art Art_Theory Basic_Medical_Science Biology "
     "Chemistry Clinical_Medicine Computer_Science Design Diagnostics_and_Laboratory_Medicine "
@@ -97,9 +99,9 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Make the MMMU environment, for evaluation.
 
-    `subject`: one of `SUBJECTS`, by default all. `max_examples`: so many rows, -1 for all. `offline`
-    takes our sample of several subjects, `dataset` rows of your own in the columns of MMMU. Other arguments go to
-    `SingleTurnEnv`.
+    `subject`: one of `SUBJECTS`, by default all. `max_examples`: -1 for all. `offline` takes our
+    sample of several subjects, `dataset` rows of your own in the columns of MMMU. Other arguments
+    go to `SingleTurnEnv`.
     """
     from datasets import Dataset, concatenate_datasets
 

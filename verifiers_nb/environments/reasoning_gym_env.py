@@ -12,12 +12,12 @@ __all__ = ['ABOUT', 'load_environment']
 from collections.abc import Sequence
 from typing import Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.reasoning_gym import ReasoningGymEnv
 from ..parsers.one_answer import OneAnswerParser
 
 # %% ../../nbs/environments/reasoning_gym_env.ipynb #c1dfd96e
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("reasoning", "procedural", "single-turn", "xml", "synthetic"),
     packages=("reasoning_gym",),
 )
@@ -33,8 +33,8 @@ def load_environment(
     """Make an environment of generated puzzles; other arguments go to `ReasoningGymEnv`.
 
     Puzzle i of a seed is the same however many there are; those for evaluation follow those for
-    training, and neither set is made before it is wanted. The reward is the puzzle's own score, and
-    0.2 for the form.
+    training, and each set is made when it is first used. The reward is the puzzle's own score, and
+    0.2 for the format.
     """
     parser = OneAnswerParser(["think", "answer"])
     return ReasoningGymEnv(

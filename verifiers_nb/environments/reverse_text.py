@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SYSTEM_PROMPT', 'ABOUT', 'reversal', 'lcs_reward_func', 'load_environment']
+__all__ = ['REVERSE_PROMPT', 'ABOUT', 'reversal', 'lcs_reward_func', 'load_environment']
 
 # %% ../../nbs/environments/reverse_text.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import load_rows, split_rows
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
@@ -24,24 +24,22 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/reverse_text.ipynb #c1dfd96e
-SYSTEM_PROMPT = (
-    "Write the text backwards, character by character, from the last one to the first. "
-    "Reply in this form:\n{form}"
-)
-
-
 def reversal(text: str) -> dict[str, str]:
     """Return the question and the answer that a text makes."""
     text = text.strip()
     return {"question": text, "answer": text[::-1]}
 
-
+# %% ../../nbs/environments/reverse_text.ipynb #dd719231
 def lcs_reward_func(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
-    """Score the share of the one answer given that is in common, and in order, with the reversal."""
+    """Score the share of the answer and the reversal that both have in the same order."""
     return lcs_ratio(parser.parse_answer(completion) or "", answer)
 
 # %% ../../nbs/environments/reverse_text.ipynb #b1d57811
-ABOUT = About(tags=("text", "transformation", "single-turn", "xml"))
+REVERSE_PROMPT = (
+    "Write the text backwards, character by character, from the last one to the first. "
+    "Reply in this form:\n{form}"
+)
+ABOUT = EnvironmentCard(tags=("text", "transformation", "single-turn", "xml"))
 
 
 def load_environment(
@@ -69,7 +67,7 @@ def load_environment(
     return SingleTurnEnv(
         dataset=train,
         eval_dataset=held_out,
-        system_prompt=SYSTEM_PROMPT.format(form=parser.get_format_str()),
+        system_prompt=REVERSE_PROMPT.format(form=parser.get_format_str()),
         parser=parser,
         rubric=Rubric(rewards, weights=[1.0, 0.2], parser=parser),
         **kwargs,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SENTENCE_END', 'ORDINALS', 'SHORTEST', 'LONGEST', 'SYSTEM_PROMPT', 'ABOUT', 'five_sentences', 'repeater_row',
+__all__ = ['SENTENCE_GAP', 'ORDINALS', 'SHORTEST_SENTENCE', 'LONGEST_SENTENCE', 'ABOUT', 'five_sentences', 'repeater_row',
            'similarity', 'compare_answers_reward_func', 'SentenceRepeaterEnv', 'load_environment']
 
 # %% ../../nbs/environments/sentence_repeater.ipynb #77de68da
@@ -14,7 +14,7 @@ import re
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import load_rows, row_random
 from ..envs.multiturn import MultiTurnEnv
 from ..parsers.base import Parser, assistant_texts
@@ -25,23 +25,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/sentence_repeater.ipynb #c1dfd96e
-SENTENCE_END = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"”’)]))\s+(?=[\"“‘(]?[A-Z0-9])")
+SENTENCE_GAP = re.compile(r"(?:(?<=[.!?])|(?<=[.!?][\"”’)]))\s+(?=[\"“‘(]?[A-Z0-9])")
 ORDINALS = ("first", "second", "third", "fourth", "fifth")
-SHORTEST, LONGEST = 10, 500
+SHORTEST_SENTENCE, LONGEST_SENTENCE = 10, 500
 
 
 def five_sentences(paragraph: str) -> list[str]:
     """Return the first five sentences; none where one is missing, too short or too long."""
-    sentences = [s.strip() for s in SENTENCE_END.split(paragraph.strip())[: len(ORDINALS)]]
-    fit = len(sentences) == 5 and all(SHORTEST <= len(s) <= LONGEST for s in sentences)
+    sentences = [s.strip() for s in SENTENCE_GAP.split(paragraph.strip())[: len(ORDINALS)]]
+    fit = len(sentences) == 5 and all(
+        SHORTEST_SENTENCE <= len(s) <= LONGEST_SENTENCE for s in sentences
+    )
     return sentences if fit else []
 
 # %% ../../nbs/environments/sentence_repeater.ipynb #b1d57811
-SYSTEM_PROMPT = (
-    "Reply to each question with the sentence that is asked for, word by word, and nothing else."
-)
-
-
 def repeater_row(sentences: list[str], seed: int, index: int) -> dict[str, Any]:
     """Return a row: the paragraph with the first question, and in `info` all questions and answers."""
     order = row_random(seed, index).sample(range(5), 5)
@@ -54,11 +51,11 @@ def repeater_row(sentences: list[str], seed: int, index: int) -> dict[str, Any]:
 
 # %% ../../nbs/environments/sentence_repeater.ipynb #fa35e192
 def similarity(reply: str, sentence: str) -> float:
-    """Return the share of two texts that stands in blocks common to both, in order."""
+    """Return the share of two texts that is in blocks common to both, in order."""
     if reply == sentence:
         return 1.0
     blocks = SequenceMatcher(
-        None, reply[: 4 * LONGEST], sentence, autojunk=False
+        None, reply[: 4 * LONGEST_SENTENCE], sentence, autojunk=False
     ).get_matching_blocks()
     return 2 * sum(block.size for block in blocks) / (len(reply) + len(sentence) or 1)
 
@@ -70,11 +67,8 @@ def compare_answers_reward_func(completion: Messages, info: Info, **kwargs: Any)
     return sum(similarity(reply, sentence) for reply, sentence in pairs) / len(info["answers"])
 
 # %% ../../nbs/environments/sentence_repeater.ipynb #9e6a55b6
-ABOUT = About(tags=("retrieval", "multi-turn", "text", "similarity"), multi_turn=True)
-
-
 class SentenceRepeaterEnv(MultiTurnEnv):
-    """Ask for one sentence after the other; a row's questions stand in its `info`."""
+    """Ask for one sentence after the other; a row has its questions in `info`."""
 
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> bool:
         """End when each question has been answered."""
@@ -87,6 +81,9 @@ class SentenceRepeaterEnv(MultiTurnEnv):
         return [{"role": "user", "content": state["info"]["questions"][state["turn"]]}], state
 
 # %% ../../nbs/environments/sentence_repeater.ipynb #3757165a
+ABOUT = EnvironmentCard(tags=("retrieval", "multi-turn", "text", "similarity"), multi_turn=True)
+
+
 def load_environment(
     seed: int = 0, offline: bool = False, dataset: Dataset | None = None, **kwargs: Any
 ) -> SentenceRepeaterEnv:
@@ -103,12 +100,13 @@ def load_environment(
     rows = [repeater_row(sentences, seed, index) for index, sentences in enumerate(fit)]
     if not rows:
         raise ValueError(
-            f"None of the {len(dataset)} paragraphs begins with five sentences of {SHORTEST} to "
-            f"{LONGEST} characters."
+            f"None of the {len(dataset)} paragraphs begins with five sentences of {SHORTEST_SENTENCE} to "
+            f"{LONGEST_SENTENCE} characters."
         )
     return SentenceRepeaterEnv(
         dataset=Dataset.from_list(rows),
-        system_prompt=SYSTEM_PROMPT,
+        system_prompt="Reply to each question with the sentence that is asked for, word by word, "
+        "and nothing else.",
         parser=Parser(),
         rubric=Rubric([compare_answers_reward_func]),
         **kwargs,

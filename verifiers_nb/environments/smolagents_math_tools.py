@@ -6,21 +6,21 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SECONDS', 'SYSTEM_PROMPT', 'FEW_SHOT', 'ABOUT', 'calculator', 'python_interpreter', 'SmolagentsParser',
-           'load_environment']
+__all__ = ['INTERPRETER_SECONDS', 'SMOLAGENTS_PROMPT', 'FEW_SHOT', 'ABOUT', 'calculator', 'python_interpreter',
+           'SmolagentsParser', 'load_environment']
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
-from .load import About
-from verifiers_nb.environments.xml_tool_env import (
+from .load import EnvironmentCard
+from ..envs import tools as plain_tools
+from ..envs.data import load_example_dataset
+from verifiers_nb.envs.xml_tools import (
     XMLToolEnv,
     tool_execution_reward_func,
     tool_metrics,
     tool_prompt,
 )
-from ..envs import tools as plain_tools
-from ..envs.data import load_example_dataset
 from ..parsers.one_answer import OneAnswerParser
 from ..rubrics.math import MathRubric
 from ..types import ChatMessage
@@ -29,9 +29,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #c1dfd96e
-SECONDS = 10
-
-
 def calculator(expression: str) -> str:
     """Evaluate an arithmetic expression.
 
@@ -44,7 +41,10 @@ def calculator(expression: str) -> str:
         raise ValueError(result.removeprefix("Error: "))
     return result
 
-# %% ../../nbs/environments/smolagents_math_tools.ipynb #831eccc5
+# %% ../../nbs/environments/smolagents_math_tools.ipynb #451f006d
+INTERPRETER_SECONDS = 10
+
+
 def python_interpreter(code: str) -> str:
     """Run Python code; returns what it prints, and the value of its last line.
 
@@ -56,12 +56,12 @@ def python_interpreter(code: str) -> str:
     """
     from smolagents import PythonInterpreterTool
 
-    interpreter = PythonInterpreterTool(timeout_seconds=SECONDS)
+    interpreter = PythonInterpreterTool(timeout_seconds=INTERPRETER_SECONDS)
     interpreter.authorized_imports.sort()
     return str(interpreter(code))
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #b1d57811
-SYSTEM_PROMPT = """Solve the problem with the help of tools. Reason in each reply; then either call one tool, or give the final answer.
+SMOLAGENTS_PROMPT = """Solve the problem with the help of tools. Reason in each reply; then either call one tool, or give the final answer.
 
 The tools, one a line, with the JSON schema of their arguments:
 {tool_descriptions}
@@ -85,7 +85,7 @@ FEW_SHOT: list[ChatMessage] = [
     },
 ]
 
-
+# %% ../../nbs/environments/smolagents_math_tools.ipynb #d9d369c9
 class SmolagentsParser(OneAnswerParser):
     """Read replies that reason and then call a tool or answer, once."""
 
@@ -93,7 +93,7 @@ class SmolagentsParser(OneAnswerParser):
         super().__init__(["reasoning", ("tool", "answer")])
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #fa35e192
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("math", "tools", "multi-turn", "smolagents", "xml"),
     packages=("smolagents", "math_verify"),
     multi_turn=True,
@@ -131,7 +131,7 @@ def load_environment(
         tools,
         dataset=dataset,
         eval_dataset=eval_dataset,
-        system_prompt=tool_prompt(SYSTEM_PROMPT, tools),
+        system_prompt=tool_prompt(SMOLAGENTS_PROMPT, tools),
         few_shot=FEW_SHOT if use_few_shot else None,
         parser=parser,
         rubric=rubric,

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SENTENCES', 'SENTENCE_END', 'SHORTEST', 'LONGEST', 'ABOUT', 'SYSTEM_PROMPT', 'sentence_count', 'sentence_reward_func',
+__all__ = ['SENTENCE_END', 'LEAST_LENGTH', 'MOST_LENGTH', 'ABOUT', 'SUMMARY_PROMPT', 'sentence_count', 'sentence_reward_func',
            'summary_likeness', 'lcs_reward_func', 'load_environment']
 
 # %% ../../nbs/environments/summarize_text.ipynb #77de68da
 import re
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
@@ -26,21 +26,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/summarize_text.ipynb #c1dfd96e
-SENTENCES = 3
 SENTENCE_END = re.compile(r"(?<=[.!?])[\"')\]]*\s+(?=[\"'(\[]?[A-Z0-9])")
 
 
 def sentence_count(text: str) -> int:
-    """Count the sentences of a text; what holds no letter is none."""
+    """Return the number of sentences in a text; a part without letters is none."""
     return sum(any(c.isalpha() for c in part) for part in SENTENCE_END.split(text.strip()))
 
-
+# %% ../../nbs/environments/summarize_text.ipynb #e8946f76
 def sentence_reward_func(completion: Messages, parser: Parser, **kwargs: Any) -> float:
     """Score a summary of three sentences 1.0, any other 0.0."""
-    return float(sentence_count(parser.parse_answer(completion) or "") == SENTENCES)
+    return float(sentence_count(parser.parse_answer(completion) or "") == 3)
 
 # %% ../../nbs/environments/summarize_text.ipynb #7b52009b
-SHORTEST, LONGEST = 0.25, 0.5
+LEAST_LENGTH, MOST_LENGTH = 0.25, 0.5
 
 
 def summary_likeness(summary: str, text: str) -> float:
@@ -49,7 +48,7 @@ def summary_likeness(summary: str, text: str) -> float:
     if not words or not source:
         return 0.0
     length = len(words) / len(source)
-    fit = min(1.0, length / SHORTEST, LONGEST / length)
+    fit = min(1.0, length / LEAST_LENGTH, MOST_LENGTH / length)
     letters = {word: chr(i) for i, word in enumerate(dict.fromkeys([*source, *words]))}
     common = common_length(*("".join(letters[word] for word in part) for part in (words, source)))
     return fit * common / len(words)
@@ -60,8 +59,8 @@ def lcs_reward_func(completion: Messages, answer: str, parser: Parser, **kwargs:
     return summary_likeness(parser.parse_answer(completion) or "", answer)
 
 # %% ../../nbs/environments/summarize_text.ipynb #1574bddb
-ABOUT = About(tags=("summarization", "single-turn", "xml", "lcs"))
-SYSTEM_PROMPT = (
+ABOUT = EnvironmentCard(tags=("summarization", "single-turn", "xml", "lcs"))
+SUMMARY_PROMPT = (
     "Summarize the text in exactly three sentences, with words of the text in their order, and in a "
     "quarter to half of its length. Reply in this form:\n{form}"
 )
@@ -84,7 +83,7 @@ def load_environment(
     rewards.append(parser.get_format_reward_func())
     return SingleTurnEnv(
         dataset=Dataset.from_list([{"question": t, "answer": t} for t in dataset["text"]]),
-        system_prompt=SYSTEM_PROMPT.format(form=parser.get_format_str()),
+        system_prompt=SUMMARY_PROMPT.format(form=parser.get_format_str()),
         parser=parser,
         rubric=Rubric(rewards, weights=[1.0, 1.0, 0.2], parser=parser),
         **kwargs,

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TOOLS', 'ABOUT', 'add_one', 'append_two', 'halve', 'negate', 'tool_row', 'tool_call_reward_func', 'tool_error_count',
-           'load_environment']
+__all__ = ['TEST_TOOLS', 'ABOUT', 'add_one', 'append_two', 'halve', 'negate', 'tool_row', 'tool_call_reward_func',
+           'tool_error_count', 'load_environment']
 
 # %% ../../nbs/environments/tool_test.ipynb #77de68da
 from typing import Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import row_random
 from ..envs.tool_env import ToolEnv
 from ..rubrics.group import RubricGroup
@@ -56,14 +56,14 @@ async def negate(flag: bool) -> bool:
     """
     return not flag
 
-# %% ../../nbs/environments/tool_test.ipynb #fdb367f1
-TOOLS = (add_one, append_two, halve, negate)
-
 # %% ../../nbs/environments/tool_test.ipynb #b1d57811
+TEST_TOOLS = (add_one, append_two, halve, negate)
+
+
 def tool_row(seed: int, index: int) -> dict[str, Any]:
     """Return the question of one row, and in `info` the names of the tools to be called."""
     rng = row_random(seed, index)
-    names = rng.sample([tool.__name__ for tool in TOOLS], rng.randint(1, len(TOOLS)))
+    names = rng.sample([tool.__name__ for tool in TEST_TOOLS], rng.randint(1, len(TEST_TOOLS)))
     asked = (
         f"Call these tools, each of them once, with arguments of your choice: {', '.join(names)}."
     )
@@ -75,13 +75,15 @@ def tool_call_reward_func(completion: Messages, state: State, info: Info, **kwar
     same = sorted(called_tools(completion)) == sorted(info["tool_names"])
     return float(same and state["tool_errors"] == 0)
 
-
+# %% ../../nbs/environments/tool_test.ipynb #4bd2d355
 def tool_error_count(state: State, **kwargs: Any) -> float:
     """Count the calls that failed."""
     return float(state["tool_errors"])
 
 # %% ../../nbs/environments/tool_test.ipynb #9e6a55b6
-ABOUT = About(tags=("tools", "single-turn", "function-calling", "sanity"), multi_turn=True)
+ABOUT = EnvironmentCard(
+    tags=("tools", "single-turn", "function-calling", "sanity"), multi_turn=True
+)
 
 
 def load_environment(
@@ -97,9 +99,9 @@ def load_environment(
         )
     rubric = Rubric([tool_call_reward_func, tool_error_count], weights=[1.0, 0.0])
     return ToolEnv(
-        tools=TOOLS,
+        tools=TEST_TOOLS,
         dataset=Dataset.from_list([tool_row(seed, i) for i in range(num_train_examples)]),
         eval_dataset=Dataset.from_list([tool_row(seed, -1 - i) for i in range(num_eval_examples)]),
-        rubric=RubricGroup([rubric, ToolRubric(TOOLS)]),
+        rubric=RubricGroup([rubric, ToolRubric(TEST_TOOLS)]),
         **kwargs,
     )

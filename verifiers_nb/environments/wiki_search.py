@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Page', 'Embed', 'FOUND', 'ABOUT', 'read_page', 'read_pages', 'sample_pages', 'embed_words', 'ServedEmbeddings',
-           'WikiIndex', 'WikiTools', 'judge_reward_func', 'wiki_rubric', 'load_environment']
+__all__ = ['Page', 'Embed', 'ABOUT', 'page_sections', 'read_pages', 'sample_pages', 'embed_words', 'ServedEmbeddings',
+           'fill_collection', 'WikiIndex', 'WikiTools', 'judge_reward_func', 'wiki_rubric', 'load_environment']
 
 # %% ../../nbs/environments/wiki_search.ipynb #77de68da
 import json
@@ -22,16 +22,16 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from .load import About
-from verifiers_nb.environments.xml_tool_env import (
+from .load import EnvironmentCard
+from ..envs.data import load_rows
+from verifiers_nb.envs.xml_tools import (
     PARSER_FIELDS,
-    SYSTEM_PROMPT,
+    XML_TOOLS_PROMPT,
     XMLToolEnv,
     tool_execution_reward_func,
     tool_metrics,
     tool_prompt,
 )
-from ..envs.data import load_rows
 from ..parsers.one_answer import OneAnswerParser
 from ..rubrics.judge import JudgeClient, JudgeRubric, value_of
 from ..types import Messages, State
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 Page: TypeAlias = dict[str, str]
 
 
-def read_page(text: str) -> Page:
-    """Return the sections of a page by their headings; the first is the title with what follows it."""
+def page_sections(text: str) -> Page:
+    """Return the sections of a page by their headings; the first heading is the title."""
     pieces = re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE)
     headings = zip(pieces[1::2], pieces[2::2], strict=True)
     return {heading.strip(): body.strip() for heading, body in headings}
@@ -52,7 +52,9 @@ def read_page(text: str) -> Page:
 # %% ../../nbs/environments/wiki_search.ipynb #a9878cfc
 def read_pages(folder: Path) -> dict[str, Page]:
     """Return the pages of a folder by the names of their files; `OSError` where there are none."""
-    found = {p.stem: read_page(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("*.md"))}
+    found = {
+        p.stem: page_sections(p.read_text(encoding="utf-8")) for p in sorted(folder.glob("*.md"))
+    }
     if not found:
         raise OSError(
             f"There are no pages in {str(folder)!r}. Give wiki_dir='...', a folder of markdown files, "
@@ -84,14 +86,14 @@ def embed_words(texts: Sequence[str], size: int = 1024) -> list[list[float]]:
 
 # %% ../../nbs/environments/wiki_search.ipynb #494a8d49
 class ServedEmbeddings:
-    """Embed texts with a model behind an OpenAI-compatible address, asked when it is first used."""
+    """Embed texts with a model behind an OpenAI-compatible address, first connected when it is used."""
 
     def __init__(self, model: str, base_url: str, key_var: str) -> None:
         self.model, self.base_url, self.key_var = model, base_url, key_var
 
     @cached_property
     def client(self) -> Any:
-        """OpenAI's client, with the key of the environment variable; a local server needs none."""
+        """Return OpenAI's client, with the key of the environment variable; a local server needs none."""
         key = os.environ.get(self.key_var)
         if not key and not any(h in self.base_url for h in ("//localhost", "//127.", "//0.0.0.0")):
             raise ValueError(
@@ -108,6 +110,16 @@ class ServedEmbeddings:
         return [item.embedding for item in sorted(answer.data, key=lambda item: item.index)]
 
 # %% ../../nbs/environments/wiki_search.ipynb #fa35e192
+def fill_collection(collection: Any, texts: Mapping[str, str], embed: Embed) -> None:
+    """Put texts, by their ids, with their embeddings into a collection, 256 at a time."""
+    ids, documents = list(texts), list(texts.values())
+    for i in range(0, len(ids), 256):
+        part = slice(i, i + 256)
+        collection.upsert(
+            ids=ids[part], documents=documents[part], embeddings=embed(documents[part])
+        )
+
+# %% ../../nbs/environments/wiki_search.ipynb #c699bf83
 class WikiIndex:
     """Search pages by meaning in a ChromaDB, in memory or in the folder `db_dir`.
 
@@ -127,7 +139,7 @@ class WikiIndex:
 
     @cached_property
     def collection(self) -> Any:
-        """The collection of ChromaDB, filled if it was not."""
+        """Return the collection of ChromaDB, filled."""
         import chromadb
         from chromadb.config import Settings
 
@@ -142,25 +154,17 @@ class WikiIndex:
             self.name, embedding_function=None, configuration=space
         )
         if found.count() < len(self.texts):
-            ids, texts = list(self.texts), list(self.texts.values())
-            for i in range(0, len(ids), 256):
-                part = slice(i, i + 256)
-                found.upsert(
-                    ids=ids[part], documents=texts[part], embeddings=self.embed(texts[part])
-                )
+            fill_collection(found, self.texts, self.embed)
         return found
 
     def search(self, query: str, count: int) -> list[str]:
         """Return the ids of the pages nearest to a query, the best first."""
-        with self.lock:  # made once, whoever comes first
+        with self.lock:  # one thread makes it
             collection = self.collection
         found = collection.query(query_embeddings=self.embed([query]), n_results=count)
         return found["ids"][0]
 
 # %% ../../nbs/environments/wiki_search.ipynb #9e6a55b6
-FOUND = 5
-
-
 class WikiTools:
     """The three tools: search pages, view the sections of one, read a section."""
 
@@ -179,7 +183,7 @@ class WikiTools:
         Args:
             query: What to look for.
         """
-        found = self.index.search(query, min(FOUND, len(self.pages)))
+        found = self.index.search(query, min(5, len(self.pages)))
         return [{"page_id": id_, "title": next(iter(self.pages[id_]), id_)} for id_ in found]
 
     def view_sections(self, page_id: str) -> list[dict[str, str]]:
@@ -213,7 +217,7 @@ async def judge_reward_func(
     parser: OneAnswerParser,
     **kwargs: Any,
 ) -> float:
-    """Score 1.0 when the judge finds the answer right; none is 0.0 and not shown to the judge."""
+    """Score 1.0 when the judge finds the answer right; a reply without one is 0.0."""
     if not (parser.parse_answer(completion) or "").strip():
         return 0.0
     return value_of(await judge(prompt, completion, answer, state), {"yes": 1.0}, "verdict")
@@ -233,7 +237,7 @@ def wiki_rubric(
     return rubric
 
 # %% ../../nbs/environments/wiki_search.ipynb #f6e1126c
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("retrieval", "tools", "multi-turn", "embeddings", "judge"),
     packages=("chromadb",),
     judge=True,
@@ -258,9 +262,8 @@ def load_environment(
 ) -> XMLToolEnv:
     """Make the environment of a searchable encyclopedia.
 
-    `wiki_dir`: a folder of markdown pages; `chroma_db_dir`: where their index is kept, None for in
-    memory. `judge_client`, `embed`: in place of those for `judge_base_url` and `embed_base_url`; the
-    index is known by the names of the model and of that function.
+    `wiki_dir`: a folder of markdown pages; `chroma_db_dir`: the folder of their index, None for
+    memory. `judge_client`, `embed`: in place of those for `judge_base_url` and `embed_base_url`.
     `offline` takes our questions and pages, with embeddings that count words, in memory; `dataset`
     rows of your own in the columns `question` and `answer`. Other arguments, such as `max_turns`,
     go to `XMLToolEnv`.
@@ -278,7 +281,7 @@ def load_environment(
     tools = (wiki.search_pages, wiki.view_sections, wiki.read_section)
     client = judge_client or JudgeClient(judge_base_url, judge_api_key_var)
     rubric = wiki_rubric(client, judge_model, tools)
-    prompt = tool_prompt(SYSTEM_PROMPT, tools)
+    prompt = tool_prompt(XML_TOOLS_PROMPT, tools)
     return XMLToolEnv(
         tools, dataset=dataset, system_prompt=prompt, parser=rubric.parser, rubric=rubric, **kwargs
     )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from importlib.resources import files
 from typing import Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.textarena import TextArenaEnv
 from ..parsers.one_answer import OneAnswerParser
 from ..rubrics.rubric import Rubric
@@ -27,27 +27,27 @@ def sample_words() -> list[str]:
 
 # %% ../../nbs/environments/wordle.ipynb #b1d57811
 def guesses(state: State) -> list[tuple[str, list[str]]]:
-    """Return the guesses that the game took, each with its marks: G, Y and X."""
+    """Return the guesses that the game took, each with a mark for each letter: G, Y or X."""
     return list(state["game"].state.game_state["guess_history"])
 
-
+# %% ../../nbs/environments/wordle.ipynb #bae3bac0
 def check_answer_reward_func(state: State, **kwargs: Any) -> float:
     """Score a game 1.0 whose last guess was the secret."""
     return float(any(set(marks) == {"G"} for _, marks in guesses(state)[-1:]))
 
-
+# %% ../../nbs/environments/wordle.ipynb #f12a3f65
 def partial_credit_reward_func(state: State, **kwargs: Any) -> float:
     """Score the last guess: 0.2 for a letter in its place, 0.1 for one elsewhere in the word."""
     marks = guesses(state)[-1][1] if guesses(state) else []
     return (2 * marks.count("G") + marks.count("Y")) / 10
 
-
+# %% ../../nbs/environments/wordle.ipynb #cd0fba49
 def count_turns_reward_func(state: State, **kwargs: Any) -> float:
     """Score a solved game by its speed: 1.0 in one turn, 1/n in n turns; an unsolved one 0.0."""
     return check_answer_reward_func(state) / max(state["turn"], 1)
 
 # %% ../../nbs/environments/wordle.ipynb #fa35e192
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("games", "multi-turn", "wordle", "xml", "feedback"),
     packages=("textarena", "nltk"),
     multi_turn=True,
@@ -65,8 +65,8 @@ def load_environment(
 ) -> TextArenaEnv:
     """Make the game of Wordle; row i has the game of seed `seed + i`.
 
-    `use_think=False`: replies have a guess and no thoughts. `words`: all that the game knows, in
-    place of what it fetches; `offline` takes ours. Other arguments go to `TextArenaEnv`.
+    `use_think=False`: replies have a guess and no thoughts. `words`: the game's only words, in
+    place of those it fetches; `offline` takes ours. Other arguments go to `TextArenaEnv`.
     """
     parser = OneAnswerParser(["think", "guess"] if use_think else ["guess"], answer_field="guess")
     rewards = [

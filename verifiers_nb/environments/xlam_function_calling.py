@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SYSTEM_PROMPT', 'ABOUT', 'calls_row', 'canonical', 'read_calls', 'correct_calls_reward_func', 'load_environment']
+__all__ = ['XLAM_PROMPT', 'ABOUT', 'calls_row', 'canonical_json', 'read_calls', 'correct_calls_reward_func', 'load_environment']
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #77de68da
 import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import assistant_texts
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #c1dfd96e
-SYSTEM_PROMPT = """Answer a request with calls of the tools that are given, all of them that it needs and no others. Think first, then write the calls as one JSON array of objects: [{"name": "the tool's name", "arguments": {"the argument's name": "its value"}}]. Leave out arguments that the request does not ask for. Reply in this form:
+XLAM_PROMPT = """Answer a request with calls of the tools that are given, all of them that it needs and no others. Think first, then write the calls as one JSON array of objects: [{"name": "the tool's name", "arguments": {"the argument's name": "its value"}}]. Leave out arguments that the request does not ask for. Reply in this form:
 """
 
 
@@ -38,12 +38,14 @@ def calls_row(row: Mapping[str, Any]) -> dict[str, str]:
     return {"question": f"{row['query']}\n\n<tools>\n{tools}\n</tools>", "answer": answers}
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #fe5dbbce
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Write a JSON value so that equal values have equal texts: 5 and 5.0, keys in any order."""
     if isinstance(value, dict):
-        return f"{{{','.join(sorted(json.dumps(k) + canonical(v) for k, v in value.items()))}}}"
+        return (
+            f"{{{','.join(sorted(json.dumps(k) + canonical_json(v) for k, v in value.items()))}}}"
+        )
     if isinstance(value, list):
-        return f"[{','.join(map(canonical, value))}]"
+        return f"[{','.join(map(canonical_json, value))}]"
     whole = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if whole else value)
 
@@ -55,7 +57,7 @@ def read_calls(text: str) -> Counter[str] | None:
         if not isinstance(calls, list) or not all(isinstance(c, dict) for c in calls):
             return None
         return Counter(
-            canonical({"name": call["name"], "arguments": call.get("arguments") or {}})
+            canonical_json({"name": call["name"], "arguments": call.get("arguments") or {}})
             for call in calls
         )
     except (ValueError, KeyError, RecursionError, OverflowError):
@@ -72,7 +74,7 @@ def correct_calls_reward_func(
     return float(calls is not None and calls == read_calls(answer))
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #7b52009b
-ABOUT = About(tags=("tools", "function-calling", "single-turn", "xml", "json"))
+ABOUT = EnvironmentCard(tags=("tools", "function-calling", "single-turn", "xml", "json"))
 
 
 def load_environment(
@@ -92,7 +94,7 @@ def load_environment(
     rewards = [correct_calls_reward_func, parser.get_format_reward_func()]
     return SingleTurnEnv(
         dataset=Dataset.from_list([calls_row(row) for row in dataset]),
-        system_prompt=SYSTEM_PROMPT + parser.get_format_str(),
+        system_prompt=XLAM_PROMPT + parser.get_format_str(),
         parser=parser,
         rubric=Rubric(rewards, weights=[1.0, 0.0], parser=parser),
         **kwargs,

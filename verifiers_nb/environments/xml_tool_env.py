@@ -6,131 +6,31 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PARSER_FIELDS', 'SYSTEM_PROMPT', 'ABOUT', 'tool_prompt', 'read_tool', 'XMLToolEnv', 'outcomes',
-           'tool_execution_reward_func', 'tool_metrics', 'load_environment']
+__all__ = ['ABOUT', 'load_environment']
 
 # %% ../../nbs/environments/xml_tool_env.ipynb #77de68da
-import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .load import About
+from .load import EnvironmentCard
 from ..envs.data import load_example_dataset
-from ..envs.multiturn import MultiTurnEnv
-from ..envs.tool_env import ToolCalls
-from ..envs.tools import convert_func_to_oai_tool, tool_name
-from ..parsers.base import assistant_texts
+from ..envs.tools import tool_name
+from verifiers_nb.envs.xml_tools import (
+    PARSER_FIELDS,
+    XML_TOOLS_PROMPT,
+    XMLToolEnv,
+    tool_execution_reward_func,
+    tool_metrics,
+    tool_prompt,
+)
 from ..parsers.one_answer import OneAnswerParser
-from ..parsers.xml import XMLParser
 from ..rubrics.math import MathRubric
-from ..types import ChatMessage, Messages, RewardFunc, State
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-# %% ../../nbs/environments/xml_tool_env.ipynb #c1dfd96e
-PARSER_FIELDS = ("think", ("tool", "answer"))
-SYSTEM_PROMPT = """Solve the problem with the help of tools. Think in each reply; then either call one tool, or give the final answer.
-
-The tools, one a line, with the JSON schema of their arguments:
-{tool_descriptions}
-
-A call is one JSON object: {"name": "the tool's name", "arguments": {"the argument's name": "its value"}}. Its result comes in <result> tags. Each of your replies has this form:
-<think>...</think>
-<tool>...</tool> or <answer>...</answer>"""
-
-
-def tool_prompt(template: str, tools: Sequence[Callable[..., Any]]) -> str:
-    """Return a prompt with the tools described where it has the place for it, a line for each."""
-    functions = (convert_func_to_oai_tool(tool)["function"] for tool in tools)
-    listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
-    return template.replace("{tool_descriptions}", listed or "(none)")
-
-# %% ../../nbs/environments/xml_tool_env.ipynb #ceefbe95
-def read_tool(text: str) -> dict[str, Any]:
-    """Return the call in a reply as tool calls are written elsewhere; `ValueError` for anything else."""
-    if text.count("<tool>") != 1:
-        raise ValueError("Each reply must hold one <tool> call or one <answer>.")
-    written = OneAnswerParser(PARSER_FIELDS, answer_field="tool").parse_answer(text) or ""
-    try:
-        call = json.loads(written)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"The call is not JSON: {error}.") from error
-    if not isinstance(call, dict) or "name" not in call:
-        raise ValueError('The call must be an object like {"name": "...", "arguments": {...}}.')
-    arguments = call.get("arguments", call.get("args", {}))  # many models learned the short form
-    return {"id": None, "function": {"name": call["name"], "arguments": arguments}}
-
-# %% ../../nbs/environments/xml_tool_env.ipynb #b1d57811
-class XMLToolEnv(ToolCalls, MultiTurnEnv):
-    """Let the model call tools in tags until it answers.
-
-    `state["tool_attempts"]`: for each call the name of its tool ("" for one that can't be read) and
-    whether it worked.
-    """
-
-    def __init__(
-        self, tools: Sequence[Callable[..., Any]], max_turns: int = 10, **kwargs: Any
-    ) -> None:
-        ToolCalls.__init__(self, tools, str)
-        MultiTurnEnv.__init__(self, max_turns, **kwargs)
-
-    def setup_state(self, state: State, **kwargs: Any) -> State:
-        """Add what is noted about the calls."""
-        return {**state, "tools_called": [], "tool_errors": 0, "tool_attempts": []}
-
-    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> bool:
-        """End with a reply that holds an answer."""
-        return state["turn"] > 0 and "<answer>" in assistant_texts(messages)[-1]
-
-    async def env_response(
-        self, messages: Messages, state: State, **kwargs: Any
-    ) -> tuple[list[ChatMessage], State]:
-        """Run the call of the last reply and answer with its result, or with what went wrong."""
-        name, failed_before = "", state["tool_errors"]
-        try:
-            call = read_tool(assistant_texts(messages)[-1])
-            name = str(call["function"]["name"])
-            answered = await self.answer_call(call, messages, state)
-        except ValueError as error:
-            answered = self.failure(error, None, state)
-        worked = state["tool_errors"] == failed_before
-        state["tool_attempts"].append({"name": name, "worked": worked})
-        result = XMLParser(["result"]).format(result=answered["content"])
-        return [{"role": "user", "content": result}], state
-
-# %% ../../nbs/environments/xml_tool_env.ipynb #7b52009b
-def outcomes(state: State, name: str | None = None) -> list[bool]:
-    """Return for each call, of one tool or of all, whether it worked."""
-    attempts = state.get("tool_attempts", [])
-    return [attempt["worked"] for attempt in attempts if name in (None, attempt["name"])]
-
-
-def tool_execution_reward_func(state: State, **kwargs: Any) -> float:
-    """Score the share of calls that worked; 0.0 without any."""
-    worked = outcomes(state)
-    return sum(worked) / len(worked) if worked else 0.0
-
-
-def tool_metrics(name: str) -> list[RewardFunc]:
-    """Return the metrics of one tool: share of calls that worked, how many did, how many there were."""
-
-    def share(state: State, **kwargs: Any) -> float:
-        worked = outcomes(state, name)
-        return sum(worked) / len(worked) if worked else 0.0
-
-    def count(state: State, **kwargs: Any) -> float:
-        return float(sum(outcomes(state, name)))
-
-    def attempts(state: State, **kwargs: Any) -> float:
-        return float(len(outcomes(state, name)))
-
-    for metric, kind in ((share, ""), (count, "count_"), (attempts, "attempt_")):
-        metric.__name__ = f"{name}_{kind}reward_func"
-    return [share, count, attempts]
-
 # %% ../../nbs/environments/xml_tool_env.ipynb #1574bddb
-ABOUT = About(
+ABOUT = EnvironmentCard(
     tags=("tools", "multi-turn", "xml", "schema-inference"),
     packages=("math_verify",),
     multi_turn=True,
@@ -158,7 +58,7 @@ def load_environment(
     if dataset is None:
         dataset = load_example_dataset(dataset_name, split, offline=offline)
     if format_prompt:
-        system_prompt = tool_prompt(system_prompt or SYSTEM_PROMPT, tools)
+        system_prompt = tool_prompt(system_prompt or XML_TOOLS_PROMPT, tools)
     parser = OneAnswerParser(PARSER_FIELDS)
     rubric = MathRubric(parser=parser)
     rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
