@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from verifiers_nb.parsers.actions import (
     FormatError,
     FunctionCallingFormatError,
-    bash_blocks,
+    bash_spans,
     last_block,
 )
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke
@@ -201,7 +201,10 @@ def test_calls_are_found_as_the_patterns_find_them(text: str) -> None:
 @given(FENCE_TEXTS)
 def test_bash_blocks_are_found_as_their_pattern_finds_them(text: str) -> None:
     pieces = re.split(r"```bash\n(.*?)\n```", text, flags=re.DOTALL)
-    assert bash_blocks(text) == (pieces[1::2], pieces[::2])
+    spans = list(bash_spans(text))
+    assert [text[start:end] for _, _, start, end in spans] == pieces[1::2]
+    around = [text[before:block] for before, block, _, _ in spans]
+    assert around == pieces[:-1:2] and text.endswith(pieces[-1])
 
 
 prose = st.text(alphabet="ab `<\t", max_size=6).filter(lambda line: not line.startswith("```"))
@@ -266,43 +269,6 @@ def test_any_response_is_a_turn_or_a_format_error(response: Any, strict: bool) -
             checks = parser.checks(response, COMMANDS)
             assert all(check.lost == 0 for check in checks) == read
             assert math.isclose(sum(check.weight for check in checks), 1)
-
-
-def outcome(job: Callable[[], Any]) -> Any:
-    """Return what a job gives, or the error that it may end with."""
-    try:
-        return job()
-    except FormatError as error:
-        return type(error), error.message
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    CALL_TEXTS | FENCE_TEXTS | st.builds(as_json, names, arguments | json_values, json_values),
-    st.text() | arguments.map(json.dumps),
-    st.lists(st.integers(0, 80)),
-)
-def test_pieces_add_up_to_the_whole(message: str, values: str, places: list[int]) -> None:
-    """However a response is split, its stream ends as the parser does, and points into the text."""
-
-    def split(text: str) -> list[str]:
-        cuts = [0, *sorted(min(place, len(text)) for place in places), len(text)]
-        return [text[a:b] for a, b in zip(cuts, cuts[1:], strict=False)]
-
-    made = [{"function": {"name": "open", "arguments": values}}]
-    for kind, parser in PARSERS.items():
-        stream = parser.stream(COMMANDS)
-        for piece in split(message):
-            stream.feed(piece)
-        for i, piece in enumerate(split(values)):
-            name = None if i else "open"
-            stream.feed(tool_calls=[{"index": 0, "function": {"name": name, "arguments": piece}}])
-        whole = outcome(lambda: parser({"message": message, "tool_calls": made}, COMMANDS))  # noqa: B023
-        assert repr(outcome(stream.result)) == repr(whole)  # NaN is no equal of itself
-        report = stream.report()
-        text = values if kind == "function_calling" else message
-        for start, end in report.spans.values():
-            assert 0 <= start <= (len(text) if end is None else end) <= len(text)
 
 
 @quick

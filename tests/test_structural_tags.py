@@ -16,14 +16,14 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command
-from verifiers_nb.parsers.format_tags import (
+from verifiers_nb.parsers.function_calls import action_parser, tools_tag
+from verifiers_nb.parsers.structural_tags import (
+    StructuralTag,
+    allowed_bytes,
     exact_class,
     json_tag,
     regex_tag,
-    tools_tag,
 )
-from verifiers_nb.parsers.function_calls import action_parser
-from verifiers_nb.parsers.structural_tags import StructuralTag, allowed_bytes
 from verifiers_nb.parsers.think import ThinkParser
 from verifiers_nb.parsers.xml import XMLParser
 from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
@@ -380,36 +380,12 @@ def test_verifier_judges_anything(text: Any) -> None:
     assert not verdict.success and 0.0 <= verdict.reward < 1.0 and verdict.error
 
 
-# Streams.
-
-
-@quick
-@given(fields, st.data())
-def test_streams_add_up(form: list[Any], data: st.DataObject) -> None:
-    parser = XMLParser(form)
-    tags = [tag[i] for tag in parser._tags for i in (1, 2)]
-    pieces = data.draw(st.lists(st.sampled_from([*BITS, *tags]), max_size=12))
-    text = "".join(pieces)
-    edges = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=9)))
-    cut = [text[a:b] for a, b in zip([0, *edges], [*edges, len(text)], strict=True)]
-    for one in (parser, ThinkParser()):
-        stream = one.stream()
-        reports = [stream.feed(piece) for piece in cut]
-        assert stream.result() == one.parse(text)
-        for before, after in zip(reports, reports[1:], strict=False):
-            assert before.complete.items() <= after.complete.items()
-    for name, (begin, end) in parser.stream().feed(text).spans.items():
-        assert text[:begin].endswith(f"<{name}>")
-        assert end is None or text[end:].startswith(f"</{name}>")
-
-
 # Imports.
 
 
 def test_parsers_load_neither_torch_nor_xgrammar() -> None:
     code = (
         "import sys, verifiers_nb.parsers.function_calls, verifiers_nb.parsers.think, verifiers_nb.parsers.xml\n"
-        "import verifiers_nb.parsers.streaming\n"
         "print([name for name in ('torch', 'xgrammar') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

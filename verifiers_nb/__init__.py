@@ -23,18 +23,17 @@ _EXPORTS = {
     "cleanup_messages print_prompt_completions_sample setup_logging",
     "parsers.base": "Parser Check Explanation checks_table",
     "parsers.think": "ThinkParser extract_boxed_answer extract_hash_answer THINK_BOXED_SYSTEM_PROMPT "
-    "BOXED_SYSTEM_PROMPT",
-    "parsers.xml": "XMLParser",
-    "parsers.one_answer": "BoxedParser ThinkBoxedParser OneAnswerParser",
+    "BOXED_SYSTEM_PROMPT BoxedParser ThinkBoxedParser think_tag",
+    "parsers.xml": "XMLParser OneAnswerParser xml_tag",
     "parsers.commands": "Argument Command BASH_COMMAND command_docs",
     "parsers.actions": "FormatError FunctionCallingFormatError ActionParser ActionOnlyParser "
     "ThoughtActionParser XMLThoughtActionParser EditFormat Identity BashCodeBlockParser "
     "SingleBashCodeBlockParser",
-    "parsers.function_calls": "XMLFunctionCallingParser FunctionCallingParser JsonParser ParseFunction action_parser",
+    "parsers.function_calls": "XMLFunctionCallingParser FunctionCallingParser JsonParser ParseFunction "
+    "action_parser action_tag tools_tag",
     "parsers.structural_tags": "StructuralTag StructuralTagItem AnyTextFormat ConstStringFormat JSONSchemaFormat "
     "GrammarFormat RegexFormat QwenXMLParameterFormat OrFormat SequenceFormat TagFormat "
-    "TriggeredTagsFormat TagsWithSeparatorFormat",
-    "parsers.format_tags": "xml_tag think_tag json_tag regex_tag tools_tag action_tag",
+    "TriggeredTagsFormat TagsWithSeparatorFormat json_tag regex_tag",
     "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier known_verifiers "
     "verifier_from_config",
     "verifiers.json": "JSONStructureVerifier JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier",
@@ -88,7 +87,7 @@ _HOME = {name: module for module, names in _EXPORTS.items() for name in names.sp
 _NAMESPACES = {
     "types": _EXPORTS["types"],
     # structural tags, and the functions that make one from a parser, a schema or tools
-    "formats": _EXPORTS["parsers.structural_tags"] + " " + _EXPORTS["parsers.format_tags"],
+    "formats": _EXPORTS["parsers.structural_tags"] + " xml_tag think_tag tools_tag action_tag",
     # action parsers, their commands and their errors
     "actions": " ".join(
         _EXPORTS[f"parsers.{room}"] for room in ("commands", "actions", "function_calls")

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from .load import EnvironmentCard
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 from ..rubrics.judge import JudgeClient, JudgeRubric
 from ..types import Messages, State
 

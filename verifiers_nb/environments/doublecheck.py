@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.multiturn import MultiTurnEnv
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 from ..rubrics.math import MathRubric
 from ..types import ChatMessage, Messages, State
 

@@ -15,8 +15,7 @@ from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
-from ..parsers.one_answer import ThinkBoxedParser
-from ..parsers.think import THINK_BOXED_SYSTEM_PROMPT
+from ..parsers.think import THINK_BOXED_SYSTEM_PROMPT, ThinkBoxedParser
 from ..rubrics.rubric import Rubric
 from ..types import Messages
 

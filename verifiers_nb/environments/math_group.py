@@ -17,8 +17,7 @@ from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.group import EnvGroup
 from ..envs.multiturn import SingleTurnEnv
-from ..parsers.one_answer import ThinkBoxedParser
-from ..parsers.think import THINK_BOXED_SYSTEM_PROMPT
+from ..parsers.think import THINK_BOXED_SYSTEM_PROMPT, ThinkBoxedParser
 from ..rubrics.math import MathRubric
 
 if TYPE_CHECKING:

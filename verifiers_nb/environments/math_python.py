@@ -15,8 +15,7 @@ from .load import EnvironmentCard
 from ..envs.data import first_rows, load_example_dataset
 from ..envs.tool_env import ToolEnv
 from ..parsers.base import messages_of
-from ..parsers.one_answer import BoxedParser
-from ..parsers.think import BOXED_SYSTEM_PROMPT
+from ..parsers.think import BOXED_SYSTEM_PROMPT, BoxedParser
 from ..rubrics.math import MathRubric
 from ..support.sandbox import run_python
 from ..types import Messages, State

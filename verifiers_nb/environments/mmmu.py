@@ -21,7 +21,7 @@ from .load import EnvironmentCard
 from ..envs.data import first_rows, load_rows, with_options
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
-from ..parsers.one_answer import BoxedParser
+from ..parsers.think import BoxedParser
 from ..rubrics.rubric import Rubric
 from ..types import Messages
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from .load import EnvironmentCard
 from ..envs.reasoning_gym import ReasoningGymEnv
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 
 # %% ../../nbs/environments/reasoning_gym_env.ipynb #c1dfd96e
 ABOUT = EnvironmentCard(

@@ -15,7 +15,7 @@ from .load import EnvironmentCard
 from ..envs.data import load_rows, split_rows
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 from ..rubrics.rubric import Rubric
 from ..rubrics.similarity import lcs_ratio
 from ..types import Messages

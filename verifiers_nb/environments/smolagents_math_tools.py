@@ -21,7 +21,7 @@ from verifiers_nb.envs.xml_tools import (
     tool_metrics,
     tool_prompt,
 )
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 from ..rubrics.math import MathRubric
 from ..types import ChatMessage
 

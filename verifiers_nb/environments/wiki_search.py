@@ -32,7 +32,7 @@ from verifiers_nb.envs.xml_tools import (
     tool_metrics,
     tool_prompt,
 )
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 from ..rubrics.judge import JudgeClient, JudgeRubric, value_of
 from ..types import Messages, State
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from .load import EnvironmentCard
 from ..envs.textarena import TextArenaEnv
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 from ..rubrics.rubric import Rubric
 from ..types import State
 

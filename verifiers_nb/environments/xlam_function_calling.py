@@ -17,7 +17,7 @@ from .load import EnvironmentCard
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import assistant_texts
-from ..parsers.one_answer import OneAnswerParser
+from ..parsers.xml import OneAnswerParser
 from ..rubrics.rubric import Rubric
 from ..types import Messages
 

@@ -38,8 +38,7 @@ def requested_tag(response_format: dict[str, Any] | None) -> StructuralTag | Non
     kind = (response_format or {"type": "text"}).get("type")
     if response_format is None or kind == "text":
         return None
-    from verifiers_nb.parsers.format_tags import json_tag
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from verifiers_nb.parsers.structural_tags import StructuralTag, json_tag
 
     if kind == "structural_tag":
         return StructuralTag.from_json(response_format)

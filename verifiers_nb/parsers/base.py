@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ExtractFn', 'Check', 'checks_table', 'printable', 'Explanation', 'messages_of', 'assistant_texts', 'FormatContract',
-           'identity', 'Parser']
+__all__ = ['TextSpan', 'ExtractFn', 'Check', 'weighted_sum', 'checks_table', 'printable', 'summed_table', 'check_row',
+           'Explanation', 'messages_of', 'assistant_texts', 'identity', 'Parser']
 
 # %% ../../nbs/parsers/00_base.ipynb #77de68da
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,29 +21,37 @@ from ..types import content_text
 if TYPE_CHECKING:
     from verifiers_nb.types import ChatMessage, Messages
 
-# %% ../../nbs/parsers/00_base.ipynb #fe5dbbce
+# %% ../../nbs/parsers/00_base.ipynb #07ab6647
+TextSpan: TypeAlias = tuple[int, int]
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
-    """Say how one rule of a format turned out for one text.
+    """Hold how one rule of a format turned out for one text.
 
-    `weight` is what the rule adds to the score, `score` in [0, 1] how far it is met. `span` holds
-    the characters `(start, end)` that the check speaks of, empty where something is missing.
+    The rule adds up to `weight` to the score, and `score` in [0, 1] is how far the text meets it.
+    `span` is the characters `(start, end)` in question, empty where something is missing.
     """
 
     name: str
     weight: float
     score: float
-    span: tuple[int, int] | None
+    span: TextSpan | None
     message: str
 
     @property
     def lost(self) -> float:
-        "Points that this rule took from the score."
+        """Return the points that this rule took from the score."""
         return self.weight * (1 - self.score)
 
+# %% ../../nbs/parsers/00_base.ipynb #54a15e19
+def weighted_sum(checks: Iterable[Check]) -> float:
+    """Return the sum of `weight * score` over checks, rounded once."""
+    return math.fsum(check.weight * check.score for check in checks)
+
 # %% ../../nbs/parsers/00_base.ipynb #7b52009b
-def checks_table(checks: list[Check]) -> str:
-    "Write checks as lines of plain text: points got, weight, name, reason."
+def checks_table(checks: Sequence[Check]) -> str:
+    """Write checks as lines of plain text: points got, weight, name, reason."""
     width = max((len(check.name) for check in checks), default=0)
     rows = [(check.weight - check.lost, check) for check in checks]
     return "\n".join(
@@ -51,54 +59,55 @@ def checks_table(checks: list[Check]) -> str:
         for got, check in rows
     )
 
-# %% ../../nbs/parsers/00_base.ipynb #1574bddb
+# %% ../../nbs/parsers/00_base.ipynb #bb912076
 def printable(text: str) -> str:
-    "Write lone surrogates as escapes, for they can be neither printed nor saved."
+    """Write lone surrogates as escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def summed_table(checks: Sequence[Check]) -> str:
+    """Write the checks of one text, and their sum in the last line."""
+    total = math.fsum(check.weight for check in checks)
+    return f"{checks_table(checks)}\n{weighted_sum(checks):.2f} of {total:.2f}  in all".lstrip()
+
+# %% ../../nbs/parsers/00_base.ipynb #0c5dc524
+def check_row(check: Check) -> str:
+    """Write a check as a row of an HTML table."""
+    return (
+        f"<tr><td>{'✗' if check.lost else '✓'}</td><td>{check.weight - check.lost:.2f}</td>"
+        f"<td>{check.weight:.2f}</td><td>{escape(printable(check.name))}</td>"
+        f"<td style='text-align:left'>{escape(printable(check.message))}</td></tr>"
+    )
+
+# %% ../../nbs/parsers/00_base.ipynb #784e6beb
 @dataclass(frozen=True, slots=True, repr=False)
 class Explanation:
-    "Show the checks of one or more texts as tables, in a terminal or in a notebook."
+    """Show the checks of one or more texts as tables, in a terminal or in a notebook."""
 
     texts: Sequence[Sequence[Check]]
 
     def __str__(self) -> str:
-        "Write a table with its sum for each text."
-        tables = []
-        for checks in self.texts:
-            got = math.fsum(check.weight * check.score for check in checks)
-            total = math.fsum(check.weight for check in checks)
-            tables.append(
-                f"{checks_table(list(checks))}\n{got:.2f} of {total:.2f}  in all".lstrip()
-            )
-        return (
-            printable("\n\n".join(tables)) or "no assistant message, so there is nothing to check"
-        )
+        """Write a table with its sum for each text."""
+        tables = printable("\n\n".join(map(summed_table, self.texts)))
+        return tables or "no assistant message, so there is nothing to check"
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        rows = "".join(
-            f"<tr><td>{'✗' if check.lost else '✓'}</td><td>{check.weight - check.lost:.2f}</td>"
-            f"<td>{check.weight:.2f}</td><td>{escape(printable(check.name))}</td>"
-            f"<td style='text-align:left'>{escape(printable(check.message))}</td></tr>"
-            for checks in self.texts
-            for check in checks
-        )
         head = "".join(f"<th>{title}</th>" for title in ("", "points", "of", "check", "reason"))
+        rows = "".join(check_row(check) for checks in self.texts for check in checks)
         return f"<table><tr>{head}</tr>{rows}</table>"
 
 # %% ../../nbs/parsers/00_base.ipynb #91032ad7
 def messages_of(completion: Messages, role: str) -> list[ChatMessage]:
-    "Pick the messages of one role; a completion that is a string has no messages."
+    """Pick the messages of one role; a completion that is a string has no messages."""
     if isinstance(completion, str):
         return []
     return [message for message in completion if message.get("role") == role]
 
 # %% ../../nbs/parsers/00_base.ipynb #08841adf
 def assistant_texts(completion: Messages) -> list[str]:
-    "Give the text of each assistant message; a string is one message."
+    """Return the text of each assistant message; a string is one message."""
     if isinstance(completion, str):
         return [completion]
     return [
@@ -107,46 +116,16 @@ def assistant_texts(completion: Messages) -> list[str]:
         if message.get("role") == "assistant"
     ]
 
-# %% ../../nbs/parsers/00_base.ipynb #4d134bc0
-class FormatContract:
-    "Score texts by named checks; a format of its own overrides `checks`."
-
-    def checks(self, text: str) -> list[Check]:
-        "List the rules of the format and how `text` meets each."
-        return [Check("any text", 1.0, 1.0, (0, len(text)), "any text is accepted")]
-
-    def format_score(self, text: str) -> float:
-        "Sum `weight * score` over the checks of `text`."
-        return math.fsum(check.weight * check.score for check in self.checks(text))
-
-    def get_format_reward_func(self) -> Callable[..., float]:
-        "Make the reward function that averages `format_score` over the assistant's messages."
-
-        score = self.format_score
-
-        def format_reward(completion: Messages, **kwargs: Any) -> float:
-            "Score the completion's format; without an assistant message it is 0.0."
-            total, texts = 0.0, assistant_texts(completion)
-            for text in texts:
-                total += score(text)
-            return total / len(texts) if texts else 0.0
-
-        return format_reward
-
-    def explain(self, completion: Messages) -> Explanation:
-        "Show the checks of a string, or of each assistant message."
-        return Explanation([self.checks(text) for text in assistant_texts(completion)])
-
-# %% ../../nbs/parsers/00_base.ipynb #63266754
+# %% ../../nbs/parsers/00_base.ipynb #43d19cc0
 ExtractFn: TypeAlias = Callable[[str], Any]
 
 
 def identity(text: str) -> str:
-    "Give the text as it is."
+    """Return the text as it is."""
     return text
 
-# %% ../../nbs/parsers/00_base.ipynb #cb4e5208
-class Parser(FormatContract):
+# %% ../../nbs/parsers/00_base.ipynb #af01971e
+class Parser:
     """Take any text as it is, through `extract_fn`.
 
     Further keyword arguments become attributes, for reward functions that are given the parser.
@@ -158,27 +137,50 @@ class Parser(FormatContract):
             setattr(self, name, value)
 
     def parse(self, text: Any) -> Any:
-        "Apply `extract_fn` to a text; `None` and a list of content parts are read as their text."
+        """Apply `extract_fn` to a text; `None` and a list of content parts are read as their text."""
         return self.extract_fn(content_text(text))
 
     def parse_answer(self, completion: Messages) -> Any:
-        "Parse a string, or the last message's content; `None` when there is no message."
+        """Parse a string, or the last message's content; `None` when there is no message."""
         if isinstance(completion, str):
             return self.parse(completion)
         return self.parse(completion[-1].get("content")) if completion else None
 
+    def checks(self, text: str) -> list[Check]:
+        """List the rules of the format and how `text` meets each."""
+        return [Check("any text", 1.0, 1.0, (0, len(text)), "any text is accepted")]
+
+    def format_score(self, text: str) -> float:
+        """Return the sum of `weight * score` over the checks of `text`."""
+        return weighted_sum(self.checks(text))
+
+    def get_format_reward_func(self) -> Callable[..., float]:
+        """Make the reward function that averages `format_score` over the assistant's messages."""
+        score = self.format_score
+
+        def format_reward(completion: Messages, **kwargs: Any) -> float:
+            """Score the completion's format; without an assistant message it is 0.0."""
+            texts = assistant_texts(completion)
+            return sum(map(score, texts)) / len(texts) if texts else 0.0
+
+        return format_reward
+
+    def explain(self, completion: Messages) -> Explanation:
+        """Show the checks of a string, or of each assistant message."""
+        return Explanation([self.checks(text) for text in assistant_texts(completion)])
+
     def get_assistant_messages(self, completion: Messages) -> list[ChatMessage]:
-        "Pick the messages that the policy wrote."
+        """Return the messages that the policy wrote."""
         return messages_of(completion, "assistant")
 
     def get_system_messages(self, completion: Messages) -> list[ChatMessage]:
-        "Pick the system messages."
+        """Return the system messages."""
         return messages_of(completion, "system")
 
     def get_user_messages(self, completion: Messages) -> list[ChatMessage]:
-        "Pick the user's messages, which in a completion are the environment's."
+        """Return the user's messages, which in a completion are the environment's."""
         return messages_of(completion, "user")
 
     def get_tool_messages(self, completion: Messages) -> list[ChatMessage]:
-        "Pick the results of tool calls."
+        """Return the results of tool calls."""
         return messages_of(completion, "tool")

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['OPEN', 'CLOSE', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'second',
-           'think_fault', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer']
+           'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
+           'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
-# %% ../../nbs/parsers/02_think.ipynb #77de68da
+# %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .base import Check, Parser
+from .base import Check, Parser, TextSpan
 from ..types import content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.streaming import ThinkStream
     from verifiers_nb.parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/02_think.ipynb #fe5dbbce
@@ -25,22 +26,22 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def after_thinking(text: str) -> str:
-    "Give what follows the last `</think>`, stripped; nothing when there is none."
+    """Return what follows the last `</think>`, stripped; nothing when there is none."""
     end = text.rfind(CLOSE)
     return text[end + len(CLOSE) :].strip() if end >= 0 else ""
 
-# %% ../../nbs/parsers/02_think.ipynb #7b52009b
-def second(tag: str, at: int) -> tuple[tuple[int, int], str]:
-    "Complain about another tag, at a place of the text."
+# %% ../../nbs/parsers/02_think.ipynb #3a0b186e
+def second(tag: str, at: int) -> tuple[TextSpan, str]:
+    """Complain about another tag, at a place of the text."""
     return (at, at + len(tag)), f"a second {tag}, where one is allowed"
 
 
-def think_fault(text: str) -> tuple[tuple[int, int], str] | None:
-    "Say where and how `text` first departs from `<think>...</think>` and an answer; or `None`."
+def think_fault(text: str) -> tuple[TextSpan, str] | None:
+    """Return where and how `text` first departs from `<think>...</think>` and an answer; or `None`."""
     start = len(text) - len(text.lstrip())
     if not text.startswith(OPEN, start):
         return (start, min(start + len(OPEN), len(text))), f"the text does not begin with {OPEN}"
-    tags = text.find("<", start + len(OPEN))  # no other tag stands before it
+    tags = text.find("<", start + len(OPEN))  # no other tag comes before it
     if (close := text.find(CLOSE, tags)) < 0:
         return (start, start + len(OPEN)), f"{OPEN} is never closed"
     if OPEN in text[tags:]:
@@ -51,48 +52,47 @@ def think_fault(text: str) -> tuple[tuple[int, int], str] | None:
         return second(CLOSE, text.find(CLOSE, end))
     return None if answer.strip() else ((close, end), f"nothing follows {CLOSE}")
 
-# %% ../../nbs/parsers/02_think.ipynb #1574bddb
+# %% ../../nbs/parsers/02_think.ipynb #c480be74
+def think_tag() -> StructuralTag:
+    """Make the structural tag of `<think>...</think>` and an answer; needs xgrammar."""
+    from verifiers_nb.parsers import structural_tags as tags
+
+    thinking = tags.TagFormat(begin=OPEN, content=tags.text_without([OPEN, CLOSE]), end=CLOSE)
+    answer = tags.text_without([OPEN, CLOSE], filled=True)
+    return tags.StructuralTag(format=tags.sequence(tags.SPACES, thinking, answer))
+
+# %% ../../nbs/parsers/02_think.ipynb #06df0a4e
 class ThinkParser(Parser):
-    "Read what follows the thinking, through `extract_fn`; score the form all or nothing."
+    """Read what follows the thinking, through `extract_fn`; score the form all or nothing."""
 
     def parse(self, text: Any) -> Any:
-        "Apply `extract_fn` to what follows the last `</think>`, or to an empty text."
+        """Apply `extract_fn` to what follows the last `</think>`, or to an empty text."""
         return self.extract_fn(after_thinking(content_text(text)))
 
     def checks(self, text: str) -> list[Check]:
-        "Check the form as a whole: a single rule of weight 1."
+        """Check the form as a whole: a single rule of weight 1."""
         fault = think_fault(text)
         span, message = fault or ((0, len(text)), "thinking, then an answer")
         return [Check("think, then answer", 1.0, float(fault is None), span, message)]
 
     def format_score(self, text: str) -> float:
-        "Sum `weight * score` over the checks of `text`."
+        """Return the sum of `weight * score` over the checks of `text`."""
         if self.__class__.checks is not ThinkParser.checks:
             return super().format_score(text)  # a subclass with checks of its own is scored by them
         return 0.0 if think_fault(text) else 1.0
 
     def to_structural_tag(self) -> StructuralTag:
-        "Make the tag that holds a model to the form; needs xgrammar."
-        from verifiers_nb import think_tag  # which says what to install where xgrammar is missing
-
+        """Make the tag that holds a model to the form; needs xgrammar."""
         return think_tag()
 
-    def stream(self) -> ThinkStream:
-        "Start reading a text that comes in pieces."
-        from verifiers_nb.parsers.streaming import ThinkStream
-
-        return ThinkStream(self, OPEN, CLOSE)
-
-# %% ../../nbs/parsers/02_think.ipynb #4d134bc0
+# %% ../../nbs/parsers/02_think.ipynb #b9f04817
 BOX = "\\boxed{"
 BRACES = re.compile(r"\\boxed\{|\\.|[{}]", re.DOTALL)
 
 
 def extract_boxed_answer(text: str) -> str:
-    "Give what stands in the last closed `\\boxed{}`; the text itself when there is none."
-    opened: list[
-        int | None
-    ] = []  # for each open brace: where its box's content begins, if it is one
+    """Return the content of the last closed `\\boxed{}`; the text itself when there is none."""
+    opened: list[int | None] = []  # of each open brace, where its content begins if it is a box
     start, end = -1, -1
     first = text.find(BOX)
     for brace in BRACES.finditer(text, first) if first >= 0 else ():
@@ -107,7 +107,7 @@ def extract_boxed_answer(text: str) -> str:
 
 # %% ../../nbs/parsers/02_think.ipynb #22d200f8
 def extract_hash_answer(text: str) -> str:
-    "Give what follows the last `####`, stripped; the text itself when there is none."
+    """Return what follows the last `####`, stripped; the text itself when there is none."""
     _, hashes, answer = text.rpartition("####")
     return answer.strip() if hashes else text
 
@@ -115,5 +115,52 @@ def extract_hash_answer(text: str) -> str:
 BOXED_SYSTEM_PROMPT = "Reason step by step and write the final answer inside \\boxed{}."
 THINK_BOXED_SYSTEM_PROMPT = (
     "First reason step by step inside <think>...</think> tags. "
-    "Then write the final answer inside \\boxed{}."
+    """Then write the final answer inside \\boxed{}."""
 )
+
+# %% ../../nbs/parsers/02_think.ipynb #ab8d1e66
+def single_boxed_answer(text: str) -> str:
+    """Return the content of the only `\\boxed{}` of a text; nothing where there is none, or another."""
+    if text.count(BOX) != 1:
+        return ""
+    answer = extract_boxed_answer(text)  # the text itself, box and all, where the box is not closed
+    return "" if BOX in answer else answer.strip()
+
+# %% ../../nbs/parsers/02_think.ipynb #6e58c9f3
+def box_check(text: str, weight: float) -> Check:
+    """Check that a text has one boxed answer, its thinking included."""
+    count = text.count(BOX)
+    start = max(text.find(BOX), 0)
+    good = bool(single_boxed_answer(text))
+    message = "one boxed answer" if good else "the box is empty, or not closed"
+    if count != 1:
+        message = f"{count or 'no'} boxed answers, where one is expected"
+    span = start, max(start, text.rfind("}") + 1)
+    return Check("one boxed answer", weight, float(good), span, message)
+
+# %% ../../nbs/parsers/02_think.ipynb #e84c3fd0
+class BoxedParser(Parser):
+    """Read the one boxed answer of a text; none, or several, are no answer."""
+
+    def __init__(self) -> None:
+        super().__init__(extract_fn=single_boxed_answer)
+
+    def checks(self, text: str) -> list[Check]:
+        """Check that there is one box: a single rule of weight 1."""
+        return [box_check(text, 1.0)]
+
+# %% ../../nbs/parsers/02_think.ipynb #970d5376
+class ThinkBoxedParser(ThinkParser):
+    """Read the one boxed answer after the thinking; none, or several, are no answer."""
+
+    def __init__(self) -> None:
+        super().__init__(extract_fn=single_boxed_answer)
+
+    def parse(self, text: Any) -> str:
+        """Return the one boxed answer after the first `</think>`, or an empty text."""
+        return self.extract_fn(content_text(text).partition(CLOSE)[2])
+
+    def checks(self, text: str) -> list[Check]:
+        """Check the thinking, then the box: two rules of weight 0.5."""
+        thinking = [replace(check, weight=0.5) for check in super().checks(text)]
+        return [*thinking, box_check(text, 0.5)]

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Fields', 'Span', 'Tag', 'NAME', 'field_names', 'make_tag', 'find_spans', 'format_str', 'format_values',
+__all__ = ['Fields', 'NAME', 'Tag', 'check_field', 'field_names', 'make_tag', 'find_spans', 'format_str', 'format_values',
            'missing_note', 'whole_tag', 'presence_notes', 'spacing_note', 'start_note', 'end_note', 'field_spans',
-           'score_parts', 'xml_checks', 'XMLFormat', 'find_values', 'finish_values', 'XMLParser']
+           'score_parts', 'xml_checks', 'find_values', 'finish_values', 'xml_tag', 'XMLParser', 'OneAnswerParser']
 
-# %% ../../nbs/parsers/03_xml.ipynb #77de68da
+# %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import mul
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,55 +22,60 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from verifiers_nb.parsers.base import (
     Check,
     ExtractFn,
-    FormatContract,
     Parser,
+    TextSpan,
     assistant_texts,
     identity,
 )
+from .think import CLOSE
 from ..types import content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.streaming import XMLStream
     from verifiers_nb.parsers.structural_tags import StructuralTag
     from verifiers_nb.types import Messages
 
-# %% ../../nbs/parsers/03_xml.ipynb #b1d57811
+# %% ../../nbs/parsers/03_xml.ipynb #7cb50b7d
 Fields: TypeAlias = Sequence[str | tuple[str, ...]]
-Span: TypeAlias = tuple[int, int]
-Tag: TypeAlias = tuple[str, str, str, int]
 NAME = re.compile(r"[^<>/\s]+")
 
 
+def check_field(field: Any) -> None:
+    """Refuse a field that is neither a name nor a tuple of names, and names that can't be a tag."""
+    if not isinstance(field, tuple) or not all(isinstance(name, str) for name in field):
+        raise TypeError(f"a field is a string or a tuple of strings, got {field!r}")
+    if not field:
+        raise ValueError("a field is an empty tuple, it needs at least one name")
+    if wrong := [name for name in field if not NAME.fullmatch(name)]:
+        message = f"{wrong[0]!r} can't be a tag: spaces, '<', '>' and '/' are not allowed"
+        raise ValueError(message)
+
+# %% ../../nbs/parsers/03_xml.ipynb #cb47cd11
 def field_names(fields: Fields) -> list[tuple[str, ...]]:
-    "Give each field as the tuple of its names; refuse what is not a name, or is there twice."
+    """Return each field as the tuple of its names; refuse what is not a name, or is there twice."""
     if isinstance(fields, str):
         raise TypeError(f"fields is a list of names, got the string {fields!r}")
     named = [(field,) if isinstance(field, str) else field for field in fields]
     seen: set[str] = set()
     for field in named:
-        if not isinstance(field, tuple) or not all(isinstance(name, str) for name in field):
-            raise TypeError(f"a field is a string or a tuple of strings, got {field!r}")
-        if not field:
-            raise ValueError("a field is an empty tuple, it needs at least one name")
+        check_field(field)
         for name in field:
-            if not NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} can't be a tag: spaces, '<', '>' and '/' are not allowed"
-                )
             if name in seen:
                 raise ValueError(f"the field name {name!r} is there twice")
             seen.add(name)
     return named
 
-# %% ../../nbs/parsers/03_xml.ipynb #f25ff4d1
+# %% ../../nbs/parsers/03_xml.ipynb #77511e04
+Tag: TypeAlias = tuple[str, str, str, int]
+
+
 def make_tag(name: str) -> Tag:
-    "Give a name, its opening tag, its closing tag, and the length of the opening tag."
+    """Return a name, its opening tag, its closing tag, and the length of the opening tag."""
     return name, f"<{name}>", f"</{name}>", len(name) + 2
 
 # %% ../../nbs/parsers/03_xml.ipynb #fa35e192
-def find_spans(text: str, tags: Sequence[Tag], last: bool = False) -> list[Span | None]:
-    "Find the content of each tag's first (or last) occurrence, in time linear in the text."
-    spans: list[Span | None] = []
+def find_spans(text: str, tags: Sequence[Tag], last: bool = False) -> list[TextSpan | None]:
+    """Find the content of each tag's first (or last) occurrence, in time linear in the text."""
+    spans: list[TextSpan | None] = []
     floor = 0
     for _, opening, closing, width in tags:
         start = text.rfind(opening, 0, text.rfind(closing)) if last else text.find(opening, floor)
@@ -78,19 +84,19 @@ def find_spans(text: str, tags: Sequence[Tag], last: bool = False) -> list[Span 
         end = text.find(closing, hop)
         spans.append(None if start < 0 or end < 0 else (begin, end))
         if spans[-1] and end == hop and start - floor < 3 and not last:
-            # No other tag stands up to here, so the next one's first occurrence comes after.
+            # There is no other tag up to here, so the next one's first occurrence comes after.
             floor = end + len(closing)
     return spans
 
-# %% ../../nbs/parsers/03_xml.ipynb #4d134bc0
+# %% ../../nbs/parsers/03_xml.ipynb #a02f48e3
 def format_str(fields: Sequence[tuple[str, ...]]) -> str:
-    "Describe fields to a model; alternatives read `<[ code | answer ]>`."
+    """Describe fields to a model; alternatives read `<[ code | answer ]>`."""
     labels = [field[0] if len(field) == 1 else f"[ {' | '.join(field)} ]" for field in fields]
     return "\n".join(f"<{label}>\n...\n</{label}>" for label in labels)
 
-
+# %% ../../nbs/parsers/03_xml.ipynb #100fce2b
 def format_values(fields: Sequence[tuple[str, ...]], values: dict[str, Any]) -> str:
-    "Write each field's value in its canonical tag; the value may go by any of the field's names."
+    """Write each field's value in its canonical tag; the value may go by any of the field's names."""
     known = [name for field in fields for name in field]
     if unknown := [name for name in values if name not in known]:
         raise ValueError(f"Unknown field {unknown[0]!r} (known: {known})")
@@ -103,8 +109,8 @@ def format_values(fields: Sequence[tuple[str, ...]], values: dict[str, Any]) -> 
     return "\n".join(parts)
 
 # %% ../../nbs/parsers/03_xml.ipynb #0a57cb53
-def missing_note(text: str, field: Sequence[Tag], gap: int) -> tuple[Span, str]:
-    "Say why a field was not found; one with no tag at all is missed at the place `gap`."
+def missing_note(text: str, field: Sequence[Tag], gap: int) -> tuple[TextSpan, str]:
+    """Return why a field was not found; one with no tag at all is missed at the place `gap`."""
     for _, opening, closing, width in field:
         start, end = text.find(opening), text.find(closing)
         if start >= 0:
@@ -115,15 +121,15 @@ def missing_note(text: str, field: Sequence[Tag], gap: int) -> tuple[Span, str]:
     return (gap, gap), f"there is no {' or '.join(tag[1] for tag in field)} tag"
 
 # %% ../../nbs/parsers/03_xml.ipynb #f0787758
-def whole_tag(text: str, content: Span) -> Span:
-    "Widen the span of a field's content to its opening and closing tag."
+def whole_tag(text: str, content: TextSpan) -> TextSpan:
+    """Widen the span of a field's content to its opening and closing tag."""
     return text.rfind("<", 0, content[0]), text.find(">", content[1]) + 1
 
 
 def presence_notes(
-    text: str, fields: Sequence[Sequence[Tag]], spans: Sequence[Span | None]
-) -> list[tuple[Span, str]]:
-    "Say of each field where it is, or why it was not found."
+    text: str, fields: Sequence[Sequence[Tag]], spans: Sequence[TextSpan | None]
+) -> list[tuple[TextSpan, str]]:
+    """Return of each field where it is, or why it was not found."""
     notes, gap = [], 0
     for field, span in zip(fields, spans, strict=True):
         if span is None:
@@ -135,8 +141,8 @@ def presence_notes(
     return notes
 
 # %% ../../nbs/parsers/03_xml.ipynb #cb4e5208
-def spacing_note(text: str, spans: Sequence[Span | None]) -> tuple[Span, str]:
-    "Say which of the fields that were found are blank."
+def spacing_note(text: str, spans: Sequence[TextSpan | None]) -> tuple[TextSpan, str]:
+    """Return which of the fields that were found are blank."""
     found = [span for span in spans if span]
     blank = [whole_tag(text, span) for span in found if not text[slice(*span)].strip()]
     if not found:
@@ -146,24 +152,21 @@ def spacing_note(text: str, spans: Sequence[Span | None]) -> tuple[Span, str]:
     names = [text[start : text.find(">", start) + 1] for start, _ in blank]
     return blank[0], f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} blank"
 
-# %% ../../nbs/parsers/03_xml.ipynb #ac775ed7
-def start_note(text: str, openings: tuple[str, ...]) -> tuple[Span, str]:
-    "Say what the text starts with, where one of `openings` is expected."
+# %% ../../nbs/parsers/03_xml.ipynb #40831601
+def start_note(text: str, openings: tuple[str, ...]) -> tuple[TextSpan, str]:
+    """Say what the text starts with, where one of `openings` is expected."""
     begin = len(text) - len(text.lstrip())
     for tag in openings:
         if text.startswith(tag, begin):
             return (begin, begin + len(tag)), f"the text starts with {tag}"
     found = [at for at in map(text.find, openings) if at >= 0]
-    end = min(found, default=len(text.rstrip()))
+    end = max(begin, min(found, default=len(text.rstrip())))
     shown = f"{text[begin : min(end, begin + 20)]!r}" if begin < end else "nothing"
-    return (
-        begin,
-        max(begin, end),
-    ), f"the text starts with {shown}, not with {' or '.join(openings)}"
+    return (begin, end), f"the text starts with {shown}, not with {' or '.join(openings)}"
 
 # %% ../../nbs/parsers/03_xml.ipynb #44aed18d
-def end_note(text: str, closings: tuple[str, ...]) -> tuple[Span, str]:
-    "Say what the text ends with, where one of `closings` is expected."
+def end_note(text: str, closings: tuple[str, ...]) -> tuple[TextSpan, str]:
+    """Return what the text ends with, where one of `closings` is expected."""
     end = len(text.rstrip())
     for tag in closings:
         if text.endswith(tag, 0, end):
@@ -176,8 +179,8 @@ def end_note(text: str, closings: tuple[str, ...]) -> tuple[Span, str]:
 # %% ../../nbs/parsers/03_xml.ipynb #fc074d50
 def field_spans(
     text: str, fields: Sequence[Sequence[Tag]], tags: Sequence[Tag]
-) -> list[Span | None]:
-    "Find each field's content, under the first of its names that is there; `tags` are all names."
+) -> list[TextSpan | None]:
+    """Find each field's content, under the first of its names that is there; `tags` are all names."""
     spans = find_spans(text, tags)
     if len(tags) == len(fields):
         return spans
@@ -186,9 +189,12 @@ def field_spans(
 
 # %% ../../nbs/parsers/03_xml.ipynb #2f94d6e5
 def score_parts(
-    text: str, spans: Sequence[Span | None], openings: tuple[str, ...], closings: tuple[str, ...]
+    text: str,
+    spans: Sequence[TextSpan | None],
+    openings: tuple[str, ...],
+    closings: tuple[str, ...],
 ) -> list[float]:
-    "Score the presence of each field, then spacing, start and end of the text."
+    """Score the presence of each field, then spacing, start and end of the text."""
     scores = [1.0 if span else 0.0 for span in spans]
     filled = [bool(text[span[0] : span[1]].strip()) for span in spans if span]
     scores.append(sum(filled) / len(filled) if filled else 0.0)
@@ -202,10 +208,10 @@ def xml_checks(
     text: str,
     fields: Sequence[Sequence[Tag]],
     weights: Sequence[float],
-    spans: Sequence[Span | None],
+    spans: Sequence[TextSpan | None],
     scores: Sequence[float],
 ) -> list[Check]:
-    "Put a name and a reason to each score; no fields have no checks."
+    """Put a name and a reason to each score; no fields have no checks."""
     if not fields:
         return []
     rules = ["presence of " + "|".join(tag[0] for tag in field) for field in fields]
@@ -218,55 +224,11 @@ def xml_checks(
     rows = zip([*rules, "spacing", "start", "end"], weights, scores, notes, strict=True)
     return [Check(rule, weight, score, *note) for rule, weight, score, note in rows]
 
-# %% ../../nbs/parsers/03_xml.ipynb #0286dd55
-class XMLFormat(FormatContract):
-    "Ask for fields in tags, write them, and score texts by how far they keep to the format."
-
-    def __init__(self, fields: Fields) -> None:
-        self._names = field_names(fields)
-        self._fields = [tuple(map(make_tag, names)) for names in self._names]
-        self._tags = tuple(tag for field in self._fields for tag in field)
-        self._openings = tuple(tag[1] for field in self._fields[:1] for tag in field)
-        self._closings = tuple(tag[2] for field in self._fields[-1:] for tag in field)
-        self._weights = [0.4 / len(self._fields) for _ in self._fields] + [0.2, 0.2, 0.2]
-
-    def get_fields(self) -> list[str]:
-        "List the canonical names in order."
-        return [names[0] for names in self._names]
-
-    def get_format_str(self) -> str:
-        "Describe the format to a model."
-        return format_str(self._names)
-
-    def format(self, **kwargs: Any) -> str:
-        "Write values in canonical tags; a missing field or an unknown name is a `ValueError`."
-        return format_values(self._names, kwargs)
-
-    def to_structural_tag(self) -> StructuralTag:
-        "Make the tag that holds a model to the format; needs xgrammar."
-        from verifiers_nb import xml_tag  # which says what to install where xgrammar is missing
-
-        return xml_tag(self._names)
-
-    def checks(self, text: str) -> list[Check]:
-        "Check the presence of each field, then spacing, start and end; no fields have no checks."
-        return xml_checks(text, self._fields, self._weights, *self._measure(text))
-
-    def format_score(self, text: str) -> float:
-        "Sum `weight * score` over the checks of `text`."
-        if type(self).checks is not XMLFormat.checks:
-            return super().format_score(text)  # a subclass with checks of its own is scored by them
-        return math.fsum(map(mul, self._weights, self._measure(text)[1]))
-
-    def _measure(self, text: str) -> tuple[list[Span | None], list[float]]:
-        spans = field_spans(text, self._fields, self._tags)
-        return spans, score_parts(text, spans, self._openings, self._closings)
-
 # %% ../../nbs/parsers/03_xml.ipynb #e1822db4
 def find_values(
     text: str, tags: Sequence[Tag], strip: bool = True, last: bool = False
 ) -> dict[str, Any]:
-    "Give the content of each tag's first (or last) occurrence, `None` where there is none."
+    """Return the content of each tag's first (or last) occurrence, `None` where there is none."""
     values: dict[str, Any] = {}
     for tag, span in zip(tags, find_spans(text, tags, last), strict=True):
         value = text[span[0] : span[1]] if span else None
@@ -277,7 +239,7 @@ def find_values(
 def finish_values(
     values: dict[str, Any], fields: Sequence[tuple[str, ...]], extract_fn: ExtractFn
 ) -> None:
-    "Share values among the names of each field, then extract from those that were found, in place."
+    """Share values among the names of each field, then extract from those that were found, in place."""
     for names in fields:
         found = [name for name in names if values[name] is not None]
         if found and len(found) < len(names):
@@ -287,9 +249,24 @@ def finish_values(
         if value is not None:
             values[name] = extract_fn(value)
 
-# %% ../../nbs/parsers/03_xml.ipynb #80e28a51
-class XMLParser(XMLFormat, Parser):
-    """Read fields from tags.
+# %% ../../nbs/parsers/03_xml.ipynb #d1854de6
+def xml_tag(fields: Sequence[Sequence[str]]) -> StructuralTag:
+    """Make the structural tag of fields, each a list of the names that it may go by; needs xgrammar."""
+    from verifiers_nb.parsers import structural_tags as tags
+
+    if not fields:
+        raise ValueError("A format without fields has no structural tag: name at least one field.")
+    closing = [f"</{name}>" for names in fields for name in names]
+    content = tags.text_without(closing, filled=True)
+    elements: list[tags.Format] = [tags.SPACES]
+    for names in fields:
+        options = [tags.TagFormat(begin=f"<{n}>", content=content, end=f"</{n}>") for n in names]
+        elements += [tags.any_of(options), tags.SPACES]
+    return tags.StructuralTag(format=tags.sequence(*elements))
+
+# %% ../../nbs/parsers/03_xml.ipynb #d2daf992
+class XMLParser(Parser):
+    """Read fields from tags, ask for them, write them, and score texts by how well they keep to the format.
 
     The first name of a field is canonical; `extract_fn` is applied to each value that was found.
     """
@@ -297,13 +274,34 @@ class XMLParser(XMLFormat, Parser):
     def __init__(
         self, fields: Fields, answer_field: str = "answer", extract_fn: ExtractFn = identity
     ) -> None:
-        XMLFormat.__init__(self, fields)
-        Parser.__init__(self, extract_fn)
+        super().__init__(extract_fn)
         self.answer_field = answer_field
+        self._names = field_names(fields)
         self._shared = [names for names in self._names if len(names) > 1]
+        self._fields = [tuple(map(make_tag, names)) for names in self._names]
+        self._tags = tuple(tag for field in self._fields for tag in field)
+        self._openings = tuple(tag[1] for field in self._fields[:1] for tag in field)
+        self._closings = tuple(tag[2] for field in self._fields[-1:] for tag in field)
+        self._weights = [0.4 / len(self._fields) for _ in self._fields] + [0.2, 0.2, 0.2]
+
+    def get_fields(self) -> list[str]:
+        """List the canonical names in order."""
+        return [names[0] for names in self._names]
+
+    def get_format_str(self) -> str:
+        """Describe the format to a model."""
+        return format_str(self._names)
+
+    def format(self, **kwargs: Any) -> str:
+        """Write values in canonical tags; a missing field or an unknown name is a `ValueError`."""
+        return format_values(self._names, kwargs)
+
+    def to_structural_tag(self) -> StructuralTag:
+        """Make the tag that holds a model to the format; needs xgrammar."""
+        return xml_tag(self._names)
 
     def parse(self, text: Any, strip: bool = True, last: bool = False) -> Any:
-        "Give a namespace with each name's first (or last) value, `None` where there is none."
+        """Return a namespace with each name's first (or last) value, `None` where there is none."""
         if not isinstance(text, str):
             text = content_text(text)
         result = SimpleNamespace()
@@ -320,16 +318,59 @@ class XMLParser(XMLFormat, Parser):
             finish_values(values, self._shared, self.extract_fn)
         return result
 
-    def stream(self) -> XMLStream:
-        "Start reading a text that comes in pieces."
-        from verifiers_nb.parsers.streaming import XMLStream
-
-        return XMLStream(self, self._tags)
-
     def parse_answer(self, completion: Messages) -> Any:
-        "Give the last answer of a string, or of the last assistant message that has one."
+        """Return the last answer of a string, or of the last assistant message that has one."""
         for text in reversed(assistant_texts(completion)):
             answer = getattr(self.parse(text, last=True), self.answer_field, None)
             if answer is not None:
                 return answer
         return None
+
+    def checks(self, text: str) -> list[Check]:
+        """Check the presence of each field, then spacing, start and end; no fields have no checks."""
+        return xml_checks(text, self._fields, self._weights, *self._measure(text))
+
+    def format_score(self, text: str) -> float:
+        """Return the sum of `weight * score` over the checks of `text`."""
+        if type(self).checks is not XMLParser.checks:
+            return super().format_score(text)  # a subclass with checks of its own is scored by them
+        return math.fsum(map(mul, self._weights, self._measure(text)[1]))
+
+    def _measure(self, text: str) -> tuple[list[TextSpan | None], list[float]]:
+        spans = field_spans(text, self._fields, self._tags)
+        return spans, score_parts(text, spans, self._openings, self._closings)
+
+# %% ../../nbs/parsers/03_xml.ipynb #e823f4da
+class OneAnswerParser(XMLParser):
+    """Read the answer only where the last message gives one, once, after its thinking.
+
+    A name that shares its field with the answer, such as a tool call, excludes an answer.
+    """
+
+    def parse_answer(self, completion: Messages) -> str | None:
+        """Return the answer of the last assistant message; `None` where it has none, or several."""
+        text = "".join(assistant_texts(completion)[-1:])
+        given = text.partition(CLOSE)[2] if CLOSE in text else text
+        alone = self.count_answers(given) == 1 and f"<{self.answer_field}>" in given
+        return super().parse_answer(given) if alone else None
+
+    @property
+    def answer_names(self) -> tuple[str, ...]:
+        """Names of the field that holds the answer."""
+        return next(names for names in self._names if self.answer_field in names)
+
+    def count_answers(self, text: str) -> int:
+        """Count the answers in a text, and what may be there in place of an answer."""
+        return sum(text.count(f"<{name}>") for name in self.answer_names)
+
+    def checks(self, text: str) -> list[Check]:
+        """Check as `XMLParser` does; with several answers, their presence scores nothing."""
+        checks, count = super().checks(text), self.count_answers(text)
+        names = "|".join(self.answer_names)
+        message = f"{count} of {names}, where one is expected"
+        return [
+            replace(check, score=0.0, message=message)
+            if count > 1 and check.name == f"presence of {names}"
+            else check
+            for check in checks
+        ]

@@ -35,7 +35,7 @@ from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012, specification_with
 
 from ..parsers.base import Check
-from ..parsers.xml import Fields, XMLFormat
+from ..parsers.xml import Fields, XMLParser
 from .base import Verifier
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ class JSONStructureVerifier(Verifier):
 
     def to_structural_tag(self) -> StructuralTag:
         "Make the tag that holds a model to JSON, without a fence; needs xgrammar."
-        from verifiers_nb import json_tag  # which says what to install where xgrammar is missing
+        from verifiers_nb.parsers.structural_tags import json_tag
 
         return json_tag(True)
 
@@ -508,7 +508,7 @@ class JSONSchemaVerifier(Verifier):
 
     def to_structural_tag(self) -> StructuralTag:
         "Make the tag that holds a model to the schema, as far as xgrammar can; without a fence."
-        from verifiers_nb import json_tag  # which says what to install where xgrammar is missing
+        from verifiers_nb.parsers.structural_tags import json_tag
 
         return json_tag(self.validator.schema)
 
@@ -560,11 +560,12 @@ class RegexFormatVerifier(Verifier):
         Needs xgrammar. What no grammar has is a `ValueError`: flags, looking around, references back,
         and without `full_match` also `^` and `$`.
         """
-        from verifiers_nb import (  # which say what to install without xgrammar
+        from verifiers_nb.parsers.structural_tags import (
             StructuralTag,
             regex_tag,
+            without_defaults,
+            without_sets,
         )
-        from verifiers_nb.parsers.structural_tags import plain, without_sets
 
         tag = regex_tag(self.written)
         if self.full_match:
@@ -573,8 +574,8 @@ class RegexFormatVerifier(Verifier):
             raise ValueError(
                 f"{self.written!r:.200} has an anchor: give `full_match` to make a tag of it."
             )
-        around = plain(regex_tag(r"[\s\S]*").format)
-        parts = {"type": "sequence", "elements": [around, plain(tag.format), around]}
+        around = without_defaults(regex_tag(r"[\s\S]*").format)
+        parts = {"type": "sequence", "elements": [around, without_defaults(tag.format), around]}
         return StructuralTag.from_json({"type": "structural_tag", "format": parts})
 
 # %% ../../nbs/verifiers/01_json.ipynb #827bfc45
@@ -588,7 +589,7 @@ class XMLFormatVerifier(Verifier):
             raise ValueError("An XML format needs a field, such as 'answer'.")
         names = [tuple(field) if isinstance(field, list) else field for field in fields]
         # A config file has lists where Python has tuples; a plain string is refused by the format.
-        self.format = XMLFormat(fields if isinstance(fields, str) else names)
+        self.format = XMLParser(fields if isinstance(fields, str) else names)
 
     def checks(self, text: str) -> list[Check]:
         "List the checks of the format."

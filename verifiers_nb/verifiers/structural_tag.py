@@ -15,7 +15,12 @@ from typing import Any
 import xgrammar
 
 from ..parsers.base import Check
-from ..parsers.structural_tags import StructuralTag, describe_next, feed, plain
+from verifiers_nb.parsers.structural_tags import (
+    StructuralTag,
+    describe_next,
+    feed,
+    without_defaults,
+)
 from .base import Verifier
 
 # %% ../../nbs/verifiers/03_structural_tag.ipynb #c1dfd96e
@@ -27,7 +32,7 @@ def as_tag(source: Any) -> StructuralTag:
     if isinstance(source, StructuralTag):
         return source
     if isinstance(source, xgrammar.StructuralTag):
-        return StructuralTag.from_json(plain(source))
+        return StructuralTag.from_json(without_defaults(source))
     if callable(convert := getattr(source, "to_structural_tag", None)):
         return convert()
     if isinstance(source, str):

@@ -23,7 +23,7 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..parsers.actions import ActionFormat, responses_of
+from ..parsers.actions import AbstractParseFunction, responses_of
 from ..parsers.base import Check
 from ..parsers.think import ThinkParser
 from ..parsers.xml import XMLParser
@@ -56,7 +56,7 @@ def safe_checks(source: Any, given: Any, commands: Sequence[Command] = ()) -> li
             return list(source.verify(given).checks)
         found = (
             source.checks(given, commands)
-            if isinstance(source, ActionFormat)
+            if isinstance(source, AbstractParseFunction)
             else source.checks(given)
         )
         return list(found)
@@ -74,7 +74,7 @@ def tag_of(source: Any, commands: Sequence[Command] = ()) -> StructuralTag | Non
     if convert is None:
         return None
     try:
-        tag = convert(commands) if isinstance(source, ActionFormat) else convert()
+        tag = convert(commands) if isinstance(source, AbstractParseFunction) else convert()
         tag.matcher()  # a tag about tokens has none, and can't be matched with text
         return tag
     except (ImportError, TypeError, ValueError):
@@ -112,7 +112,7 @@ def find_spans(source: Any, text: str, checks: Sequence[Check]) -> Spans:
     if isinstance(source, ThinkParser):
         return think_spans(text)
     met = [(check.name, check.span) for check in checks if check.score == 1 and check.span]
-    if isinstance(source, ActionFormat):
+    if isinstance(source, AbstractParseFunction):
         return {"action": met[0][1]} if met else {}
     first_of_span = {span: name for name, span in reversed(met)}
     return {name: span for span, name in first_of_span.items()}
@@ -170,7 +170,7 @@ class Contract:
     @property
     def takes_calls(self) -> bool:
         """Whether the format reads tool calls too."""
-        return isinstance(self.source, ActionFormat)
+        return isinstance(self.source, AbstractParseFunction)
 
 # %% ../../nbs/widgets/02_inspection.ipynb #0ade7c2c
 def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
@@ -224,7 +224,7 @@ def filler(source: str) -> str:
 # %% ../../nbs/widgets/02_inspection.ipynb #7b0c36c4
 def spell(part: BaseModel, choice: int = 0) -> list[str]:
     """Take a part of a structural tag apart into strings; of alternatives, take the one at `choice`."""
-    from verifiers_nb.parsers.structural_tags import plain
+    from verifiers_nb.parsers.structural_tags import without_defaults
 
     given: Any = part
     kind = getattr(given, "type", "")
@@ -237,7 +237,7 @@ def spell(part: BaseModel, choice: int = 0) -> list[str]:
         return [text for each in given.elements for text in spell(each, choice)]
     if several := getattr(given, "elements", None) or getattr(given, "tags", None):
         return spell(several[min(choice, len(several) - 1)], choice)
-    return [filler(json.dumps(plain(given)))]
+    return [filler(json.dumps(without_defaults(given)))]
 
 # %% ../../nbs/widgets/02_inspection.ipynb #8ca094ee
 LONGEST_RUN = 6  # strings
