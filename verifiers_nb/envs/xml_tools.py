@@ -18,8 +18,7 @@ from .multiturn import MultiTurnEnv
 from .tool_env import ToolCalls
 from .tools import convert_func_to_oai_tool
 from ..parsers.base import assistant_texts
-from ..parsers.one_answer import OneAnswerParser
-from ..parsers.xml import XMLParser
+from ..parsers.xml import OneAnswerParser, XMLParser
 from ..types import ChatMessage, Messages, RewardFunc, State
 
 # %% ../../nbs/envs/13_xml_tools.ipynb #270457b8
