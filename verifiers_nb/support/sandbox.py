@@ -41,6 +41,7 @@ class Limits:
     output_bytes: int = 8192
 
     def __post_init__(self) -> None:
+        """Raise `ValueError` for a limit that is not positive."""
         for limit in fields(self):
             if (value := getattr(self, limit.name)) <= 0:
                 raise ValueError(f"{limit.name} must be positive, not {value}.")
@@ -55,12 +56,11 @@ class ProgramRun:
     status: int
 
     def __str__(self) -> str:
+        """Write the output, and in brackets why it ended or that there is none."""
         killed = f"killed by {signal.Signals(-self.status).name}" if self.status < 0 else ""
         nothing = "" if self.output else "no output: print the values that you want to see"
         note = self.stopped or killed or nothing
-        return self.output + (
-            f"\n[{note}]" if self.output and note else f"[{note}]" if note else ""
-        )
+        return "\n".join(filter(None, (self.output, note and f"[{note}]")))
 
 # %% ../../nbs/support/04_sandbox.ipynb #b1d57811
 def read_both_ends(file: BinaryIO, limit: int) -> str:
@@ -80,10 +80,10 @@ def process_slots() -> threading.Semaphore:
     """Return what bounds the number of programs that run at once in this process."""
     return threading.Semaphore(max(4, 2 * (os.cpu_count() or 1)))
 
-
+# %% ../../nbs/support/04_sandbox.ipynb #8700737a
 @contextmanager
 def process_slot() -> Iterator[None]:
-    """Wait for one of the slots and keep it."""
+    """Wait for one of the slots and hold it; raises `InterruptedError` when the rollout is cancelled."""
     while not process_slots().acquire(timeout=0.05):
         if cancelled():
             raise InterruptedError("The rollout was cancelled before the program could start.")
@@ -94,7 +94,7 @@ def process_slot() -> Iterator[None]:
 
 # %% ../../nbs/support/04_sandbox.ipynb #b5cbaa90
 def wait_for(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Wait until a process ends, its time is up or its rollout cancelled; say why it must stop."""
+    """Wait for the end of a process, its time or its rollout; return why it must stop, else ""."""
     deadline = time.monotonic() + seconds
     while True:
         with suppress(subprocess.TimeoutExpired):
@@ -155,7 +155,7 @@ def run_python(code: str, limits: Limits | None = None, *report: str) -> Program
 # %% ../../nbs/support/04_sandbox.ipynb #e047e62a
 @cache
 def sandbox_guards() -> frozenset[str]:
-    """Return the guards that stand on this machine: `limits`, and of Linux's those it allows.
+    """Return the guards that hold on this machine: `limits`, and on Linux those that it allows.
 
     `user`: it is nobody, and can't look into your processes. `network`: it has none. `files`: it
     writes in its own folder only. `calls`: it starts no processes and opens no sockets.
