@@ -1,4 +1,4 @@
-"""Two processes, each with the model or with half of it, train as one does; one writes the files."""
+"""Two processes, each with the whole model or half of it, train as one does; one writes the files."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -21,14 +19,8 @@ from verifiers_nb.envs.store import read_rollouts
 ROOT = Path(__file__).parents[1]
 STEPS = 5
 FIELDS = ("reward", "loss", "grad_norm", "entropy", "gap", "kl", "completions/mean_length")
-HELD = {
-    "alone": "1.00 of the model, 1.00 of the optimizer's state",
-    "ddp": "1.00 of the model, 1.00 of the optimizer's state",
-    "deepspeed": "1.00 of the model, 0.50 of the optimizer's state",
-    "fsdp": "0.52 of the model, 1.00 of the optimizer's state",
-}
-KINDS = ["ddp", "fsdp", "deepspeed"]
-PACKAGES = tempfile.TemporaryDirectory(prefix="deepspeed-")
+HELD = {"alone": "1.00 of the model", "ddp": "1.00 of the model", "fsdp": "0.52 of the model"}
+KINDS = ["ddp", "fsdp"]
 SCRIPT = """
 import sys, torch, verifiers_nb as vf
 from torch.nn.utils import parameters_to_vector
@@ -48,23 +40,9 @@ trainer.save_adapter(folder + "/adapter")
 weights = list(trainer.model.parameters())
 held = sum(getattr(p, "_local_tensor", p).numel() for p in weights) / sum(p.numel() for p in weights)
 adapter = parameters_to_vector([p for p in weights if p.requires_grad])
-parts = (trainer.split.parts if trainer.split else trainer.optimizer).state.values()
-moments = sum(v.numel() for part in parts for v in part.values() if v.dim()) / 2 / adapter.numel()
-print(f"process {args.process_index} holds {held:.2f} of the model, {moments:.2f} of the optimizer's state,",
-      f"and an adapter of norm {adapter.norm():.8f}")
+print(f"process {args.process_index} holds {held:.2f} of the model and an adapter of norm {adapter.norm():.8f}")
 trainer.accelerator.end_training()
 """
-
-
-@cache
-def deepspeed_path() -> str:
-    """Install DeepSpeed where only its launches see it: accelerate is slower and chattier beside it."""
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", PACKAGES.name, "--no-deps"]
-    packages = ["-c", "constraints.txt", "deepspeed", "hjson", "msgpack"]
-    done = subprocess.run([*pip, *packages], cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"needs DeepSpeed, which pip could not install: {done.stderr[-300:]}")
-    return PACKAGES.name
 
 
 def launch(
@@ -79,10 +57,9 @@ def launch(
         else []
     )
     batch = "16" if how else "32"
-    env = {"PYTHONPATH": deepspeed_path(), "DS_ACCELERATOR": "cpu"} if how == "deepspeed" else {}
     return subprocess.run(
         [sys.executable, *module, str(script), str(folder), batch, repr(settings)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **env},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=600,
@@ -148,9 +125,8 @@ def test_one_process_writes(how: str, folders: Runs) -> None:
     assert not (folders[how] / "unfinished").exists()
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_pieces_go_on_whole_and_wholes_in_pieces(kind: str, folders: Runs, tmp_path: Path) -> None:
-    for start, how in ((kind, None), ("alone", kind)):
+def test_a_sharded_run_goes_on_whole_and_a_whole_one_sharded(folders: Runs, tmp_path: Path) -> None:
+    for start, how in (("fsdp", None), ("alone", "fsdp")):
         folder = tmp_path / f"from-{start}"
         shutil.copytree(folders[start], folder)
         shutil.rmtree(folder / "checkpoint-5")
@@ -164,7 +140,7 @@ def test_pieces_go_on_whole_and_wholes_in_pieces(kind: str, folders: Runs, tmp_p
         check_adapter(folders["alone"], folder)
 
 
-def test_pieces_with_iterations_and_checkpointing(tmp_path: Path) -> None:
+def test_shards_with_iterations_and_checkpointing(tmp_path: Path) -> None:
     # One rollout of a process may need a micro-batch more than the other process has.
     settings = dict(
         num_iterations=2, gradient_checkpointing=True, max_steps=4, ref_model_sync_steps=1

@@ -169,7 +169,7 @@ def test_a_template_that_rewrites_history_splits_rollouts(tmp_path: Path) -> Non
     env = TwoQuestions(dataset=questions(), rubric=rubric())
     trainer = vf.GRPOTrainer(model, env, args, tokenizer, vf.lora_defaults())
     trainer.train()
-    owners = trainer.batches[0].owners
+    owners = trainer.delivery.batches[0].owners
     assert any(owners.count(owner) == 2 for owner in owners)
     assert all(entry["gap"] < 1e-3 for entry in trainer.state.log_history[:2])
 

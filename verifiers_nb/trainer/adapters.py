@@ -23,6 +23,7 @@ from peft import PeftConfig, PeftModel, get_peft_model
 
 from ..inference.client import check_adapter
 from .batching import MicroBatch, batch_logprobs
+from .objective import reference_logprobs
 
 # %% ../../nbs/trainer/07_adapters.ipynb #902ba3cd
 def with_adapter(model: Any, peft_config: PeftConfig | None) -> PeftModel:
@@ -101,7 +102,8 @@ class MovingReference:
         """Move towards the policy: `share` of the way, 1.0 to where it is."""
         for name, parameter in self.matrices(model):
             start = torch.zeros_like(parameter) if "lora_B" in name else parameter
-            self.weights[name] = self.weights.get(name, start).lerp(parameter, share)
+            before = self.weights.get(name, start).to(parameter.device)
+            self.weights[name] = before.lerp(parameter, share)
 
     def matrices(self, model: PeftModel) -> list[tuple[str, torch.nn.Parameter]]:
         """Return the matrices of the adapter by their names."""
@@ -110,6 +112,8 @@ class MovingReference:
     @torch.no_grad()
     def logprobs(self, model: PeftModel, batch: MicroBatch, temperature: float) -> torch.Tensor:
         """Return the reference's log-probabilities of the sampled tokens, float [N]."""
+        if not self.weights:
+            return reference_logprobs(model, batch, temperature)
         policy = {name: parameter.data for name, parameter in self.matrices(model)}
         try:
             self.put(model, self.weights)

@@ -7,16 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'CONSTRAINTS', 'check_template', 'render', 'fitting_prompts', 'check_gap', 'warn_of_constraints',
-           'claim_client', 'release_client', 'RewardWatch', 'check_finite', 'blamed']
+           'claim_client', 'release_client', 'RewardWatch']
 
 # %% ../../nbs/trainer/12_checks.ipynb #77de68da
 import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from .batching import Sample
 from .config import GRPOConfig
 
 if TYPE_CHECKING:
@@ -97,11 +94,11 @@ def fitting_prompts(
     return dataset
 
 # %% ../../nbs/trainer/12_checks.ipynb #bd307a3e
-def check_gap(gap: torch.Tensor, limit: float = 0.1) -> None:
-    """Raise `RuntimeError` when the sampler's log-probabilities are not the trainer's. `gap`: [N]."""
-    if (mean := float(gap.mean())) > limit:
+def check_gap(gap: float, limit: float = 0.1) -> None:
+    """Raise `RuntimeError` when the sampler's log-probabilities are not the trainer's, on average."""
+    if gap > limit:
         raise RuntimeError(
-            f"On the first batch the sampler's log-probabilities differ from the trainer's by {mean:.2g} "
+            f"On the first batch the sampler's log-probabilities differ from the trainer's by {gap:.2g} "
             f"on average (at most {limit} is healthy). The two are not the same model: check that the "
             "server has the same base model, temperature and precision as the trainer, and that top_p, "
             "top_k, min_p and penalties, which the trainer does not model, are neutral."
@@ -171,27 +168,3 @@ class RewardWatch:
                 "Does the parser find the answer? Is the temperature too low, or max_tokens?",
                 len(self.rewards), seen,
             )  # fmt: skip
-
-# %% ../../nbs/trainer/12_checks.ipynb #bc33ea4e
-def check_finite(losses: torch.Tensor, gradients: torch.Tensor, step: int, blame: Any) -> None:
-    """Raise `FloatingPointError`, naming the rollouts, for a loss or gradient that is NaN or infinite.
-
-    `losses`: of this process's micro-batches, [M]. `gradients`: of all processes, any shape, as their
-    norm. `blame()` gives the indices of the rollouts whose own loss is not finite.
-    """
-    if bool(losses.isfinite().all()) and bool(gradients.isfinite().all()):
-        return
-    bad = [i for i, fine in enumerate(losses.isfinite().tolist()) if not fine]
-    what = f"The loss of micro-batch {bad[0] + 1} of {len(losses)}" if bad else "The gradient"
-    guilty = ", ".join(map(str, blame())) or "none alone"
-    raise FloatingPointError(
-        f"{what} of step {step} is not finite; by rollout: {guilty}. The weights are as they were "
-        f"before the step, and the last checkpoint is whole. See the rollouts of step {step}; a "
-        "lower learning_rate, a lower max_grad_norm or float32 weights are the usual cures."
-    )
-
-# %% ../../nbs/trainer/12_checks.ipynb #c47dd830
-def blamed(samples: Sequence[Sample], owners: Sequence[int], losses: Sequence[float]) -> list[int]:
-    """Return the rollouts of samples whose loss is not finite."""
-    finite = torch.tensor(losses).isfinite().tolist() if losses else []
-    return sorted({owner for owner, fine in zip(owners, finite, strict=True) if not fine})

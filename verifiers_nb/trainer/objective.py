@@ -9,6 +9,8 @@ from __future__ import annotations
 __all__ = ['reference_logprobs', 'token_losses', 'micro_batch_loss']
 
 # %% ../../nbs/trainer/04_objective.ipynb #77de68da
+from collections.abc import Callable
+
 import torch
 from peft import PeftModel
 
@@ -54,15 +56,18 @@ def token_losses(
 
 # %% ../../nbs/trainer/04_objective.ipynb #0ade7c2c
 def micro_batch_loss(
-    model: PeftModel, batch: MicroBatch, args: GRPOConfig
+    model: PeftModel,
+    batch: MicroBatch,
+    args: GRPOConfig,
+    reference: Callable[..., torch.Tensor] = reference_logprobs,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss (a sum over sampled tokens) and, per token, what is worth logging.
 
-    The first call leaves `old_logprobs`, and with a KL penalty `reference_logprobs`, in the micro-batch;
-    later calls, after a step, are measured against them.
+    The first call leaves `old_logprobs`, and with a KL penalty what `reference` returns, in the
+    micro-batch; later calls, after a step, are measured against them.
     """
     if args.beta and batch.reference_logprobs is None:
-        batch.reference_logprobs = reference_logprobs(model, batch, args.temperature)
+        batch.reference_logprobs = reference(model, batch, args.temperature)
     logprobs, entropy = batch_logprobs(
         model.get_base_model(), batch, args.temperature, entropy_gradient=bool(args.entropy_coef)
     )

@@ -43,14 +43,14 @@ def rollout_sequences(state: State, max_seq_len: int) -> list[TokenSequence]:
 class StepBatch:
     """What one step learns from; `owners[i]` is the rollout, counted in its step, of `samples[i]`.
 
-    `passes`: its micro-batches, where they are used more than once.
+    `micro_batches`: this process's share of them, once they are made.
     """
 
     samples: list[Sample]
     owners: list[int]
     advantages: list[float]
     metrics: dict[str, float]
-    passes: list[MicroBatch] | None = None
+    micro_batches: list[MicroBatch] | None = None
 
 # %% ../../nbs/trainer/05_samples.ipynb #3452bc50
 def make_samples(outputs: GenerateOutputs, args: GRPOConfig) -> StepBatch:
