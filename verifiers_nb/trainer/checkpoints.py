@@ -25,7 +25,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import orjson
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
@@ -33,6 +32,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
+from ..envs.store import from_line, to_line
 from .control import InterruptGuard, RunControl
 from .sharding import on_first
 
@@ -158,9 +158,9 @@ def write_advantages(path: Path, advantages: Sequence[float]) -> None:
     fresh = path.with_suffix(".new")
     with path.open("rb") as lines, fresh.open("wb") as out:
         for line in lines:
-            record = orjson.loads(line)
+            record = from_line(line)
             record["advantage"] = advantages[record["index"]]
-            out.write(orjson.dumps(record) + b"\n")
+            out.write(to_line(record))
     os.replace(fresh, path)
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #aab0c4bc

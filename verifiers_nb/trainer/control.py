@@ -13,7 +13,7 @@ import logging
 import signal
 import threading
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -71,7 +71,7 @@ class Phases:
 
     def __init__(self) -> None:
         self.now, self.since = "idle", time.perf_counter()
-        self.seconds, self.lapped = Counter[str](), Counter[str]()
+        self.seconds, self.lapped = defaultdict[str, float](float), defaultdict[str, float](float)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -98,9 +98,10 @@ class Phases:
     def lap(self) -> dict[str, float]:
         """Return the seconds of each phase since the last lap, without idle time and pauses."""
         self.enter(self.now)
-        spent = self.seconds - self.lapped  # a Counter keeps what is above 0
+        spent = {name: total - self.lapped[name] for name, total in self.seconds.items()}
         self.lapped = self.seconds.copy()
-        return {name: spent[name] for name in spent if name not in ("idle", "paused")}
+        waiting = ("idle", "paused")
+        return {name: spent[name] for name in spent if spent[name] and name not in waiting}
 
 # %% ../../nbs/trainer/09_control.ipynb #f1abd670
 @dataclass(frozen=True, slots=True)

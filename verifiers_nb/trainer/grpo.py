@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['REFERENCE', 'load_policy', 'make_client', 'connect_server', 'training_prompts', 'make_batches', 'Delivery',
-           'check_base_packing', 'mean_metrics', 'GRPOTrainer']
+           'check_base_packing', 'mean_metrics', 'print_rollouts', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/13_grpo.ipynb #77de68da
 import copy
@@ -67,7 +67,7 @@ from verifiers_nb.trainer.pipeline import (
     RolloutPipeline,
     check_policy_client,
 )
-from .samples import StepBatch, ages, make_samples, part_of
+from .samples import StepBatch, make_samples, staleness
 from verifiers_nb.trainer.sharding import (
     GatheredPolicy,
     Processes,
@@ -76,9 +76,9 @@ from verifiers_nb.trainer.sharding import (
     sharding_left_to_us,
     wants_sharding,
 )
-from ..types import GenerateOutputs, print_prompt_completions_sample
+from ..types import Rollout, print_prompt_completions_sample
 
-# %% ../../nbs/trainer/13_grpo.ipynb #03f1b0d8
+# %% ../../nbs/trainer/13_grpo.ipynb #8b641617
 def load_policy(
     model: Any, tokenizer: PreTrainedTokenizerBase | None, args: GRPOConfig
 ) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -122,7 +122,7 @@ def connect_server(args: GRPOConfig) -> Any:
                 ) from error
         time.sleep(1)
 
-# %% ../../nbs/trainer/13_grpo.ipynb #b78aa8c1
+# %% ../../nbs/trainer/13_grpo.ipynb #fe9d3b10
 def training_prompts(
     env: Environment, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
 ) -> Dataset:
@@ -134,15 +134,14 @@ def training_prompts(
 
 # %% ../../nbs/trainer/13_grpo.ipynb #5edb4ceb
 def make_batches(
-    outputs: GenerateOutputs, args: GRPOConfig, step: int, step_of: dict[int, int]
+    rollouts: list[Rollout], args: GRPOConfig, step: int, step_of: dict[int, int]
 ) -> list[StepBatch]:
-    """Return what to learn from each part of a generation, first of all in the step after `step`."""
+    """Return what to learn from each part of a generation, the first of them in the step after `step`."""
     batches, size = [], args.rollouts_per_step
-    for part in range(args.parts):
-        rollouts = part_of(outputs, part * size, (part + 1) * size)
-        batch = make_samples(rollouts, args)
-        if old := ages(rollouts, step_of, step + part):
-            batch.metrics |= {"staleness": sum(old) / len(old), "staleness/max": max(old)}
+    for part, start in enumerate(range(0, len(rollouts), size)):
+        own = rollouts[start : start + size]
+        batch = make_samples(own, args)
+        batch.metrics |= staleness(own, step_of, step + part)
         batches.append(batch)
     return batches
 
@@ -162,7 +161,7 @@ def check_base_packing(policy: PeftModel, samples: Sequence[Any], args: GRPOConf
     exact = policy.dtype == torch.float32 and not args.bf16
     check_packing(policy.get_base_model(), samples, 1e-3 if exact else 0.2, args.share_prompts)
 
-# %% ../../nbs/trainer/13_grpo.ipynb #5e3ab883
+# %% ../../nbs/trainer/13_grpo.ipynb #96d503d0
 def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the steps that have it."""
     means = {}
@@ -170,6 +169,13 @@ def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         values = [step[name] for step in steps if name in step]
         means[name] = sum(values) / len(values)
     return means
+
+# %% ../../nbs/trainer/13_grpo.ipynb #19c24851
+def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
+    """Print rollouts of a step as a table."""
+    columns = ([getattr(r, name) for r in rollouts] for name in ("prompt", "completion", "reward"))
+    prompts, completions, rewards = columns
+    print_prompt_completions_sample(prompts, completions, rewards, step, len(rollouts))
 
 # %% ../../nbs/trainer/13_grpo.ipynb #d980a7ac
 REFERENCE = "reference.safetensors"
@@ -338,21 +344,18 @@ class GRPOTrainer(ResumableTrainer):
         self.apply_changes(changes)
         if number == self.delivery.number:
             return Delivery(changes)
-        generation, outputs = self.take_generation(number)
+        generation, rollouts = self.take_generation(number)
         step = self.state.global_step
-        batches = make_batches(outputs, self.args, step, self.versions.step_of)
+        batches = make_batches(rollouts, self.args, step, self.versions.step_of)
         advantages = [value for batch in batches for value in batch.advantages]
-        self.watch.note(outputs.reward, advantages)
+        self.watch.note([rollout.reward for rollout in rollouts], advantages)
         if generation.path:
             write_advantages(generation.path, advantages)
         if self.args.log_completions:
-            count = self.args.num_completions_to_print or len(outputs.reward)
-            print_prompt_completions_sample(
-                outputs.prompt, outputs.completion, outputs.reward, step + 1, count
-            )
+            print_rollouts(rollouts[: self.args.num_completions_to_print], step + 1)
         return Delivery(changes, number, batches, generation.temperature)
 
-    def take_generation(self, number: int) -> tuple[Generation, GenerateOutputs]:
+    def take_generation(self, number: int) -> tuple[Generation, list[Rollout]]:
         """Wait for a generation, and again if it was broken off."""
         pipeline = self.get_pipeline()
         while True:
@@ -360,9 +363,9 @@ class GRPOTrainer(ResumableTrainer):
                 with self.versions.awake():
                     self.sync_policy()
                     with self.run.phase("generating"), self.guard.open():
-                        generation, outputs = pipeline.take(number)
+                        generation, rollouts = pipeline.take(number)
                 self.run.phase.move(generation.scoring_seconds, "generating", "scoring")
-                return generation, outputs
+                return generation, rollouts
             except BrokenOff:
                 with self.guard.open():
                     self.run.hold()

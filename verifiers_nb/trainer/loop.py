@@ -17,6 +17,7 @@ import torch
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from ..envs.environment import Environment
+from ..envs.prompts import Inputs, repeated_rows
 from ..envs.rollouts import derive_seed
 from verifiers_nb.trainer.batching import (
     MicroBatch,
@@ -28,20 +29,19 @@ from verifiers_nb.trainer.batching import (
 from .config import GRPOConfig
 from .objective import micro_batch_loss, reference_logprobs
 from .samples import StepBatch, make_samples
-from ..types import GenerateOutputs
+from ..types import Rollout
 
-# %% ../../nbs/trainer/06_loop.ipynb #025ef93a
+# %% ../../nbs/trainer/06_loop.ipynb #6dfd6778
 async def roll_out(
-    env: Environment, client: Any, prompts: Mapping[str, Sequence[Any]], args: GRPOConfig, seed: int
-) -> GenerateOutputs:
-    """Return `args.num_generations` scored rollouts of each prompt, those of a prompt one after the other."""
-    repeated = {
-        name: [value for value in values for _ in range(args.num_generations)]
-        for name, values in prompts.items()
-    }
-    return await env.a_generate(repeated, client, client.model, args.sampling_args(seed))
+    env: Environment, client: Any, prompts: Inputs, args: GRPOConfig, seed: int
+) -> list[Rollout]:
+    """Return `args.num_generations` scored rollouts of each prompt, those of a prompt together."""
+    rows = repeated_rows(prompts, args.num_generations, side_by_side=True)
+    run = env.make_run(rows, client, client.model, args.sampling_args(seed))
+    await run.start(args.max_concurrent)
+    return run.rollouts()
 
-# %% ../../nbs/trainer/06_loop.ipynb #324b923b
+# %% ../../nbs/trainer/06_loop.ipynb #96a758b2
 class OneProcess:
     """The processes of a run if there is only one: it learns from everything and exchanges nothing."""
 
@@ -70,7 +70,7 @@ class OneProcess:
         """Return the sum of each tensor over the processes."""
         return dict(sums)
 
-# %% ../../nbs/trainer/06_loop.ipynb #12792715
+# %% ../../nbs/trainer/06_loop.ipynb #baec9cf7
 def step_micro_batches(
     policy: Any, batch: StepBatch, args: GRPOConfig, processes: OneProcess
 ) -> list[MicroBatch]:
@@ -82,7 +82,7 @@ def step_micro_batches(
         batch.micro_batches = processes.keep_pace([m.to(args.device) for m in cut], batch.samples)
     return batch.micro_batches
 
-# %% ../../nbs/trainer/06_loop.ipynb #348952a8
+# %% ../../nbs/trainer/06_loop.ipynb #57036863
 @torch.no_grad()
 def offending_rollouts(
     policy: Any, batch: StepBatch, args: GRPOConfig, processes: OneProcess, *more: Any
@@ -96,7 +96,7 @@ def offending_rollouts(
         {batch.owners[i] for i, loss in zip(own, losses, strict=False) if not loss.isfinite()}
     )
 
-# %% ../../nbs/trainer/06_loop.ipynb #6b055ecf
+# %% ../../nbs/trainer/06_loop.ipynb #3eb89666
 def check_finite(
     losses: torch.Tensor, sums: torch.Tensor, step: int, find: Callable[[], list[int]]
 ) -> None:
@@ -117,7 +117,7 @@ def check_finite(
         "usually help."
     )
 
-# %% ../../nbs/trainer/06_loop.ipynb #443ede01
+# %% ../../nbs/trainer/06_loop.ipynb #1f32a493
 def train_step(
     policy: Any,
     batch: StepBatch,
@@ -155,7 +155,7 @@ def train_step(
     )
     return loss, {name: float(values[0] / values[1]) for name, values in total.items()}
 
-# %% ../../nbs/trainer/06_loop.ipynb #0cbba10e
+# %% ../../nbs/trainer/06_loop.ipynb #5a1bf062
 def add_token_metrics(sums: dict[str, torch.Tensor], metrics: Mapping[str, torch.Tensor]) -> None:
     """Add the metrics of tokens, [N] each, to `sums`, where each metric has its sum and its count."""
     for name, values in metrics.items():
@@ -167,7 +167,7 @@ def gradient_norm(policy: torch.nn.Module) -> torch.Tensor:
     """Return the norm of all gradients together."""
     return get_total_norm([p.grad for p in policy.parameters() if p.grad is not None])
 
-# %% ../../nbs/trainer/06_loop.ipynb #15aa7d50
+# %% ../../nbs/trainer/06_loop.ipynb #3624afed
 async def grpo_loop(
     policy: Any, env: Environment, client: Any, args: GRPOConfig, optimizer: torch.optim.Optimizer
 ) -> AsyncIterator[dict[str, float]]:

@@ -27,7 +27,7 @@ from ..envs.prompts import repeated_rows
 from ..envs.rollouts import RolloutRun, background_loop, derive_seed, with_seed
 from ..envs.store import RolloutStore
 from .config import GRPOConfig
-from ..types import GenerateOutputs, Rollout
+from ..types import Rollout
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -41,8 +41,10 @@ class PromptOrder:
     What an epoch leaves over, less than a generation, is left out of it.
     """
 
-    def __init__(self, dataset: Dataset, prompts: int, seed: int, shuffle: bool = True) -> None:
-        self.dataset, self.prompts, self.seed, self.shuffle = dataset, prompts, seed, shuffle
+    def __init__(self, dataset: Dataset, args: GRPOConfig) -> None:
+        self.dataset, self.prompts = dataset, args.prompts_per_generation
+        self.seed = args.seed if args.data_seed is None else args.data_seed
+        self.shuffle = args.shuffle_dataset
 
     def __len__(self) -> int:
         """Return the number of generations in an epoch."""
@@ -232,7 +234,7 @@ class RolloutPipeline:
         job = Job(run.start(args.max_concurrent))
         return Generation(step, run, job, args.temperature, path)
 
-    def take(self, number: int) -> tuple[Generation, GenerateOutputs]:
+    def take(self, number: int) -> tuple[Generation, list[Rollout]]:
         """Start what may be started, and wait for a generation.
 
         Raises what the run of it raised, `BrokenOff` after an `interrupt`, and `TimeoutError`, with an
@@ -251,7 +253,7 @@ class RolloutPipeline:
         with self.lock:
             self.under_way.pop(number, None)
         generation.scoring_seconds = generation.run.scoring_seconds - scored
-        return generation, generation.run.outputs()
+        return generation, generation.run.rollouts()
 
     def progress(self) -> tuple[int, int, bool]:
         """Return, for the generation that is needed next: rollouts done, of how many, and if it is scoring."""

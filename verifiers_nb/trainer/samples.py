@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['rollout_sequences', 'StepBatch', 'make_samples', 'reward_parts', 'part_of', 'ages']
+__all__ = ['rollout_sequences', 'reward_metrics', 'StepBatch', 'make_samples', 'staleness']
 
 # %% ../../nbs/trainer/05_samples.ipynb #77de68da
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
+from ..inference.tokens import TokenSequence, merge_turns
 from verifiers_nb.trainer.advantage import (
     overlong_penalty,
     rollout_advantages,
@@ -23,14 +23,14 @@ from verifiers_nb.trainer.advantage import (
 from .batching import MicroBatch, Sample
 from .config import GRPOConfig
 from .loss import token_weights
-from ..types import GenerateOutputs, State
+from ..types import Rollout
 
 # %% ../../nbs/trainer/05_samples.ipynb #c1dfd96e
-def rollout_sequences(state: State, max_seq_len: int) -> list[TokenSequence]:
+def rollout_sequences(rollout: Rollout, max_seq_len: int) -> list[TokenSequence]:
     """Return the token sequences of a rollout, cut to `max_seq_len`; a failed one has none."""
-    if state.get("error"):
+    if rollout.error:
         return []
-    sequences = merge_turns(rollout_turns(state))
+    sequences = merge_turns(rollout.turns)
     for sequence in sequences:
         if len(sequence.ids) > max_seq_len:
             for column in (sequence.ids, sequence.mask, sequence.logprobs):
@@ -38,12 +38,25 @@ def rollout_sequences(state: State, max_seq_len: int) -> list[TokenSequence]:
             sequence.truncated = True
     return sequences
 
+# %% ../../nbs/trainer/05_samples.ipynb #e4dc35cd
+def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the mean of each reward over rollouts, and the share of them in full format."""
+    metrics = {}
+    names = dict.fromkeys(name for rollout in rollouts for name in rollout.metrics)
+    for name in names:
+        values = [rollout.metrics.get(name, 0.0) for rollout in rollouts]
+        metrics[f"rewards/{name}"] = sum(values) / len(values)
+    if formats := [name for name in names if name.endswith("format_reward")]:
+        formed = [min(r.metrics.get(name, 0.0) for name in formats) > 1 - 1e-6 for r in rollouts]
+        metrics["completions/well_formed"] = sum(formed) / len(formed)
+    return metrics
+
 # %% ../../nbs/trainer/05_samples.ipynb #b1d57811
 @dataclass(slots=True)
 class StepBatch:
-    """What one step learns from; `owners[i]` is the rollout, counted in its step, of `samples[i]`.
+    """What one step learns from; `owners[i]` is the index of the rollout of `samples[i]`.
 
-    `micro_batches`: this process's share of them, once they are made.
+    `micro_batches`: this process's share of the samples, once they are packed.
     """
 
     samples: list[Sample]
@@ -53,75 +66,56 @@ class StepBatch:
     micro_batches: list[MicroBatch] | None = None
 
 # %% ../../nbs/trainer/05_samples.ipynb #3452bc50
-def make_samples(outputs: GenerateOutputs, args: GRPOConfig) -> StepBatch:
+def make_samples(rollouts: Sequence[Rollout], args: GRPOConfig) -> StepBatch:
     """Return what to learn from a step's rollouts, and the step's metrics.
 
-    `outputs`: groups of `args.num_generations` rollouts one after the other. Raises `RuntimeError`
-    when every rollout failed.
+    The rollouts of a group follow each other. Raises `RuntimeError` if all rollouts failed.
     """
-    sequences = [rollout_sequences(state, args.max_seq_len) for state in outputs.state]
+    sequences = [rollout_sequences(rollout, args.max_seq_len) for rollout in rollouts]
     valid = torch.tensor([bool(s) for s in sequences])
     if not valid.any():
-        error = outputs.state[0].get("error") or "no response had token ids"
+        error = rollouts[0].error or "no response had token ids"
         raise RuntimeError(f"All {len(sequences)} rollouts of the step failed; the first: {error}")
-    truncated = torch.tensor([any(s.truncated for s in rollout) for rollout in sequences])
-    lengths = torch.tensor([sum(sum(s.mask) for s in rollout) for rollout in sequences])
-    rewards = torch.tensor(outputs.reward)
+    truncated = torch.tensor([any(s.truncated for s in own) for own in sequences])
+    lengths = torch.tensor([sum(sum(s.mask) for s in own) for own in sequences])
+    rewards = torch.tensor([rollout.reward for rollout in rollouts])
     if args.zero_truncated_completions:
         rewards = rewards.masked_fill(truncated, 0.0)
     if args.overlong_buffer and args.max_tokens:
         rewards = rewards + overlong_penalty(lengths, args.max_tokens, args.overlong_buffer)
+    size = args.num_generations
     advantages = rollout_advantages(
-        rewards, args.num_generations, valid, args.advantage_estimator, args.scale_rewards
+        rewards, size, valid, args.advantage_estimator, args.scale_rewards
     )
     counted = valid & ~truncated if args.mask_truncated_completions else valid
     weights = token_weights(lengths * counted, args.loss_type, args.max_tokens or args.max_seq_len)
     learnt = counted & ((advantages != 0) | bool(args.beta or args.entropy_coef))
     owned = [(i, sequence) for i in learnt.nonzero()[:, 0].tolist() for sequence in sequences[i]]
-    flat = zero_variance_groups(advantages, args.num_generations)
     metrics = {
         "reward": float(rewards[valid].mean()),
-        "reward_std": float(rewards.view(-1, args.num_generations).std(1).mean()),
-        **reward_parts(outputs.metrics, valid),
+        "reward_std": float(rewards.view(-1, size).std(1).mean()),
+        **reward_metrics([rollout for rollout, fine in zip(rollouts, valid, strict=True) if fine]),
         "completions/mean_length": float(lengths[valid].float().mean()),
         "completions/truncated": float(truncated[valid].float().mean()),
-        "groups/zero_variance": float(flat.float().mean()),
+        "groups/zero_variance": float(zero_variance_groups(advantages, size).float().mean()),
         "rollouts/failed": int((~valid).sum()),
         "tokens": int(lengths.sum()),
     }
     samples = [Sample(sequence, float(advantages[i]), float(weights[i])) for i, sequence in owned]
-    return StepBatch(samples, [i for i, _ in owned], advantages.tolist(), metrics)
-
-# %% ../../nbs/trainer/05_samples.ipynb #e4dc35cd
-def reward_parts(scores: Mapping[str, Sequence[float]], valid: torch.Tensor) -> dict[str, float]:
-    """Return the mean of each reward over the rollouts that did not fail, and the share in full format."""
-    columns = {name: torch.tensor(values)[valid].float() for name, values in scores.items()}
-    parts = {f"rewards/{name}": float(values.mean()) for name, values in columns.items()}
-    formats = [values for name, values in columns.items() if name.endswith("format_reward")]
-    if formats:
-        parts["completions/well_formed"] = float((torch.stack(formats) > 1 - 1e-6).float().mean())
-    return parts
-
-# %% ../../nbs/trainer/05_samples.ipynb #0716d970
-def part_of(outputs: GenerateOutputs, start: int, stop: int) -> GenerateOutputs:
-    """Return the rollouts from `start` to before `stop`."""
-    columns = {
-        name: getattr(outputs, name)[start:stop]
-        for name in ("prompt", "completion", "answer", "state", "info", "task", "reward")
-    }
-    metrics = {name: values[start:stop] for name, values in outputs.metrics.items()}
-    return GenerateOutputs.model_construct(**columns, metrics=metrics)
+    owners = [rollouts[i].index for i, _ in owned]
+    return StepBatch(samples, owners, advantages.tolist(), metrics)
 
 # %% ../../nbs/trainer/05_samples.ipynb #91032ad7
-def ages(outputs: GenerateOutputs, step_of: Mapping[int, int], step: int) -> list[int]:
-    """Return how many steps older than the policy after `step` each rollout's oldest turn is.
+def staleness(
+    rollouts: Sequence[Rollout], step_of: Mapping[int, int], step: int
+) -> dict[str, float]:
+    """Return how many steps older than the policy after `step` the rollouts are: mean and maximum.
 
     `step_of`: the step after which each policy version was pushed.
     """
-    known = []
-    for state in outputs.state:
-        versions = [getattr(r.choices[0], "policy_version", 0) for r in state.get("responses", ())]
-        made = [step_of[version] for version in versions if version in step_of]
-        if made and not state.get("error"):
-            known.append(step - min(made))
-    return known
+    ages = []
+    for rollout in rollouts:
+        versions = {turn.policy_version for turn in rollout.turns} & step_of.keys()
+        if versions and rollout.state.get("responses") and not rollout.error:
+            ages.append(step - min(step_of[version] for version in versions))
+    return {"staleness": sum(ages) / len(ages), "staleness/max": max(ages)} if ages else {}
