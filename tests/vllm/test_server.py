@@ -26,7 +26,8 @@ from policies import Policy, running, settle, wait_for
 
 import verifiers_nb as vf
 from verifiers_nb.inference.client import model_path
-from verifiers_nb.inference.serve import Served, WatchedClient
+from verifiers_nb.inference.serve import Served
+from verifiers_nb.inference.vllm_policy import VLLMClient
 from verifiers_nb.inference.vllm_server import ServerError, VLLMServer, start_vllm
 from verifiers_nb.support.processes import descendants
 
@@ -81,11 +82,11 @@ def test_a_server_answers_who_has_its_key(vllm_server: VLLMServer) -> None:
 @pytest.fixture
 def served(vllm_server: VLLMServer) -> Iterator[Served]:
     """The server with a client that waits for it, as `vf.serve` gives them."""
-    client = WatchedClient(vllm_server)
+    client = VLLMClient(vllm_server.url, vllm_server.api_key, server=vllm_server)
     yield Served("vllm", client, vllm_server)
     settle()
     client.close()
-    vllm_server.on_restart.remove(client.restore)
+    assert vllm_server.on_restart == []
 
 
 class Rollouts(Counter[str]):

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PROVIDERS', 'logger', 'find_address', 'is_vllm', 'connect', 'Endpoint', 'least_busy', 'answers', 'Endpoints',
-           'ask_any', 'wait_for_endpoint', 'nobody_answers', 'take_out', 'watch', 'take_in', 'clients_to_train',
+__all__ = ['PROVIDERS', 'logger', 'find_address', 'is_vllm', 'connect', 'Backend', 'least_busy', 'answers', 'Endpoints',
+           'ask_any', 'wait_for_endpoint', 'nobody_answers', 'take_out', 'watch_lost', 'take_in', 'clients_to_train',
            'push_to_all', 'load_on_all']
 
 # %% ../../nbs/inference/07_endpoints.ipynb #77de68da
@@ -29,7 +29,8 @@ from typing import TYPE_CHECKING, Any
 
 from yarl import URL
 
-from .http import HTTPClient, Reply, running_loop
+from .client import Reply
+from .http import HTTPClient, running_loop
 from verifiers_nb.inference.vllm_policy import (
     AdapterFolders,
     Version,
@@ -41,7 +42,7 @@ from verifiers_nb.inference.vllm_policy import (
     link_file,
     prove,
     retire,
-    stage,
+    stage_version,
 )
 from ..support.calls import with_retries
 
@@ -108,7 +109,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Endpoint:
+class Backend:
     """One of several servers: its client, its load, and why it is out if it is."""
 
     client: Any
@@ -117,7 +118,7 @@ class Endpoint:
     out: str | None = None
 
 # %% ../../nbs/inference/07_endpoints.ipynb #7c55933c
-def least_busy(endpoints: Sequence[Endpoint]) -> Endpoint | None:
+def least_busy(endpoints: Sequence[Backend]) -> Backend | None:
     """Return the server to ask next, None if all are out."""
     there = [each for each in endpoints if each.out is None]
     return min(there, key=lambda each: (each.busy, each.asked), default=None)
@@ -152,7 +153,7 @@ class Endpoints:
             raise ValueError("Endpoints needs at least one client")
         for client in clients:
             client.retries = 0  # another server is asked instead
-        self.endpoints = [Endpoint(client) for client in clients]
+        self.endpoints = [Backend(client) for client in clients]
         self.patience, self.retries, self.check_every = patience, retries, check_every
         self.model: str = clients[0].model
         self.version, self.folder, self.folders = 0, None, AdapterFolders()
@@ -241,7 +242,7 @@ async def ask_any(endpoints: Endpoints, kind: str, request: dict[str, Any]) -> R
                 endpoint.busy -= 1
 
 # %% ../../nbs/inference/07_endpoints.ipynb #4f33419d
-async def wait_for_endpoint(endpoints: Endpoints) -> Endpoint:
+async def wait_for_endpoint(endpoints: Endpoints) -> Backend:
     """Return the server to ask next; wait for one to come back if none is there."""
     deadline = time.monotonic() + endpoints.patience
     while (endpoint := least_busy(endpoints.endpoints)) is None:
@@ -259,7 +260,7 @@ def nobody_answers(endpoints: Endpoints) -> ConnectionError:
     return error
 
 # %% ../../nbs/inference/07_endpoints.ipynb #91032ad7
-def take_out(endpoints: Endpoints, endpoint: Endpoint, error: BaseException) -> None:
+def take_out(endpoints: Endpoints, endpoint: Backend, error: BaseException) -> None:
     """Ask a server no more until it is well again."""
     with endpoints.lock:
         watched = any(each.out for each in endpoints.endpoints)
@@ -267,10 +268,10 @@ def take_out(endpoints: Endpoints, endpoint: Endpoint, error: BaseException) -> 
             logger.warning("%s is taken out: %s", endpoint.client.base_url, error)
         endpoint.out = str(error) or type(error).__name__
     if not watched:
-        threading.Thread(target=watch, args=(endpoints,), daemon=True).start()
+        threading.Thread(target=watch_lost, args=(endpoints,), daemon=True).start()
 
 # %% ../../nbs/inference/07_endpoints.ipynb #001a2cc1
-def watch(endpoints: Endpoints) -> None:
+def watch_lost(endpoints: Endpoints) -> None:
     """Take servers back in as they answer, until all are there."""
     while not endpoints.closed.wait(endpoints.check_every):
         for endpoint in [each for each in endpoints.endpoints if each.out]:
@@ -281,14 +282,14 @@ def watch(endpoints: Endpoints) -> None:
                 return
 
 # %% ../../nbs/inference/07_endpoints.ipynb #6c2887a3
-def take_in(endpoints: Endpoints, endpoint: Endpoint) -> None:
+def take_in(endpoints: Endpoints, endpoint: Backend) -> None:
     """Bring a server up to the current version, and ask it again from now on."""
     client = endpoint.client
     with endpoints.pushing:
         try:
             if endpoints.version:
                 with client.versions.loading():
-                    staged = stage(client, endpoints.folder, endpoints.version, link_file)
+                    staged = stage_version(client, endpoints.folder, endpoints.version, link_file)
                     activate(client, staged)
         except Exception as error:
             logger.warning("%s is well, but can't be taken in: %s", client.base_url, error)
@@ -317,7 +318,7 @@ def push_to_all(endpoints: Endpoints, adapter: PeftModel | str | Path | None) ->
     if adapter is not None:
         check_servable(adapter_config(adapter))
         folder = endpoints.folders.write(adapter, f"policy-v{number}")
-    load = partial(stage, number=number, copy=link_file, wait=running_loop() is None)
+    load = partial(stage_version, number=number, copy=link_file, wait=running_loop() is None)
     staged: dict[VLLMClient, Version] = {}
     with ExitStack() as loading:
         for client in clients:

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OLDEST', 'unfit', 'why_embedded', 'Served', 'WatchedClient', 'serve_vllm', 'serve']
+__all__ = ['OLDEST', 'unfit', 'why_embedded', 'Served', 'serve_vllm', 'serve']
 
 # %% ../../nbs/inference/08_serve.ipynb #77de68da
-import asyncio
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,16 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from yarl import URL
-
 from .client import needs_train
-from .http import Reply
 from .vllm_policy import VLLMClient
 from verifiers_nb.inference.vllm_server import (
     Gpu,
     VLLMServer,
     has_cpu_build,
-    serves,
     start_vllm,
     vllm_gpus,
     vllm_missing,
@@ -43,7 +38,7 @@ OLDEST = 7.0  # compute capability of Volta; vLLM has no kernels for what came b
 
 
 def unfit(gpus: Sequence[Gpu]) -> str | None:
-    """Say why vLLM can't use these GPUs, None if it can."""
+    """Return why vLLM can't use these GPUs, None if it can."""
     if not gpus:
         return "vLLM needs a GPU, and nvidia-smi shows none"
     if (gpu := gpus[0]).capability < OLDEST:
@@ -52,7 +47,7 @@ def unfit(gpus: Sequence[Gpu]) -> str | None:
 
 # %% ../../nbs/inference/08_serve.ipynb #71227035
 def why_embedded(model: Any, env: Mapping[str, str] | None = None) -> str | None:
-    """Say why vLLM is not the engine to choose here, None if it is."""
+    """Return why vLLM is not the engine to choose here, None if it is."""
     if not isinstance(model, (str, Path)):
         return "the model is in this process already"
     if missing := vllm_missing():
@@ -66,11 +61,11 @@ def why_embedded(model: Any, env: Mapping[str, str] | None = None) -> str | None
 class Served(AbstractContextManager["Served"]):
     """A model that answers, as `serve` returns it.
 
-    `client` asks it, and is what `generate`, `evaluate` and the trainer take; `engine` says who answers.
+    `client` asks it, and is what `generate`, `evaluate` and the trainer take; `engine` names what answers.
     """
 
     engine: Literal["vllm", "embedded"]
-    client: WatchedClient | EmbeddedEngine
+    client: VLLMClient | EmbeddedEngine
     server: VLLMServer | None = None
 
     @property
@@ -102,50 +97,18 @@ class Served(AbstractContextManager["Served"]):
     def __repr__(self) -> str:
         return f"Served({self.model!r}, engine={self.engine!r})"
 
-# %% ../../nbs/inference/08_serve.ipynb #7b52009b
-class WatchedClient(VLLMClient):
-    """Ask a server of this process; requests and pushes that its death broke off wait and are repeated."""
-
-    def __init__(self, server: VLLMServer, **settings: Any) -> None:
-        super().__init__(server.url, server.api_key, model=server.model, **settings)
-        self.server = server
-        server.on_restart.append(self.restore)
-
-    def lost(self, starts: int) -> bool:
-        """Say whether the server is away, or was since it had started so often."""
-        server = self.server
-        return server.starts != starts or not serves(server.port, server.api_key, server.model)
-
-    async def create(self, url: URL, **request: Any) -> Reply:
-        """Ask for a completion at `url`."""
-        while True:
-            starts = self.server.starts
-            try:
-                return await super().create(url, **request)
-            except Exception:
-                if not self.server.close.alive or not await asyncio.to_thread(self.lost, starts):
-                    raise
-            await asyncio.sleep(0.2)
-            while self.server.waiting:
-                await asyncio.sleep(0.2)
-
-    def push(self, adapter: PeftModel | str | Path | None) -> int:
-        """Answer with this adapter from the next request on; returns the policy version."""
-        while True:
-            self.server.ready()
-            starts = self.server.starts
-            try:
-                return super().push(adapter)
-            except Exception:
-                if not self.lost(starts):
-                    raise
-
 # %% ../../nbs/inference/08_serve.ipynb #fa35e192
 def serve_vllm(model: str | Path, options: dict[str, Any]) -> Served:
     """Start vLLM, with a client that waits for it when it has to start again."""
     server = start_vllm(model, **options)
     try:
-        client = WatchedClient(server, max_loras=options.get("max_loras", 2))
+        client = VLLMClient(
+            server.url,
+            server.api_key,
+            model=server.model,
+            max_loras=options.get("max_loras", 2),
+            server=server,
+        )
     except BaseException:
         server.close()
         raise
