@@ -622,34 +622,29 @@ def make_reply(
     engine: EmbeddedEngine,
     kind: str,
     prompt: list[int],
-    samples: list[Generation],
+    finished: list[Generation],
     options: Options,
 ) -> Reply:
     """Return finished generations as a response of a `kind`: a chat.completion or a text_completion."""
     choices = []
-    for index, sample in enumerate(samples):
-        text = answer_text(engine.served, sample, options)
-        said = {"text": text}
+    for index, each in enumerate(finished):
+        text = answer_text(engine.served, each, options)
+        choice = Reply(index=index, finish_reason=each.finish_reason, token_ids=each.token_ids)
+        choice["policy_version"] = each.policy_version
+        choice["logprobs"] = LogProbs(each.token_ids, each.logprobs)
+        if options.logprobs is False:
+            choice["logprobs"] = None
         if kind == "chat.completion":
-            said = {"message": Reply(role="assistant", content=text)}
-        logprobs = LogProbs(sample.token_ids, sample.logprobs)
-        choice = Reply(index=index, finish_reason=sample.finish_reason, **said)
-        choice.update(token_ids=sample.token_ids, policy_version=sample.policy_version)
-        choice.update(logprobs=None if options.logprobs is False else logprobs)
+            choice["message"] = Reply(role="assistant", content=text)
+        else:
+            choice["text"] = text
         choices.append(choice)
-    written = sum(len(sample.token_ids) for sample in samples)
-    usage = Reply(
-        prompt_tokens=len(prompt), completion_tokens=written, total_tokens=len(prompt) + written
-    )
-    return Reply(
-        id=f"{kind}-{next(engine.request_numbers)}",
-        object=kind,
-        created=int(time.time()),
-        model=engine.model,
-        choices=choices,
-        usage=usage,
-        prompt_token_ids=prompt,
-    )
+    read, written = len(prompt), sum(len(each.token_ids) for each in finished)
+    usage = Reply(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
+    name, now = f"{kind}-{next(engine.request_numbers)}", int(time.time())
+    reply = Reply(id=name, object=kind, created=now, model=engine.model, choices=choices)
+    reply.update(usage=usage, prompt_token_ids=prompt)
+    return reply
 
 # %% ../../nbs/inference/03_engine.ipynb #1140438e
 async def answer_request(

@@ -6,18 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Columns', 'process_env_results', 'response_logprobs', 'turn_from_response', 'rollout_turns', 'exact_turns',
-           'TokenSequence', 'merge_turns', 'token_numbers', 'parse_chat_completion_tokens', 'parse_completion_tokens',
-           'parse_chat_completion_logprobs', 'parse_completion_logprobs', 'template_message', 'template_ids',
-           'turn_ids', 'process_chat_format_vllm', 'alternate', 'process_completion_format_vllm', 'text_ids',
-           'is_truncated', 'process_env_results_vllm']
+__all__ = ['parse_completion_tokens', 'parse_completion_logprobs', 'process_env_results', 'response_logprobs',
+           'turn_from_response', 'rollout_turns', 'exact_turns', 'TokenSequence', 'merge_turns', 'token_numbers',
+           'sampled_logprobs_of', 'parse_chat_completion_tokens', 'parse_chat_completion_logprobs', 'sampled_turns',
+           'message_for_template', 'template_ids', 'turn_ids', 'Columns', 'as_columns', 'alternate',
+           'process_chat_format_vllm', 'process_completion_format_vllm', 'cut_columns', 'process_env_results_vllm']
 
 # %% ../../nbs/inference/01_tokens.ipynb #77de68da
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from verifiers_nb.types import (
     ChatMessage,
@@ -28,13 +28,13 @@ from verifiers_nb.types import (
     tool_call_dict,
 )
 
-# %% ../../nbs/inference/01_tokens.ipynb #bfb109e5
+# %% ../../nbs/inference/01_tokens.ipynb #e72c4b04
 def response_logprobs(logprobs: Any) -> list[float]:
     """Return the log-probability of each sampled token, for chat and text completions alike."""
     flat = getattr(logprobs, "token_logprobs", None)
     return list(flat) if flat is not None else [token.logprob for token in logprobs.content]
 
-
+# %% ../../nbs/inference/01_tokens.ipynb #bfb109e5
 def turn_from_response(response: Any) -> Turn:
     """Read a `Turn` from a response that carries token ids; raises `ValueError` when it doesn't."""
     choice = response.choices[0]
@@ -129,45 +129,52 @@ def token_numbers(tokens: Sequence[Any]) -> list[int]:
             "extra_body={'return_token_ids': True}, or 'return_tokens_as_token_ids'."
         ) from None
 
-# %% ../../nbs/inference/01_tokens.ipynb #4170afbe
-def parse_chat_completion_tokens(chat_completion: Any) -> list[int]:
-    """Return the sampled ids of a chat response."""
-    choice = chat_completion.choices[0]
-    if (ids := getattr(choice, "token_ids", None)) is not None:
-        return list(ids)
-    if getattr(choice, "logprobs", None) is None:
-        raise ValueError("The chat response has no log-probabilities: ask with logprobs=True.")
-    return token_numbers([entry.token for entry in choice.logprobs.content])
+# %% ../../nbs/inference/01_tokens.ipynb #6ec01e9a
+def sampled_logprobs_of(response: Any) -> Any:
+    """Return the log-probabilities of a response as the server gave them; none are a `ValueError`."""
+    if (logprobs := getattr(response.choices[0], "logprobs", None)) is None:
+        raise ValueError(
+            "The response has no log-probabilities: ask with logprobs=True, for completions logprobs=1."
+        )
+    return logprobs
 
-# %% ../../nbs/inference/01_tokens.ipynb #59ef046f
-def parse_completion_tokens(completion: Any) -> list[int]:
-    """Return the sampled ids of a text completion."""
-    choice = completion.choices[0]
-    if (ids := getattr(choice, "token_ids", None)) is not None:
+# %% ../../nbs/inference/01_tokens.ipynb #4170afbe
+def parse_chat_completion_tokens(response: Any) -> list[int]:
+    """Return the sampled ids of a response."""
+    if (ids := getattr(response.choices[0], "token_ids", None)) is not None:
         return list(ids)
-    if getattr(choice, "logprobs", None) is None:
-        raise ValueError("The completion has no log-probabilities: ask with logprobs=1.")
-    return token_numbers(choice.logprobs.tokens)
+    logprobs = sampled_logprobs_of(response)
+    tokens = getattr(logprobs, "tokens", None)
+    return token_numbers([each.token for each in logprobs.content] if tokens is None else tokens)
+
+
+parse_completion_tokens = parse_chat_completion_tokens
 
 # %% ../../nbs/inference/01_tokens.ipynb #1372ef13
-def parse_chat_completion_logprobs(chat_completion: Any) -> list[float]:
-    """Return the log-probability of each sampled token of a chat response."""
-    if getattr(chat_completion.choices[0], "logprobs", None) is None:
-        raise ValueError("The chat response has no log-probabilities: ask with logprobs=True.")
-    return response_logprobs(chat_completion.choices[0].logprobs)
+def parse_chat_completion_logprobs(response: Any) -> list[float]:
+    """Return the log-probability of each sampled token of a response."""
+    return response_logprobs(sampled_logprobs_of(response))
 
-# %% ../../nbs/inference/01_tokens.ipynb #a9709268
-def parse_completion_logprobs(completion: Any) -> list[float]:
-    """Return the log-probability of each sampled token of a text completion."""
-    if getattr(completion.choices[0], "logprobs", None) is None:
-        raise ValueError("The completion has no log-probabilities: ask with logprobs=1.")
-    return response_logprobs(completion.choices[0].logprobs)
+
+parse_completion_logprobs = parse_chat_completion_logprobs
+
+# %% ../../nbs/inference/01_tokens.ipynb #7bcbca80
+def sampled_turns(state: State) -> list[Turn]:
+    """Return the turns of a rollout, without prompt ids where the server gave none."""
+    if turns := exact_turns(state):
+        return turns
+    return [
+        Turn(
+            [],
+            parse_chat_completion_tokens(response),
+            parse_chat_completion_logprobs(response),
+            getattr(response.choices[0], "finish_reason", None) or "stop",
+        )
+        for response in state["responses"]
+    ]
 
 # %% ../../nbs/inference/01_tokens.ipynb #2986a8d9
-Columns = tuple[list[int], list[int], list[int], list[int], list[float]]
-
-
-def template_message(message: ChatMessage) -> ChatMessage:
+def message_for_template(message: ChatMessage) -> ChatMessage:
     """Return a message as chat templates take it: tool calls as dicts, their arguments as objects."""
     if not message.get("tool_calls"):
         return message
@@ -184,7 +191,7 @@ def template_ids(
 ) -> list[int]:
     """Return the ids of a conversation by the chat template, up to the next answer if `generate`."""
     return processing_class.apply_chat_template(
-        [template_message(message) for message in messages],
+        [message_for_template(message) for message in messages],
         tools=tools,
         add_generation_prompt=generate,
         return_dict=False,
@@ -210,38 +217,27 @@ def turn_ids(
         )
     return whole[len(prefix) :]
 
-# %% ../../nbs/inference/01_tokens.ipynb #3346ffe7
-def process_chat_format_vllm(
-    prompt: list[ChatMessage],
-    completion: list[ChatMessage],
-    state: State,
-    processing_class: Any,
-    mask_env_responses: bool = False,
+# %% ../../nbs/inference/01_tokens.ipynb #3b4d38c6
+class Columns(NamedTuple):
+    """Hold one rollout in training columns."""
+
+    prompt_ids: list[int]
+    prompt_mask: list[int]
+    completion_ids: list[int]
+    completion_mask: list[int]
+    completion_logprobs: list[float]
+
+# %% ../../nbs/inference/01_tokens.ipynb #e4b6b7b2
+def as_columns(
+    prompt_ids: list[int], completion: TokenSequence, mask_env_responses: bool
 ) -> Columns:
-    """Return prompt ids and mask, completion ids, mask and log-probabilities of a chat rollout.
+    """Return a prompt and what came after it as columns.
 
     Mask: 0 in the prompt, 1 on the policy's tokens, 1 on the environment's or 0 with
     `mask_env_responses`; log-probabilities of the environment's tokens are 0.0.
     """
-    tools = (state.get("info") or {}).get("oai_tools")
-    prompt_ids = template_ids(processing_class, prompt, tools, generate=True)
-    responses = iter(state["responses"])
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    seen = list(prompt)
-    for spoken, turn in alternate(completion):
-        if spoken:
-            response = next(responses)
-            new = parse_chat_completion_tokens(response)
-            logprobs += parse_chat_completion_logprobs(response)
-        else:
-            new = turn_ids(processing_class, seen, turn, tools)
-            logprobs += [0.0] * len(new)
-        ids += new
-        mask += [int(spoken or not mask_env_responses)] * len(new)
-        seen += turn
-    return prompt_ids, [0] * len(prompt_ids), ids, mask, logprobs
+    mask = completion.mask if mask_env_responses else [1] * len(completion.ids)
+    return Columns(prompt_ids, [0] * len(prompt_ids), completion.ids, mask, completion.logprobs)
 
 # %% ../../nbs/inference/01_tokens.ipynb #6b2036d2
 def alternate(completion: list[ChatMessage]) -> Iterator[tuple[bool, list[ChatMessage]]]:
@@ -252,6 +248,27 @@ def alternate(completion: list[ChatMessage]) -> Iterator[tuple[bool, list[ChatMe
         else:
             yield False, list(messages)
 
+# %% ../../nbs/inference/01_tokens.ipynb #3346ffe7
+def process_chat_format_vllm(
+    prompt: list[ChatMessage],
+    completion: list[ChatMessage],
+    state: State,
+    processing_class: Any,
+    mask_env_responses: bool = False,
+) -> Columns:
+    """Return the columns of a chat rollout; see `as_columns`."""
+    tools = (state.get("info") or {}).get("oai_tools")
+    sequence, seen, turns = TokenSequence([], [], []), list(prompt), iter(sampled_turns(state))
+    for spoken, messages in alternate(completion):
+        if spoken:
+            turn = next(turns)
+            sequence.extend(turn.completion_ids, turn.logprobs)
+        else:
+            sequence.extend(turn_ids(processing_class, seen, messages, tools))
+        seen += messages
+    prompt_ids = template_ids(processing_class, prompt, tools, generate=True)
+    return as_columns(prompt_ids, sequence, mask_env_responses)
+
 # %% ../../nbs/inference/01_tokens.ipynb #7d37a0b4
 def process_completion_format_vllm(
     prompt: str,
@@ -260,36 +277,37 @@ def process_completion_format_vllm(
     processing_class: Any,
     mask_env_responses: bool = False,
 ) -> Columns:
-    """Return the columns of a rollout in completion mode, like `process_chat_format_vllm`."""
-    prompt_ids = processing_class(prompt).input_ids
-    ids: list[int] = []
-    mask: list[int] = []
-    logprobs: list[float] = []
-    read = 0
-    for response, start in zip(state["responses"], state["responses_start_idx"], strict=True):
-        between = text_ids(processing_class, completion[read:start])
-        new = parse_completion_tokens(response)
-        ids += [*between, *new]
-        mask += [int(not mask_env_responses)] * len(between) + [1] * len(new)
-        logprobs += [0.0] * len(between) + parse_completion_logprobs(response)
-        read = start + len(response.choices[0].text or "")
-    rest = text_ids(processing_class, completion[read:])
-    ids += rest
-    mask += [int(not mask_env_responses)] * len(rest)
-    logprobs += [0.0] * len(rest)
-    return prompt_ids, [0] * len(prompt_ids), ids, mask, logprobs
+    """Return the columns of a rollout in completion mode; see `as_columns`."""
 
-# %% ../../nbs/inference/01_tokens.ipynb #556fe085
-def text_ids(processing_class: Any, text: str) -> list[int]:
-    """Return the ids of text that the environment wrote, without special tokens."""
-    return processing_class(text, add_special_tokens=False).input_ids if text else []
+    def text_ids(text: str) -> list[int]:
+        return processing_class(text, add_special_tokens=False).input_ids if text else []
+
+    sequence, read = TokenSequence([], [], []), 0
+    answers = zip(
+        sampled_turns(state), state["responses"], state["responses_start_idx"], strict=True
+    )
+    for turn, response, start in answers:
+        sequence.extend(text_ids(completion[read:start]))
+        sequence.extend(turn.completion_ids, turn.logprobs)
+        read = start + len(response.choices[0].text or "")
+    sequence.extend(text_ids(completion[read:]))
+    return as_columns(processing_class(prompt).input_ids, sequence, mask_env_responses)
+
+# %% ../../nbs/inference/01_tokens.ipynb #57b9c0ba
+def cut_columns(row: Columns, max_seq_len: int) -> Columns:
+    """Return a rollout's first `max_seq_len` tokens, all of them if that is not positive."""
+    if max_seq_len <= 0 or len(row.prompt_ids) + len(row.completion_ids) <= max_seq_len:
+        return row
+    room = max(0, max_seq_len - len(row.prompt_ids))
+    return Columns(
+        row.prompt_ids[:max_seq_len],
+        row.prompt_mask[:max_seq_len],
+        row.completion_ids[:room],
+        row.completion_mask[:room],
+        row.completion_logprobs[:room],
+    )
 
 # %% ../../nbs/inference/01_tokens.ipynb #91032ad7
-def is_truncated(state: State) -> bool:
-    """Say whether any response of a rollout was cut off by the sampler's limit."""
-    return any(response.choices[0].finish_reason == "length" for response in state["responses"])
-
-
 def process_env_results_vllm(
     prompts: list[Messages],
     completions: list[Messages],
@@ -306,37 +324,22 @@ def process_env_results_vllm(
     A rollout that was cut, here or by the sampler, has its completion mask or its reward zeroed
     as asked.
     """
-    rows: list[Columns] = []
-    kept_rewards = []
+    rows, kept_rewards = [], []
     for prompt, completion, state, reward in zip(
         prompts, completions, states, rewards, strict=True
     ):
         process: Any = (
             process_completion_format_vllm if isinstance(prompt, str) else process_chat_format_vllm
         )
-        columns = process(prompt, completion, state, processing_class, mask_env_responses)
-        too_long = 0 < max_seq_len < len(columns[0]) + len(columns[2])
-        cut = too_long or is_truncated(state)
-        prompt_ids, prompt_mask, *rest = columns
-        if too_long:
-            prompt_ids, prompt_mask = prompt_ids[:max_seq_len], prompt_mask[:max_seq_len]
-            rest = [column[: max_seq_len - len(prompt_ids)] for column in rest]
-        ids, mask, logprobs = rest
+        whole = process(prompt, completion, state, processing_class, mask_env_responses)
+        row = cut_columns(whole, max_seq_len)
+        cut = row is not whole or any(t.finish_reason == "length" for t in sampled_turns(state))
         if cut and mask_truncated_completions:
-            mask = [0] * len(mask)
-        rows.append((prompt_ids, prompt_mask, ids, mask, logprobs))
+            row = row._replace(completion_mask=[0] * len(row.completion_mask))
+        rows.append(row)
         kept_rewards.append(0.0 if cut and zero_truncated_completions else reward)
-    names = (
-        "prompt_ids",
-        "prompt_mask",
-        "completion_ids",
-        "completion_mask",
-        "completion_logprobs",
-    )
-    columns_by_name: dict[str, Any] = {
-        name: [row[at] for row in rows] for at, name in enumerate(names)
-    }
-    return ProcessedOutputs(**columns_by_name, rewards=kept_rewards)
+    columns: Any = {name: [getattr(row, name) for row in rows] for name in Columns._fields}
+    return ProcessedOutputs(**columns, rewards=kept_rewards)
 
-# %% ../../nbs/inference/01_tokens.ipynb #2d5de1cc
+
 process_env_results = process_env_results_vllm
