@@ -15,7 +15,7 @@ import nbformat
 import plotly
 import plotly.io
 from links import problems
-from names import is_ours, public_bases, settings
+from names import is_ours, public_bases, settings, spelled
 from nbformat import NotebookNode
 from rooms import ROOMS, ROOT, Notebook, read_rooms, repository
 
@@ -141,7 +141,9 @@ def reference(notebook: Notebook) -> list[str]:
         return []
     summary = re.sub("`([^`]+)`", r"``\1``", notebook.summary)
     page = f":doc:`{notebook.title} </{notebook.path.with_suffix('').as_posix()}>`"
-    head = [notebook.module, "-" * len(notebook.module), "", f"{summary} Read {page}.", ""]
+    grouped = [spelled(name) for name in names if spelled(name).count(".") > 1]
+    also = f" In namespaces: {', '.join(f'``{name}``' for name in grouped)}." if grouped else ""
+    head = [notebook.module, "-" * len(notebook.module), "", f"{summary} Read {page}.{also}", ""]
     return [*head, *(line for name in names for line in entry(name))]
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from names import is_ours, public_bases, settings
+from names import is_ours, public_bases, settings, spelled
 from rooms import ROOMS, ROOT, Notebook, read_rooms, repository
 
 import verifiers_nb as vf
@@ -80,21 +80,21 @@ def entry(name: str) -> list[str]:
     if not is_ours(value) or not callable(value):
         return []
     if not isinstance(value, type):
-        return [call(f"vf.{name}", value)]
+        return [call(spelled(name), value)]
     first = (value.__doc__ or "").strip().partition("\n")[0]
     if said := settings(value):
         lines = [f"  - `{setting}`: {purpose}" for setting, purpose in said]
-        return [f"- `class vf.{name}(**settings)`: {first}", *lines]
+        return [f"- `class {spelled(name)}(**settings)`: {first}", *lines]
     form = signature(value).partition(" -> ")[0]
     if bases := public_bases(value):
-        first = f"{first} Extends `vf.{bases[0].__name__}`."
+        first = f"{first} Extends `{spelled(bases[0].__name__)}`."
     lines = [f"  {call('.' + method, func, bound=True)}" for method, func in methods(value)]
-    return [f"- `class vf.{name}{form}`: {first}", *lines]
+    return [f"- `class {spelled(name)}{form}`: {first}", *lines]
 
 
 def names_of(notebook: Notebook) -> list[str]:
     """Return the lines about the public names of a notebook's module."""
-    names = vf._EXPORTS.get(notebook.module, "").split()
+    names = [n for n in vf._EXPORTS.get(notebook.module, "").split() if n not in vf._FORMER]
     lines = [line for name in names for line in entry(name)]
     return [f"\n### {notebook.module}: {notebook.summary}\n", *lines] if lines else []
 

@@ -14,6 +14,12 @@ def is_ours(value: Any) -> bool:
     return str(getattr(value, "__module__", "")).startswith("verifiers_nb")
 
 
+def spelled(name: str) -> str:
+    """Return how a public name is written: `vf.Rubric`, or in a namespace `vf.formats.TagFormat`."""
+    spaces = [space for space, names in vf._NAMESPACES.items() if name in names.split()]
+    return f"vf.{name}" if name in dir(vf) or not spaces else f"vf.{spaces[0]}.{name}"
+
+
 def public_bases(kind: type) -> list[type]:
     """Return the classes that a class extends and that are public names themselves."""
     return [base for base in kind.__mro__[1:] if is_ours(base) and base.__name__ in vf._HOME]
