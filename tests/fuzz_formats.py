@@ -22,13 +22,12 @@ with atheris.instrument_imports(include=["verifiers_nb"]):
     from verifiers_nb.parsers.think import ThinkParser
     from verifiers_nb.parsers.xml import XMLParser
     from verifiers_nb.verifiers.base import ChainedVerifier, Verifier
-    from verifiers_nb.verifiers.json import (
-        JSONSchemaVerifier,
-        JSONStructureVerifier,
+    from verifiers_nb.verifiers.json import JSONSchemaVerifier, JSONStructureVerifier
+    from verifiers_nb.verifiers.regex_and_bleu import (
+        BLEUVerifier,
         RegexFormatVerifier,
         XMLFormatVerifier,
     )
-    from verifiers_nb.verifiers.regex_and_bleu import BLEUVerifier
     from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
 
 TREE = {

@@ -36,8 +36,8 @@ _EXPORTS = {
     "TriggeredTagsFormat TagsWithSeparatorFormat json_tag regex_tag",
     "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier known_verifiers "
     "verifier_from_config",
-    "verifiers.json": "JSONStructureVerifier JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier",
-    "verifiers.regex_and_bleu": "BLEUVerifier",
+    "verifiers.json": "JSONStructureVerifier JSONSchemaVerifier",
+    "verifiers.regex_and_bleu": "RegexFormatVerifier XMLFormatVerifier BLEUVerifier",
     "verifiers.structural_tag": "StructuralTagVerifier",
     "rubrics.rubric": "Rubric",
     "rubrics.group": "RubricGroup EnvGroupRubric",

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'GROUP', 'BUILT_IN', 'VerifierClass', 'VerifyResult', 'result_of', 'Verifier', 'register_verifier',
-           'known_verifiers', 'get_verifier', 'verifier_from_config', 'ChainedVerifier']
+__all__ = ['logger', 'ENTRY_POINTS', 'BUILT_IN', 'VerifierClass', 'VerifyResult', 'result_of', 'contents_of', 'Verifier',
+           'register_verifier', 'known_verifiers', 'load_offer', 'get_verifier', 'check_constructor',
+           'verifier_from_config', 'as_verifier', 'weight_shares', 'scaled_checks', 'ChainedVerifier']
 
-# %% ../../nbs/verifiers/00_base.ipynb #77de68da
+# %% ../../nbs/verifiers/00_base.ipynb #294fa152
 import inspect
 import logging
 import math
@@ -20,7 +21,7 @@ from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from ..parsers.base import Check, Explanation, checks_table, messages_of
+from ..parsers.base import Check, Explanation, checks_table, messages_of, weighted_sum
 from ..types import content_text
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 # %% ../../nbs/verifiers/00_base.ipynb #fe5dbbce
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Say whether a text passed, what it earned, and why.
+    """Return whether a text passed, what it earned, and why.
 
     `reward` in [0, 1] is the weighted sum of `checks` and `details` their table; `error` says what
     was wrong, `None` on success.
@@ -42,42 +43,45 @@ class VerifyResult:
     error: str | None = None
     checks: tuple[Check, ...] = ()
 
-# %% ../../nbs/verifiers/00_base.ipynb #5995d155
+# %% ../../nbs/verifiers/00_base.ipynb #d3f82482
 def result_of(checks: Sequence[Check], success: bool | None = None) -> VerifyResult:
-    "Sum up checks; where `success` is not given, it takes full score in every check."
-    total = math.fsum(check.weight * check.score for check in checks)
+    """Sum up checks; where `success` is not given, it takes full score in every check."""
+    total = weighted_sum(checks)
     if math.isclose(total, 1.0, abs_tol=1e-12):
         total = 1.0  # weights that add up to 1 may miss it by a rounding
     if success is None:
         success = bool(checks) and all(check.score == 1.0 for check in checks)
     lost = "; ".join(check.message for check in checks if check.score != 1.0)
-    return VerifyResult(
-        success,
-        min(1.0, max(0.0, total)),
-        checks_table(list(checks)),
-        None if success else lost or "nothing was checked",
-        tuple(checks),
-    )
+    error = None if success else lost or "nothing was checked"
+    reward = min(1.0, max(0.0, total))
+    return VerifyResult(success, reward, checks_table(checks), error, tuple(checks))
 
-# %% ../../nbs/verifiers/00_base.ipynb #7b52009b
+# %% ../../nbs/verifiers/00_base.ipynb #8f78a14d
 logger = logging.getLogger(__name__)
 
-# %% ../../nbs/verifiers/00_base.ipynb #bd307a3e
+
+def contents_of(completion: Messages) -> list[Any]:
+    """Return the content of each assistant message; a string is one message."""
+    if isinstance(completion, str):
+        return [completion]
+    return [message.get("content") for message in messages_of(completion, "assistant")]
+
+# %% ../../nbs/verifiers/00_base.ipynb #f8bfa5fb
 class Verifier(ABC):
-    "Judge texts by checks; a verifier of one's own overrides `checks`."
+    """Judge texts by checks; override `checks` for a verifier of your own."""
 
     name: ClassVar[str] = "verifier"
 
     @abstractmethod
     def checks(self, text: str) -> list[Check]:
-        "List the rules and how `text` meets each; their weights add up to 1."
+        """List the rules and how `text` meets each; their weights add up to 1."""
 
     def judge(self, text: str) -> VerifyResult:
-        "Sum up the checks; override where success is something else than full score."
+        """Sum up the checks; override where success is something else than full score."""
         return result_of(self.checks(text))
 
     def verify(self, text: Any) -> VerifyResult:
-        "Judge a string, `None` or a list of content parts; whatever goes wrong is a 0.0 with a reason."
+        """Judge a string, `None` or a list of content parts; whatever goes wrong is a 0.0 with a reason."""
         try:
             read = content_text(text)
         except (TypeError, AttributeError):
@@ -91,34 +95,28 @@ class Verifier(ABC):
             return result_of([Check("verifier", 1.0, 0.0, None, reason)])
 
     def explain(self, completion: Messages) -> Explanation:
-        "Show the checks of a string, or of each assistant message."
-        messages = () if isinstance(completion, str) else messages_of(completion, "assistant")
-        texts = (
-            [completion] if isinstance(completion, str) else [m.get("content") for m in messages]
-        )
-        return Explanation([self.verify(text).checks for text in texts])
+        """Show the checks of a string, or of each assistant message."""
+        return Explanation([self.verify(content).checks for content in contents_of(completion)])
 
     def as_reward_func(self, name: str | None = None) -> Callable[..., float]:
-        "Make a rubric's reward function that verifies the last assistant message, or the text."
+        """Make a rubric's reward function that verifies the last assistant message, or the text."""
 
         def reward(completion: Messages, **kwargs: Any) -> float:
-            "Give the verdict's reward; without an assistant message it is 0.0."
-            if isinstance(completion, str):
-                return self.verify(completion).reward
-            turns = messages_of(completion, "assistant")
-            return self.verify(turns[-1].get("content")).reward if turns else 0.0
+            """Return the verdict's reward; without an assistant message it is 0.0."""
+            contents = contents_of(completion)
+            return self.verify(contents[-1]).reward if contents else 0.0
 
         reward.__name__ = name or self.name
         return reward
 
-# %% ../../nbs/verifiers/00_base.ipynb #d435a6cd
-GROUP = "verifiers_nb.verifiers"
+# %% ../../nbs/verifiers/00_base.ipynb #21dfd2f4
+ENTRY_POINTS = "verifiers_nb.verifiers"
 BUILT_IN = {
-    "json_structure": "schema:JSONStructureVerifier",
-    "json_schema": "schema:JSONSchemaVerifier",
-    "regex_format": "schema:RegexFormatVerifier",
-    "xml_format": "schema:XMLFormatVerifier",
-    "bleu": "metrics:BLEUVerifier",
+    "json_structure": "json:JSONStructureVerifier",
+    "json_schema": "json:JSONSchemaVerifier",
+    "regex_format": "regex_and_bleu:RegexFormatVerifier",
+    "xml_format": "regex_and_bleu:XMLFormatVerifier",
+    "bleu": "regex_and_bleu:BLEUVerifier",
     "structural_tag": "structural_tag:StructuralTagVerifier",
     "chained": "base:ChainedVerifier",
 }
@@ -127,7 +125,7 @@ VerifierClass = TypeVar("VerifierClass", bound=type[Any])
 
 # %% ../../nbs/verifiers/00_base.ipynb #f6e1126c
 def register_verifier(name: str) -> Callable[[VerifierClass], VerifierClass]:
-    "Decorate a class with a `verify` method to be found under `name`."
+    """Decorate a class with a `verify` method to be found under `name`."""
     if not isinstance(name, str) or not name.strip():
         raise ValueError(f"A verifier needs a name to be registered under, got {name!r}.")
 
@@ -144,32 +142,15 @@ def register_verifier(name: str) -> Callable[[VerifierClass], VerifierClass]:
 
     return register
 
-# %% ../../nbs/verifiers/00_base.ipynb #bc33ea4e
+# %% ../../nbs/verifiers/00_base.ipynb #d95ba73a
 def known_verifiers() -> list[str]:
-    "List the names of our verifiers, of those registered, and of those that packages offer."
-    offered = (entry.name for entry in entry_points(group=GROUP))
+    """List the names of our verifiers, of those registered, and of those that packages offer."""
+    offered = (entry.name for entry in entry_points(group=ENTRY_POINTS))
     return sorted({*BUILT_IN, *_registered, *offered})
 
 
-def get_verifier(name: str) -> type[Any]:
-    "Return the class of a name; a `ValueError` for an unknown name lists the known ones."
-    if not isinstance(name, str):
-        raise TypeError(f"A verifier's name is a string, got {name!r}.")
-    if name in BUILT_IN:
-        # Through the package, which says what to install where something is missing.
-        return getattr(import_module("verifiers_nb"), BUILT_IN[name].partition(":")[2])
-    if name in _registered:
-        return _registered[name]
-    # One package may be found twice on sys.path, so offers count by what they point at.
-    offers = {entry.value: entry for entry in entry_points(group=GROUP) if entry.name == name}
-    if len(offers) > 1:
-        raise ValueError(f"Packages offer different verifiers {name!r}: {', '.join(offers)}.")
-    if offers:
-        return _load_offer(*offers.values())
-    raise ValueError(f"No verifier {name!r}; known are {', '.join(known_verifiers())}.")
-
-# %% ../../nbs/verifiers/00_base.ipynb #5cab4ccd
-def _load_offer(entry: EntryPoint) -> type[Any]:
+def load_offer(entry: EntryPoint) -> type[Any]:
+    """Load and register the class of an entry point; a failure names the package."""
     try:
         return register_verifier(entry.name)(entry.load())
     except Exception as error:
@@ -177,6 +158,37 @@ def _load_offer(entry: EntryPoint) -> type[Any]:
         raise RuntimeError(
             f"The verifier {entry.name!r} of {package} ({entry.value}) failed to load: {error}"
         ) from error
+
+# %% ../../nbs/verifiers/00_base.ipynb #3541c546
+def get_verifier(name: str) -> type[Any]:
+    """Return the class of a name; a `ValueError` for an unknown name lists the known ones."""
+    if not isinstance(name, str):
+        raise TypeError(f"A verifier's name is a string, got {name!r}.")
+    if name in BUILT_IN:
+        module, _, cls = BUILT_IN[name].partition(":")
+        return getattr(import_module(f"verifiers_nb.verifiers.{module}"), cls)
+    if name in _registered:
+        return _registered[name]
+    # One package may be found twice on sys.path, so offers count by what they point at.
+    offers = {e.value: e for e in entry_points(group=ENTRY_POINTS) if e.name == name}
+    if len(offers) > 1:
+        raise ValueError(f"Packages offer different verifiers {name!r}: {', '.join(offers)}.")
+    if offers:
+        return load_offer(*offers.values())
+    raise ValueError(f"No verifier {name!r}; known are {', '.join(known_verifiers())}.")
+
+# %% ../../nbs/verifiers/00_base.ipynb #71133b7d
+def check_constructor(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments that a constructor doesn't know, or that it misses."""
+    parameters = inspect.signature(cls).parameters
+    named = {k: p for k, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    needed = [k for k, p in named.items() if p.default is p.empty]
+    wrong = [f"missing {k!r}" for k in needed if k not in arguments]
+    wrong += [f"unknown {k!r}" for k in arguments if k not in named and not takes_any]
+    if wrong:
+        takes = ", ".join(named) or "nothing"
+        raise ValueError(f"Verifier {name!r}: {', '.join(wrong)}; it takes {takes}.")
 
 # %% ../../nbs/verifiers/00_base.ipynb #f1f836cb
 def verifier_from_config(config: str | Mapping[str, Any]) -> Any:
@@ -192,21 +204,39 @@ def verifier_from_config(config: str | Mapping[str, Any]) -> Any:
     arguments = dict(arguments)
     name = arguments.pop("verifier")
     cls = get_verifier(name)
-    _check_arguments(name, cls, arguments)
+    check_constructor(name, cls, arguments)
     return cls(**arguments)
 
-# %% ../../nbs/verifiers/00_base.ipynb #27ca1bf6
-def _check_arguments(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
-    parameters = inspect.signature(cls).parameters
-    named = {k: p for k, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    unknown = [] if takes_any else [f"unknown {k!r}" for k in arguments if k not in named]
-    missing = [
-        f"missing {k!r}" for k, p in named.items() if p.default is p.empty and k not in arguments
+# %% ../../nbs/verifiers/00_base.ipynb #414d2054
+def as_verifier(member: Any) -> Any:
+    """Return a verifier as it is, or make one from its name or configuration."""
+    if isinstance(member, (str, Mapping)):
+        return verifier_from_config(member)
+    if isinstance(member, type) or not callable(getattr(member, "verify", None)):
+        raise TypeError(f"A chain takes verifiers, names or configs, got {member!r}.")
+    return member
+
+# %% ../../nbs/verifiers/00_base.ipynb #edc49344
+def weight_shares(weights: Sequence[float] | None, count: int) -> list[float]:
+    """Scale weights to the sum 1; without any, `count` members have equal shares."""
+    given = [1.0] * count if weights is None else [float(weight) for weight in weights]
+    if not count or len(given) != count:
+        raise ValueError(f"Got {count} verifiers and {len(given)} weights: give one weight each.")
+    total = math.fsum(given)
+    if not all(math.isfinite(w) and w >= 0 for w in given) or not math.isfinite(total) or not total:
+        raise ValueError(f"Weights are numbers from 0 up and one is positive, got {given}.")
+    return [weight / total for weight in given]
+
+# %% ../../nbs/verifiers/00_base.ipynb #4086237f
+def scaled_checks(member: Any, weight: float, result: VerifyResult | None) -> list[Check]:
+    """Return a member's checks under its name, scaled by its weight."""
+    name = getattr(member, "name", type(member).__name__)
+    if result is None:
+        return [Check(name, weight, 0.0, None, "not run, because a verifier before it failed")]
+    own = getattr(result, "checks", None) or [
+        Check("reward", 1.0, result.reward, None, result.error or result.details)
     ]
-    if missing or unknown:
-        wrong = ", ".join(missing + unknown)
-        raise ValueError(f"Verifier {name!r}: {wrong}; it takes {', '.join(named) or 'nothing'}.")
+    return [replace(c, name=f"{name}: {c.name}", weight=weight * c.weight) for c in own]
 
 # %% ../../nbs/verifiers/00_base.ipynb #5b384ce3
 class ChainedVerifier(Verifier):
@@ -226,12 +256,12 @@ class ChainedVerifier(Verifier):
     ) -> None:
         if isinstance(verifiers, (str, Mapping)):
             raise TypeError(f"A chain takes a list of verifiers, got {verifiers!r}.")
-        self.verifiers = [_as_verifier(member) for member in verifiers]
-        self.weights = _shares(weights, len(self.verifiers))
+        self.verifiers = [as_verifier(member) for member in verifiers]
+        self.weights = weight_shares(weights, len(self.verifiers))
         self.stop_on_failure = stop_on_failure
 
     def run(self, text: str) -> list[VerifyResult | None]:
-        "Give each member's result, `None` where it did not run."
+        """Return each member's result, `None` where it did not run."""
         results: list[VerifyResult | None] = [None] * len(self.verifiers)
         for i, member in enumerate(self.verifiers):
             results[i] = result = member.verify(text)
@@ -240,49 +270,21 @@ class ChainedVerifier(Verifier):
         return results
 
     def checks(self, text: str) -> list[Check]:
-        "List the checks of all members, each scaled by its member's weight."
+        """List the checks of all members, each scaled by its member's weight."""
         return list(self.judge(text).checks)
 
     def judge(self, text: str) -> VerifyResult:
-        "Sum up the members' checks; success is everybody's."
+        """Sum up the members' checks; success is everybody's."""
         results = self.run(text)
         rows = zip(self.verifiers, self.weights, results, strict=True)
-        checks = [check for row in rows for check in _scaled_checks(*row)]
+        checks = [check for row in rows for check in scaled_checks(*row)]
         return result_of(checks, all(result is not None and result.success for result in results))
 
     def to_structural_tag(self) -> StructuralTag:
-        "Give the tag of the one member that has one; none or several are a `ValueError`."
+        """Return the tag of the one member that has one; none or several are a `ValueError`."""
         tags = [member for member in self.verifiers if hasattr(member, "to_structural_tag")]
         if len(tags) != 1:
             raise ValueError(
                 f"A chain has the tag of its one format, and this one has {len(tags)} formats."
             )
         return tags[0].to_structural_tag()
-
-# %% ../../nbs/verifiers/00_base.ipynb #af3e1334
-def _as_verifier(member: Any) -> Any:
-    if isinstance(member, (str, Mapping)):
-        return verifier_from_config(member)
-    if isinstance(member, type) or not callable(getattr(member, "verify", None)):
-        raise TypeError(f"A chain takes verifiers, names or configs, got {member!r}.")
-    return member
-
-# %% ../../nbs/verifiers/00_base.ipynb #554b09f3
-def _shares(weights: Sequence[float] | None, count: int) -> list[float]:
-    given = [1.0] * count if weights is None else [float(weight) for weight in weights]
-    if not count or len(given) != count:
-        raise ValueError(f"Got {count} verifiers and {len(given)} weights: give one weight each.")
-    total = math.fsum(given)
-    if not all(math.isfinite(w) and w >= 0 for w in given) or not math.isfinite(total) or not total:
-        raise ValueError(f"Weights are numbers from 0 up and one is positive, got {given}.")
-    return [weight / total for weight in given]
-
-# %% ../../nbs/verifiers/00_base.ipynb #a8da4a34
-def _scaled_checks(member: Any, weight: float, result: VerifyResult | None) -> list[Check]:
-    name = getattr(member, "name", type(member).__name__)
-    if result is None:
-        return [Check(name, weight, 0.0, None, "not run, because a verifier before it failed")]
-    own = getattr(result, "checks", None) or [
-        Check("reward", 1.0, result.reward, None, result.error or result.details)
-    ]
-    return [replace(c, name=f"{name}: {c.name}", weight=weight * c.weight) for c in own]

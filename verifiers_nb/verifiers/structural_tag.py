@@ -8,11 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MOST_MATCHED', 'as_tag', 'StructuralTagVerifier']
 
-# %% ../../nbs/verifiers/03_structural_tag.ipynb #77de68da
+# %% ../../nbs/verifiers/03_structural_tag.ipynb #8b7e1e23
 from collections.abc import Mapping
 from typing import Any
 
-import xgrammar
+from pydantic import BaseModel
 
 from ..parsers.base import Check
 from verifiers_nb.parsers.structural_tags import (
@@ -23,7 +23,7 @@ from verifiers_nb.parsers.structural_tags import (
 )
 from .base import Verifier
 
-# %% ../../nbs/verifiers/03_structural_tag.ipynb #c1dfd96e
+# %% ../../nbs/verifiers/03_structural_tag.ipynb #6252d280
 def as_tag(source: Any) -> StructuralTag:
     """Read a tag, a parser that has one, a dictionary or JSON text, of a tag or of a single format.
 
@@ -31,18 +31,16 @@ def as_tag(source: Any) -> StructuralTag:
     """
     if isinstance(source, StructuralTag):
         return source
-    if isinstance(source, xgrammar.StructuralTag):
-        return StructuralTag.from_json(without_defaults(source))
     if callable(convert := getattr(source, "to_structural_tag", None)):
         return convert()
     if isinstance(source, str):
         return StructuralTag.from_json(source)
-    if isinstance(source, Mapping):
-        whole = source.get("type") == "structural_tag"
-        return StructuralTag.from_json(
-            dict(source) if whole else {"type": "structural_tag", "format": dict(source)}
-        )
-    raise TypeError(f"A structural tag is read from a tag, a parser or JSON, got {source!r:.200}.")
+    fields = without_defaults(source) if isinstance(source, BaseModel) else source
+    if not isinstance(fields, Mapping):
+        message = f"A structural tag is read from a tag, a parser or JSON, got {source!r:.200}."
+        raise TypeError(message)
+    whole = fields if fields.get("type") == "structural_tag" else {"format": dict(fields)}
+    return StructuralTag.from_json({**whole, "type": "structural_tag"})
 
 # %% ../../nbs/verifiers/03_structural_tag.ipynb #b1d57811
 MOST_MATCHED = 2_000_000
@@ -65,7 +63,7 @@ class StructuralTagVerifier(Verifier):
         self.limit = limit
 
     def checks(self, text: str) -> list[Check]:
-        "Match the text: a single rule of weight 1."
+        """Match the text: a single rule of weight 1."""
         matcher = self.tag.matcher()
         try:
             at = feed(matcher, text[: self.limit])
