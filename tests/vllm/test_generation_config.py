@@ -1,0 +1,86 @@
+"""A model that comes with sampling settings of its own: a policy in training is sampled without them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from policies import NAME, TOLERANCE, Policy, wait_for
+
+from verifiers_nb.inference.client import model_path
+from verifiers_nb.inference.http import HTTPClient
+from verifiers_nb.inference.vllm_policy import VLLMClient
+from verifiers_nb.inference.vllm_server import reserve_port, server_env, serves, start_vllm
+
+SEEDS = range(24)
+QUESTION = [{"role": "user", "content": "What is 27 + 48?"}]
+
+
+@pytest.fixture(scope="module")
+def greedy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Copy the shipped model, with a generation_config.json that leaves one token to choose from."""
+    folder = tmp_path_factory.mktemp("models") / "adder"
+    shutil.copytree(model_path(NAME), folder)
+    path = folder / "generation_config.json"
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps({**settings, "do_sample": True, "top_k": 1, "temperature": 0.6}))
+    return folder
+
+
+def different_answers(client: Any, **options: Any) -> int:
+    """Return how many different answers 24 seeds give."""
+    options = {"max_tokens": 40, "logprobs": True, **options}
+
+    async def run() -> list[Any]:
+        create = client.chat.completions.create
+        return await asyncio.gather(
+            *(create(messages=QUESTION, seed=seed, **options) for seed in SEEDS)
+        )
+
+    return len({answer.choices[0].message.content for answer in asyncio.run(run())})
+
+
+def test_our_server_leaves_the_file_alone(greedy_model: Path) -> None:
+    with start_vllm(greedy_model, name=NAME, kv_cache_gb=0.25, progress=False) as server:
+        client = HTTPClient(server.url, server.api_key, model=NAME)  # it names no setting
+        assert different_answers(client, temperature=1.0) > 1
+        client.close()
+
+
+def test_a_server_that_applies_the_file(greedy_model: Path, tmp_path: Path) -> None:
+    """A request that names no setting gets the model's own; those of the training client name all."""
+    key, reserved = "the-key", reserve_port(None)
+    port = reserved.getsockname()[1]
+    flags = "--enable-lora --max-loras 2 --logprobs-mode processed_logprobs --dtype float32"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *flags.split()]
+    command += ["--model", str(greedy_model), "--served-model-name", NAME, "--port", str(port)]
+    command += ["--host", "127.0.0.1", "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
+    env = server_env(greedy_model, [], {"VLLM_API_KEY": key})
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+    try:
+        wait_for(lambda: serves(port, key, NAME) or process.poll() is not None)
+        assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+        url = f"http://127.0.0.1:{port}/v1"
+        bare, client = HTTPClient(url, key, model=NAME), VLLMClient(url, key)
+        assert different_answers(bare, temperature=1.0) == 1
+        assert different_answers(client) > 1
+        assert different_answers(client, top_k=1) == 1  # a caller who wants it gets it
+        policy = Policy()
+        client.push(policy.train(1))  # compared with PEFT, which knows nothing of the file
+        policy.keep(1)
+        assert client.proved
+        answer = asyncio.run(client.completions.create(prompt="What is 2 + 2?", max_tokens=16))
+        assert policy.gap(answer) < TOLERANCE
+        bare.close()
+        client.close()
+    finally:
+        process.terminate()
+        process.wait(60)
+        reserved.close()
