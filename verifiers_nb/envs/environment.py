@@ -6,27 +6,34 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['rollout_client', 'merge_sampling_args', 'model_request', 'ModelRequests', 'RolloutProtocol', 'TrainingTokens',
+__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'model_request', 'ask_model', 'check_asked', 'check_counts',
            'Environment']
 
 # %% ../../nbs/envs/03_environment.ipynb #77de68da
 import asyncio
+import logging
 import sys
 from abc import ABC, abstractmethod
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers_nb.envs.prompts import (
     DatasetBuilder,
     Inputs,
-    PromptData,
+    LazyDataset,
     RolloutRows,
+    chat_prompt,
+    check_protocol,
+    pick_rows,
+    prepare_dataset,
     repeated_rows,
     rollout_rows,
+    with_prompts,
 )
 from .rollouts import RolloutRun, sync_twin
 from .store import RolloutStore, results_dataset
-from ..inference import tokens as process
+from ..inference import tokens
 from ..parsers.base import Parser
 from ..rubrics.rubric import Rubric
 from ..support.calls import as_async_client, request_arguments, with_retries
@@ -46,9 +53,12 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/envs/03_environment.ipynb #c1dfd96e
 def rollout_client(client: Any, retries: int) -> Any:
-    """Return the client that rollouts use in place of `client`; itself unless there is a better one."""
-    openai = sys.modules.get("openai")  # a client of OpenAI's exists only if openai is loaded
-    if openai and isinstance(client, (openai.OpenAI, openai.AsyncOpenAI)):
+    """Return the client that rollouts call: `client`, or one that stands in for it.
+
+    An `HTTPClient` stands in for a client of OpenAI's if `inference.http.can_stand_in` says so; it
+    tries `retries` times again. Any other sync client is called in threads.
+    """
+    if "openai" in sys.modules:  # else it is no client of OpenAI's
         from verifiers_nb.inference.http import as_http_client
 
         client = as_http_client(client, retries)
@@ -83,16 +93,48 @@ def model_request(
         request["prompt"] = prompt
     return request
 
-# %% ../../nbs/envs/03_environment.ipynb #9e6a55b6
-class ModelRequests(PromptData):
-    """Hold the defaults of an environment and ask its model.
+# %% ../../nbs/envs/03_environment.ipynb #eea23a7f
+async def ask_model(
+    client: Any, model: str, message_type: MessageType, request: dict[str, Any], retries: int
+) -> Any:
+    """Send one request of a kind, and again up to `retries` times while its failures pass."""
+    create = (client.chat if message_type == "chat" else client).completions.create
+    return await with_retries(lambda: create(model=model, **request), retries)
+
+# %% ../../nbs/envs/03_environment.ipynb #ba9fad99
+def check_asked(client: Any, model: str | None) -> str:
+    """Return the model's name; a `ValueError` where there is no client or no model to ask."""
+    if client is None or model is None:
+        raise ValueError(
+            "Rollouts need a client and a model: give both, here or to the environment."
+        )
+    return model
+
+# %% ../../nbs/envs/03_environment.ipynb #7b8cb461
+def check_counts(num_examples: int, rollouts_per_example: int) -> None:
+    """Raise `ValueError` for numbers of examples and rollouts that make no evaluation."""
+    if num_examples == 0 or num_examples < -1 or rollouts_per_example < 1:
+        raise ValueError(
+            "num_examples must be -1 (all) or positive, and rollouts_per_example positive; got "
+            f"{num_examples} and {rollouts_per_example}."
+        )
+
+# %% ../../nbs/envs/03_environment.ipynb #4d134bc0
+logger = logging.getLogger(__name__)
+
+
+class Environment(ABC):
+    """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
 
     `client`, `model`: used where a call names none. A dataset may be a function, which is called when
-    the rows are first wanted. `parser` is lent to a rubric that has none of
-    its own. `sampling_args` are the defaults of every request. A request that meets a busy server
-    or a dropped connection is tried again up to `max_retries` times; a rollout that takes longer
-    than `rollout_timeout` seconds has failed. Further keywords become attributes.
+    the rows are first wanted. `parser` is lent to a rubric that has none of its own. `sampling_args`
+    are the defaults of every request. A request that meets a busy server or a dropped connection is
+    tried again up to `max_retries` times; a rollout that takes longer than `rollout_timeout` seconds
+    has failed. Further keywords become attributes.
     """
+
+    dataset = LazyDataset()
+    eval_dataset = LazyDataset()
 
     def __init__(
         self,
@@ -112,7 +154,13 @@ class ModelRequests(PromptData):
         rollout_timeout: float | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(dataset, eval_dataset, system_prompt, few_shot, message_type)
+        if dataset is None and eval_dataset is None:
+            raise ValueError("Either dataset or eval_dataset must be provided")
+        check_protocol(message_type, bool(system_prompt or few_shot))
+        self.message_type, self.system_prompt, self.few_shot = message_type, system_prompt, few_shot
+        prepare = partial(self.format_dataset, system_prompt=system_prompt, few_shot=few_shot)
+        self.dataset = prepare_dataset(dataset, prepare)
+        self.eval_dataset = prepare_dataset(eval_dataset, prepare)
         self.client, self.model = client, model
         self.oai_tools, self.max_workers = oai_tools, max_workers
         self.max_retries, self.rollout_timeout = max_retries, rollout_timeout
@@ -122,6 +170,59 @@ class ModelRequests(PromptData):
         self.parser = parser or self.rubric.parser
         self.sampling_args = merge_sampling_args({"n": 1}, sampling_args)
         vars(self).update(kwargs)
+
+    @property
+    def has_dataset(self) -> bool:
+        """Whether there is a training set; looks without making it."""
+        return vars(self)["dataset"] is not None
+
+    @property
+    def has_eval_dataset(self) -> bool:
+        """Whether there is an evaluation set; looks without making it."""
+        return vars(self)["eval_dataset"] is not None
+
+    def format_prompt(
+        self,
+        prompt: str,
+        system_prompt: str | None = None,
+        few_shot: list[ChatMessage] | None = None,
+    ) -> list[ChatMessage]:
+        """Return the messages that ask `prompt`."""
+        return chat_prompt(prompt, system_prompt, few_shot)
+
+    def format_dataset(
+        self,
+        dataset: Dataset,
+        system_prompt: str | None = None,
+        few_shot: list[ChatMessage] | None = None,
+        question_key: str = "question",
+        answer_key: str = "answer",
+    ) -> Dataset:
+        """Return `dataset` with a `prompt` column; completion tasks bring their own."""
+        if self.message_type == "completion" and "prompt" not in dataset.column_names:
+            raise ValueError("The dataset of a completion task needs a 'prompt' column of strings.")
+        return with_prompts(dataset, system_prompt, few_shot, question_key, answer_key)
+
+    def get_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
+        """Return the training set: shuffled if there is a seed, the first `n` rows if n > 0."""
+        if self.dataset is None:
+            raise ValueError("This environment has no training set: pass dataset=... to it.")
+        return pick_rows(self.dataset, n, seed)
+
+    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
+        """Return the evaluation set like `get_dataset`; falls back to the training set."""
+        if self.eval_dataset is None:
+            logger.warning("No eval_dataset: the training set is used for evaluation.")
+            return self.get_dataset(n, seed)
+        return pick_rows(self.eval_dataset, n, seed)
+
+    def get_reward_funcs(self) -> list[RewardFunc]:
+        """Return the rubric's reward functions."""
+        return self.rubric.get_reward_funcs()
+
+    def get_reward_weights(self) -> list[float]:
+        """Return the rubric's weights."""
+        return self.rubric.get_reward_weights()
 
     async def get_model_response(
         self,
@@ -133,22 +234,9 @@ class ModelRequests(PromptData):
         message_type: MessageType | None = None,
     ) -> Any:
         """Ask the model once; returns the response as the client gives it."""
-        asked_as = message_type or self.message_type
-        request = model_request(prompt, asked_as, oai_tools, sampling_args)
-        create = (client.chat if asked_as == "chat" else client).completions.create
-        return await with_retries(lambda: create(model=model, **request), self.max_retries)
-
-    def get_reward_funcs(self) -> list[RewardFunc]:
-        """Return the rubric's reward functions."""
-        return self.rubric.get_reward_funcs()
-
-    def get_reward_weights(self) -> list[float]:
-        """Return the rubric's weights."""
-        return self.rubric.get_reward_weights()
-
-# %% ../../nbs/envs/03_environment.ipynb #91032ad7
-class RolloutProtocol(ModelRequests, ABC):
-    """Run rollouts of a protocol on any inputs; subclasses define `rollout`."""
+        kind = message_type or self.message_type
+        request = model_request(prompt, kind, oai_tools, sampling_args)
+        return await ask_model(client, model, kind, request, self.max_retries)
 
     @abstractmethod
     async def rollout(
@@ -173,11 +261,8 @@ class RolloutProtocol(ModelRequests, ABC):
         **kwargs: Any,
     ) -> RolloutRun:
         """Return the run of `inputs`, not started; further keywords are those of `RolloutRun`."""
-        client, model = client or self.client, model or self.model
-        if client is None or model is None:
-            raise ValueError(
-                "Rollouts need a client and a model: give both, here or to the environment."
-            )
+        client = client or self.client
+        model = check_asked(client, model or self.model)
         asked = rollout_client(client, self.max_retries)
         return RolloutRun(
             self,
@@ -214,26 +299,6 @@ class RolloutProtocol(ModelRequests, ABC):
         """Call `rollout` when the semaphore lets it."""
         async with semaphore:
             return await self.rollout(*args, **kwargs)
-
-# %% ../../nbs/envs/03_environment.ipynb #12c6fc06
-class TrainingTokens:
-    """The functions of `inference.process`, under the names that they have at an environment."""
-
-    parse_chat_completion_logprobs = staticmethod(process.parse_chat_completion_logprobs)
-    parse_chat_completion_tokens = staticmethod(process.parse_chat_completion_tokens)
-    parse_completion_logprobs = staticmethod(process.parse_completion_logprobs)
-    parse_completion_tokens = staticmethod(process.parse_completion_tokens)
-    process_chat_format_vllm = staticmethod(process.process_chat_format_vllm)
-    process_completion_format_vllm = staticmethod(process.process_completion_format_vllm)
-    process_env_results_vllm = staticmethod(process.process_env_results_vllm)
-    process_env_results = process_env_results_vllm
-
-# %% ../../nbs/envs/03_environment.ipynb #4d134bc0
-class Environment(RolloutProtocol, TrainingTokens):
-    """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
-
-    The settings are those of `ModelRequests`.
-    """
 
     async def a_generate(
         self,
@@ -281,11 +346,7 @@ class Environment(RolloutProtocol, TrainingTokens):
 
         `num_examples`: -1 for all. Rollout j of example i stands at j * examples + i.
         """
-        if num_examples == 0 or num_examples < -1 or rollouts_per_example < 1:
-            raise ValueError(
-                "num_examples must be -1 (all) or positive, and rollouts_per_example positive; got "
-                f"{num_examples} and {rollouts_per_example}."
-            )
+        check_counts(num_examples, rollouts_per_example)
         return await self.a_generate(
             repeated_rows(self.get_eval_dataset(n=num_examples), rollouts_per_example),
             client,
@@ -300,6 +361,15 @@ class Environment(RolloutProtocol, TrainingTokens):
 
     generate = sync_twin(a_generate)
     evaluate = sync_twin(a_evaluate)
+
+    parse_chat_completion_logprobs = staticmethod(tokens.parse_chat_completion_logprobs)
+    parse_chat_completion_tokens = staticmethod(tokens.parse_chat_completion_tokens)
+    parse_completion_logprobs = staticmethod(tokens.parse_completion_logprobs)
+    parse_completion_tokens = staticmethod(tokens.parse_completion_tokens)
+    process_chat_format_vllm = staticmethod(tokens.process_chat_format_vllm)
+    process_completion_format_vllm = staticmethod(tokens.process_completion_format_vllm)
+    process_env_results_vllm = staticmethod(tokens.process_env_results_vllm)
+    process_env_results = process_env_results_vllm
 
     def make_dataset(
         self,

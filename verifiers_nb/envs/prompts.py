@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['DatasetBuilder', 'Inputs', 'T', 'logger', 'DEFAULTS', 'BLOCK', 'KEPT_BLOCKS', 'chat_prompt', 'with_prompts',
-           'pick_rows', 'Once', 'check_protocol', 'DatasetPair', 'PromptData', 'copied', 'new_rollout', 'RolloutRows',
-           'check_names', 'check_infos', 'check_columns', 'place_in_dataset', 'place_in', 'repeated_rows',
-           'rollout_rows']
+__all__ = ['DatasetBuilder', 'Inputs', 'T', 'DEFAULTS', 'BLOCK', 'KEPT_BLOCKS', 'chat_prompt', 'with_prompts', 'pick_rows',
+           'Once', 'check_protocol', 'LazyDataset', 'build_dataset', 'prepare_dataset', 'copied', 'new_rollout',
+           'RolloutRows', 'check_names', 'check_infos', 'check_columns', 'place_in_dataset', 'place_in',
+           'repeated_rows', 'rollout_rows']
 
 # %% ../../nbs/envs/00_prompts.ipynb #77de68da
 import copy
 import json
-import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from threading import RLock
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import orjson
 
 from ..rubrics.rubric import group_ids
-from ..types import ChatMessage, GenerateInputs, Info, MessageType, Rollout
+from ..types import ChatMessage, GenerateInputs, Info, Rollout
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -114,117 +113,40 @@ def check_protocol(message_type: str, has_chat_parts: bool) -> None:
         )
 
 # %% ../../nbs/envs/00_prompts.ipynb #4d134bc0
-class DatasetPair:
-    """Hold a training set and an evaluation set, each made at its first use if it is a `Once`."""
+class LazyDataset:
+    """An attribute that holds a dataset, None, or a `Once` that makes one when you look at it."""
 
-    def __init__(
-        self, dataset: Dataset | Once[Dataset] | None, eval_dataset: Dataset | Once[Dataset] | None
-    ) -> None:
-        self._dataset, self._eval_dataset = dataset, eval_dataset
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
 
-    @property
-    def dataset(self) -> Dataset | None:
-        """The training set with its prompts; None if there is none."""
-        return self._dataset() if isinstance(self._dataset, Once) else self._dataset
+    def __get__(self, env: Any, owner: Any = None) -> Any:
+        if env is None:
+            return self
+        held = vars(env)[self.name]
+        return held() if isinstance(held, Once) else held
 
-    @dataset.setter
-    def dataset(self, dataset: Dataset | None) -> None:
-        self._dataset = dataset
-
-    @property
-    def eval_dataset(self) -> Dataset | None:
-        """The evaluation set with its prompts; None if there is none."""
-        return self._eval_dataset() if isinstance(self._eval_dataset, Once) else self._eval_dataset
-
-    @eval_dataset.setter
-    def eval_dataset(self, eval_dataset: Dataset | None) -> None:
-        self._eval_dataset = eval_dataset
-
-    @property
-    def has_dataset(self) -> bool:
-        """Whether there is a training set; looks without making it."""
-        return self._dataset is not None
-
-    @property
-    def has_eval_dataset(self) -> bool:
-        """Whether there is an evaluation set; looks without making it."""
-        return self._eval_dataset is not None
+    def __set__(self, env: Any, dataset: Dataset | Once[Dataset] | None) -> None:
+        vars(env)[self.name] = dataset
 
 # %% ../../nbs/envs/00_prompts.ipynb #887309d0
-logger = logging.getLogger(__name__)
+def build_dataset(build: DatasetBuilder, prepare: Callable[[Dataset], Dataset]) -> Dataset:
+    """Return what `build` makes, prepared; raises `TypeError` for what is no dataset."""
+    dataset = build()
+    if not hasattr(dataset, "column_names"):
+        raise TypeError(
+            f"A function given as dataset returns a Dataset; {build!r} returned a "
+            f"{type(dataset).__name__}."
+        )
+    return prepare(dataset)
 
-
-class PromptData(DatasetPair):
-    """Hold the datasets of an environment, formatted into prompts."""
-
-    def __init__(
-        self,
-        dataset: Dataset | DatasetBuilder | None,
-        eval_dataset: Dataset | DatasetBuilder | None,
-        system_prompt: str | None,
-        few_shot: list[ChatMessage] | None,
-        message_type: MessageType,
-    ) -> None:
-        if dataset is None and eval_dataset is None:
-            raise ValueError("Either dataset or eval_dataset must be provided")
-        check_protocol(message_type, bool(system_prompt or few_shot))
-        self.message_type, self.system_prompt, self.few_shot = message_type, system_prompt, few_shot
-        super().__init__(self._with_prompts(dataset), self._with_prompts(eval_dataset))
-
-    def _with_prompts(
-        self, dataset: Dataset | DatasetBuilder | None
-    ) -> Dataset | Once[Dataset] | None:
-        """Return the dataset with its prompts; for a function, what calls it and does so later."""
-        if dataset is None:
-            return None
-        if callable(dataset):
-            return Once(partial(self._build_dataset, dataset))
-        return self.format_dataset(dataset, self.system_prompt, self.few_shot)
-
-    def _build_dataset(self, build: DatasetBuilder) -> Dataset:
-        """Return what `build` makes, with its prompts; raises `TypeError` for what is no dataset."""
-        dataset = build()
-        if not hasattr(dataset, "column_names"):
-            raise TypeError(
-                f"A function given as dataset returns a Dataset; {build!r} returned a "
-                f"{type(dataset).__name__}."
-            )
-        return self.format_dataset(dataset, self.system_prompt, self.few_shot)
-
-    def format_prompt(
-        self,
-        prompt: str,
-        system_prompt: str | None = None,
-        few_shot: list[ChatMessage] | None = None,
-    ) -> list[ChatMessage]:
-        """Return the messages that ask `prompt`."""
-        return chat_prompt(prompt, system_prompt, few_shot)
-
-    def format_dataset(
-        self,
-        dataset: Dataset,
-        system_prompt: str | None = None,
-        few_shot: list[ChatMessage] | None = None,
-        question_key: str = "question",
-        answer_key: str = "answer",
-    ) -> Dataset:
-        """Return `dataset` with a `prompt` column; completion tasks bring their own."""
-        if self.message_type == "completion" and "prompt" not in dataset.column_names:
-            raise ValueError("The dataset of a completion task needs a 'prompt' column of strings.")
-        return with_prompts(dataset, system_prompt, few_shot, question_key, answer_key)
-
-    def get_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
-        """Return the training set: shuffled if there is a seed, the first `n` rows if n > 0."""
-        if self.dataset is None:
-            raise ValueError("This environment has no training set: pass dataset=... to it.")
-        return pick_rows(self.dataset, n, seed)
-
-    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
-        """Return the evaluation set like `get_dataset`; falls back to the training set."""
-        if self.eval_dataset is None:
-            logger.warning("No eval_dataset: the training set is used for evaluation.")
-            return self.get_dataset(n, seed)
-        return pick_rows(self.eval_dataset, n, seed)
+# %% ../../nbs/envs/00_prompts.ipynb #436cd4fe
+def prepare_dataset(
+    dataset: Dataset | DatasetBuilder | None, prepare: Callable[[Dataset], Dataset]
+) -> Dataset | Once[Dataset] | None:
+    """Return the dataset prepared; for a function, what calls it and prepares the result later."""
+    if callable(dataset):
+        return Once(partial(build_dataset, dataset, prepare))
+    return None if dataset is None else prepare(dataset)
 
 # %% ../../nbs/envs/00_prompts.ipynb #504beeae
 def copied(value: Any) -> Any:

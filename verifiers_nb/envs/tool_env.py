@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['read_call', 'result_text', 'run_tool', 'make_tools', 'choose_tool', 'tool_message', 'ToolCalls', 'ToolEnv',
-           'StatefulToolEnv']
+__all__ = ['read_call', 'result_text', 'run_tool', 'make_tools', 'choose_tool', 'tool_message', 'ToolEnv', 'StatefulToolEnv']
 
 # %% ../../nbs/envs/06_tool_env.ipynb #77de68da
 import inspect
@@ -92,30 +91,54 @@ def tool_message(tool_call_id: str | None, content: str) -> ChatMessage:
     """Return the message that answers a tool call."""
     return {"role": "tool", "tool_call_id": tool_call_id, "content": content}
 
-# %% ../../nbs/envs/06_tool_env.ipynb #91032ad7
-class ToolCalls:
-    """Answer the tool calls of an assistant message; what `ToolEnv` adds to a multi-turn protocol."""
+# %% ../../nbs/envs/06_tool_env.ipynb #12c6fc06
+class ToolEnv(MultiTurnEnv):
+    """Let the model call tools until it answers without a call.
+
+    `tools`: functions, sync or async; their docstrings and types tell the model what they do.
+    `error_formatter`: turns an exception, of a tool or about a call, into what the model reads.
+    Sync tools run in at most `max_workers` threads.
+
+    `state["tools_called"]` lists the names in order, `state["tool_errors"]` counts failed calls.
+    """
 
     hidden_args: Sequence[str] = ()
-    max_workers: int
 
     def __init__(
-        self, tools: Sequence[Callable[..., Any]], error_formatter: Callable[[Exception], str]
+        self,
+        tools: Sequence[Callable[..., Any]] | None = None,
+        max_turns: int = 10,
+        error_formatter: Callable[[Exception], str] = str,
+        **kwargs: Any,
     ) -> None:
-        self.tools, self.error_formatter = list(tools), error_formatter
+        if kwargs.get("message_type", "chat") != "chat":
+            raise ValueError("Tools need chat messages: message_type must be 'chat'.")
+        self.tools, self.error_formatter = list(tools or []), error_formatter
         self.tool_map = make_tools(self.tools, self.hidden_args)
+        schemas = [tool.schema for tool in self.tool_map.values()]
+        super().__init__(max_turns, oai_tools=schemas or None, **kwargs)
 
     @cached_property
     def threads(self) -> Threads:
         """The threads that sync tools run in."""
         return Threads(self.max_workers)
 
-    async def answer_calls(
-        self, calls: Sequence[Any], messages: Messages, state: State
-    ) -> list[ChatMessage]:
-        """Run tool calls at once and return the messages that answer them, in their order."""
-        answers = [self.answer_call(call, messages, state) for call in calls]
-        return await run_together(answers) if len(answers) > 1 else [await a for a in answers]
+    def setup_state(self, state: State, **kwargs: Any) -> State:
+        """Add what is noted about the calls."""
+        return {**state, "tools_called": [], "tool_errors": 0}
+
+    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> bool:
+        """End with an assistant message that calls no tool."""
+        last: Any = messages[-1] if messages else {}
+        return last.get("role") == "assistant" and not last.get("tool_calls")
+
+    async def env_response(
+        self, messages: Messages, state: State, **kwargs: Any
+    ) -> tuple[list[ChatMessage], State]:
+        """Run the calls of the last message at once and answer each, in their order."""
+        last: Any = messages[-1]
+        calls = [self.answer_call(call, messages, state) for call in last.get("tool_calls") or []]
+        return await run_together(calls) if len(calls) > 1 else [await c for c in calls], state
 
     async def answer_call(self, call: Any, messages: Messages, state: State) -> ChatMessage:
         """Return the message that answers one tool call."""
@@ -155,46 +178,6 @@ class ToolCalls:
         if state is not None:
             state["tool_errors"] += 1
         return tool_message(tool_call_id, self.error_formatter(error) or repr(error))
-
-# %% ../../nbs/envs/06_tool_env.ipynb #12c6fc06
-class ToolEnv(ToolCalls, MultiTurnEnv):
-    """Let the model call tools until it answers without a call.
-
-    `tools`: functions, sync or async; their docstrings and types tell the model what they do.
-    `error_formatter`: turns an exception, of a tool or about a call, into what the model reads.
-    Sync tools run in at most `max_workers` threads.
-
-    `state["tools_called"]` lists the names in order, `state["tool_errors"]` counts failed calls.
-    """
-
-    def __init__(
-        self,
-        tools: Sequence[Callable[..., Any]] | None = None,
-        max_turns: int = 10,
-        error_formatter: Callable[[Exception], str] = str,
-        **kwargs: Any,
-    ) -> None:
-        if kwargs.get("message_type", "chat") != "chat":
-            raise ValueError("Tools need chat messages: message_type must be 'chat'.")
-        ToolCalls.__init__(self, tools or [], error_formatter)
-        schemas = [tool.schema for tool in self.tool_map.values()]
-        MultiTurnEnv.__init__(self, max_turns, oai_tools=schemas or None, **kwargs)
-
-    def setup_state(self, state: State, **kwargs: Any) -> State:
-        """Add what is noted about the calls."""
-        return {**state, "tools_called": [], "tool_errors": 0}
-
-    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> bool:
-        """End with an assistant message that calls no tool."""
-        last: Any = messages[-1] if messages else {}
-        return last.get("role") == "assistant" and not last.get("tool_calls")
-
-    async def env_response(
-        self, messages: Messages, state: State, **kwargs: Any
-    ) -> tuple[list[ChatMessage], State]:
-        """Run the calls of the last message and answer each."""
-        last: Any = messages[-1]
-        return await self.answer_calls(last.get("tool_calls") or [], messages, state), state
 
 # %% ../../nbs/envs/06_tool_env.ipynb #972a67c4
 class StatefulToolEnv(ToolEnv):
