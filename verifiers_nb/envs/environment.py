@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'model_request', 'ask_model', 'check_asked', 'check_counts',
-           'Environment']
+__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'model_request', 'check_asked', 'check_counts', 'Environment']
 
 # %% ../../nbs/envs/03_environment.ipynb #77de68da
 import asyncio
@@ -92,14 +91,6 @@ def model_request(
     else:
         request["prompt"] = prompt
     return request
-
-# %% ../../nbs/envs/03_environment.ipynb #eea23a7f
-async def ask_model(
-    client: Any, model: str, message_type: MessageType, request: dict[str, Any], retries: int
-) -> Any:
-    """Send one request of a kind, and again up to `retries` times while its failures pass."""
-    create = (client.chat if message_type == "chat" else client).completions.create
-    return await with_retries(lambda: create(model=model, **request), retries)
 
 # %% ../../nbs/envs/03_environment.ipynb #ba9fad99
 def check_asked(client: Any, model: str | None) -> str:
@@ -236,7 +227,8 @@ class Environment(ABC):
         """Ask the model once; returns the response as the client gives it."""
         kind = message_type or self.message_type
         request = model_request(prompt, kind, oai_tools, sampling_args)
-        return await ask_model(client, model, kind, request, self.max_retries)
+        create = (client.chat if kind == "chat" else client).completions.create
+        return await with_retries(lambda: create(model=model, **request), self.max_retries)
 
     @abstractmethod
     async def rollout(

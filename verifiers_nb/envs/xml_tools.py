@@ -14,8 +14,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .multiturn import MultiTurnEnv
-from .tool_env import ToolCalls
+from .tool_env import ToolEnv
 from .tools import convert_func_to_oai_tool
 from ..parsers.base import assistant_texts
 from ..parsers.xml import OneAnswerParser, XMLParser
@@ -55,7 +54,7 @@ def read_tool(text: str) -> dict[str, Any]:
     return {"id": None, "function": {"name": call["name"], "arguments": arguments}}
 
 # %% ../../nbs/envs/13_xml_tools.ipynb #b31711e6
-class XMLToolEnv(ToolCalls, MultiTurnEnv):
+class XMLToolEnv(ToolEnv):
     """Let the model call tools in tags until it answers.
 
     `state["tool_attempts"]`: for each call the name of its tool ("" for one that can't be read) and
@@ -65,12 +64,12 @@ class XMLToolEnv(ToolCalls, MultiTurnEnv):
     def __init__(
         self, tools: Sequence[Callable[..., Any]], max_turns: int = 10, **kwargs: Any
     ) -> None:
-        ToolCalls.__init__(self, tools, str)
-        MultiTurnEnv.__init__(self, max_turns, **kwargs)
+        super().__init__(tools, max_turns, **kwargs)
+        self.oai_tools = None  # the system prompt describes them
 
     def setup_state(self, state: State, **kwargs: Any) -> State:
         """Begin the notes about calls."""
-        return {**state, "tools_called": [], "tool_errors": 0, "tool_attempts": []}
+        return {**super().setup_state(state), "tool_attempts": []}
 
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> bool:
         """End with a reply that holds an answer."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ROW', 'GROUP', 'logger', 'T', 'wanted_arguments', 'reward_name', 'sees_group', 'as_score', 'as_scores', 'call_within',
-           'attempt', 'choose_wanted', 'row_of', 'call_func', 'call_group_func', 'is_async', 'run_calls',
-           'combine_scores', 'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides',
-           'score_one', 'score_many', 'rollouts_from_columns', 'call_one', 'check_weights', 'Rubric']
+           'attempt', 'choose_wanted', 'call_func', 'call_group_func', 'is_async', 'run_calls', 'combine_scores',
+           'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one',
+           'score_many', 'rollouts_from_columns', 'call_one', 'check_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -136,24 +136,12 @@ def choose_wanted(func: RewardFunc, arguments: dict[str, Any]) -> dict[str, Any]
     wanted = wanted_arguments(func)
     return arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
 
-# %% ../../nbs/rubrics/00_rubric.ipynb #6eabce80
-def row_of(rollout: Rollout) -> tuple[Any, ...]:
-    """Return what is offered of a rollout, in the order of `ROW`."""
-    return (
-        rollout.prompt,
-        rollout.completion,
-        rollout.answer,
-        rollout.state,
-        rollout.task,
-        rollout.info,
-    )
-
 # %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3b
 async def call_func(rubric: Any, func: RewardFunc, rollout: Rollout, **kwargs: Any) -> float:
     """Return one function's score of a rollout; for a function that sees groups, it is one of one."""
     if sees_group(func):
         return (await call_group_func(rubric, func, [rollout], **kwargs))[0]
-    row = dict(zip(ROW, row_of(rollout), strict=True))
+    row = {name: getattr(rollout, name) for name in ROW}
     arguments = choose_wanted(func, {**rubric.class_objects, **row, **kwargs})
     return await attempt(rubric, func, arguments, as_score, 0.0)
 
@@ -162,7 +150,7 @@ async def call_group_func(
     rubric: Any, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
 ) -> list[float]:
     """Return a function's scores of the rollouts of one prompt; if it fails, all are 0.0."""
-    columns = dict(zip(GROUP, map(list, zip(*map(row_of, rollouts), strict=True)), strict=True))
+    columns = {f"{name}s": [getattr(rollout, name) for rollout in rollouts] for name in ROW}
     arguments = choose_wanted(func, {**rubric.class_objects, **columns, **kwargs})
     count = len(rollouts)
     return await attempt(rubric, func, arguments, partial(as_scores, count=count), [0.0] * count)
@@ -242,8 +230,7 @@ def overrides(rubric: Any, name: str) -> bool:
 def score_one(rubric: Any, rollout: Rollout, **kwargs: Any) -> Awaitable[RolloutScore]:
     """Score a rollout, through `score_rollout` where that is overridden; await the result."""
     if overrides(rubric, "score_rollout"):
-        row = dict(zip(ROW, row_of(rollout), strict=True))
-        return rubric.score_rollout(**row, **kwargs)
+        return rubric.score_rollout(**{name: getattr(rollout, name) for name in ROW}, **kwargs)
     return rubric._score(rollout, **kwargs)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #2584df97
@@ -251,7 +238,7 @@ async def score_many(rubric: Any, rollouts: Sequence[Rollout], **kwargs: Any) ->
     """Score rollouts together, through `score_rollouts` where that is overridden."""
     if not overrides(rubric, "score_rollouts"):
         return await rubric._score_together(rollouts, **kwargs)
-    columns = [list(column) for column in zip(*map(row_of, rollouts), strict=True)] or [[]] * 6
+    columns = [[getattr(rollout, name) for rollout in rollouts] for name in ROW]
     scores = await rubric.score_rollouts(*columns, **kwargs)
     return [score_row(scores, index) for index in range(len(rollouts))]
 
@@ -277,7 +264,8 @@ def rollouts_from_columns(
 def call_one(rubric: Any, func: RewardFunc, rollout: Rollout, **kwargs: Any) -> Awaitable[float]:
     """Call a function on a rollout, through `call_reward_func` where that is overridden; await it."""
     if overrides(rubric, "call_reward_func"):
-        return rubric.call_reward_func(func, *row_of(rollout), **kwargs)
+        row = (getattr(rollout, name) for name in ROW)
+        return rubric.call_reward_func(func, *row, **kwargs)
     return call_func(rubric, func, rollout, **kwargs)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #472b07b9
