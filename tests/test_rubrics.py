@@ -271,9 +271,9 @@ def test_the_watchdog_ends_what_no_signal_can():
     script = """
 import sys
 from verifiers_nb.rubrics import math
-math.TIME_LIMIT = 0
+math.VERIFY_SECONDS = 0
 math.compare_answers = lambda gold, response: 9 ** 9 ** 9 == 7 if response == "endless" else True
-math.serve(sys.stdin, sys.stdout)
+math.answer_questions(sys.stdin, sys.stdout)
 """
     questions = '["7", "7"]\n["7", "endless"]\n["7", "7"]\n'
     run = subprocess.run(

@@ -8,8 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
            'OPENAI_TYPES', 'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore',
-           'RolloutScores', 'ProcessedOutputs', 'content_text', 'messages_to_printable', 'cleanup_messages',
-           'tool_call_dict', 'sanitize_tool_calls', 'maybe_await', 'print_prompt_completions_sample', 'setup_logging']
+           'RolloutScores', 'ProcessedOutputs', 'part_text', 'content_text', 'part_label', 'messages_to_printable',
+           'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'sanitize_tool_calls',
+           'maybe_await', 'calls_text', 'rich_text', 'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
 import json
@@ -80,7 +81,7 @@ class Rollout:
 
 # %% ../nbs/00_types.ipynb #bd307a3e
 class GenerateInputs(BaseModel):
-    "Hold what an environment is asked to roll out, one list entry per rollout."
+    """Hold the rows that an environment is asked to roll out, one list entry per rollout."""
 
     prompt: list[Messages]
     answer: list[str] | None = None
@@ -90,7 +91,7 @@ class GenerateInputs(BaseModel):
 
 # %% ../nbs/00_types.ipynb #9e6a55b6
 class GenerateOutputs(BaseModel):
-    "Hold finished rollouts: entry `i` of every column belongs to rollout `i`."
+    """Hold finished rollouts: entry `i` of every column belongs to rollout `i`."""
 
     prompt: list[Messages]
     completion: list[Messages]
@@ -102,6 +103,7 @@ class GenerateOutputs(BaseModel):
     metrics: dict[str, list[float]] = Field(default_factory=dict)
 
     def __repr__(self) -> str:
+        """Write the number of rollouts and the mean of the reward and of each metric."""
         means = {"reward": self.reward, **self.metrics}
         shown = [f"{name} {sum(each) / max(1, len(each)):.3f}" for name, each in means.items()]
         return f"{type(self).__name__}({len(self.reward)} rollouts, mean {', '.join(shown)})"
@@ -110,14 +112,14 @@ class GenerateOutputs(BaseModel):
 
 # %% ../nbs/00_types.ipynb #d435a6cd
 class RolloutScore(BaseModel):
-    "Hold one rollout's weighted reward and each reward function's own score."
+    """Hold one rollout's weighted reward and each reward function's own score."""
 
     reward: float
     metrics: dict[str, float] = Field(default_factory=dict)
 
 # %% ../nbs/00_types.ipynb #d5955ed9
 class RolloutScores(BaseModel):
-    "Hold the scores of many rollouts as columns."
+    """Hold the scores of many rollouts as columns."""
 
     reward: list[float]
     metrics: dict[str, list[float]] = Field(default_factory=dict)
@@ -152,73 +154,69 @@ if TYPE_CHECKING:
 
 # %% ../nbs/00_types.ipynb #cb4e5208
 def __getattr__(name: str) -> Any:
-    "Load one of OpenAI's types, or the union `ModelResponse` of its two responses."
+    """Load one of OpenAI's types, or the union `ModelResponse` of its two responses."""
     if name == "ModelResponse":
         return __getattr__("ChatCompletion") | __getattr__("Completion")
     if name in OPENAI_TYPES:
         return getattr(import_module(OPENAI_TYPES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-# %% ../nbs/00_types.ipynb #b6bc1fdb
-def content_text(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:
-    "Give the text of a message's content; `None` and parts that are not text count as empty."
-    if isinstance(content, str):
-        return content
-    return "".join(_part_text(part) or "" for part in content or ())
-
 # %% ../nbs/00_types.ipynb #3b65cec0
-def _part_text(part: str | Mapping[str, Any]) -> str | None:
+def part_text(part: str | Mapping[str, Any]) -> str | None:
+    """Return the text of a content part, None for a part of another type."""
     if isinstance(part, str):
         return part
     return part.get("text") if part.get("type") == "text" else None
 
-# %% ../nbs/00_types.ipynb #95940edf
-def messages_to_printable(messages: Messages) -> Messages:
-    "Copy messages with their content as text, in which an image reads `[image]`."
-    if isinstance(messages, str):
-        return messages
-    return [{**message, "content": _printable(message.get("content"))} for message in messages]
-
-# %% ../nbs/00_types.ipynb #c6dbe215
-def _printable(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:
+# %% ../nbs/00_types.ipynb #b6bc1fdb
+def content_text(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:
+    """Return the text of a message's content; `None` and parts that are not text count as empty."""
     if isinstance(content, str):
         return content
-    return "\n\n".join(_part_label(part) for part in content or ())
+    return "".join(part_text(part) or "" for part in content or ())
 
-
-def _part_label(part: str | Mapping[str, Any]) -> str:
-    text = _part_text(part)
+# %% ../nbs/00_types.ipynb #b808a21f
+def part_label(part: str | Mapping[str, Any]) -> str:
+    """Return the text of a content part, or its type in brackets."""
+    text = part_text(part)
     if text is not None or isinstance(part, str):
         return text or ""
     return f"[{str(part.get('type')).removesuffix('_url')}]"
 
-# %% ../nbs/00_types.ipynb #a4cdd5a6
+# %% ../nbs/00_types.ipynb #95940edf
+def messages_to_printable(messages: Messages) -> Messages:
+    """Copy messages with their content as text, in which an image reads `[image]`."""
+    if isinstance(messages, str):
+        return messages
+    contents = (message.get("content") or () for message in messages)
+    texts = (c if isinstance(c, str) else "\n\n".join(map(part_label, c)) for c in contents)
+    return [{**m, "content": text} for m, text in zip(messages, texts, strict=True)]
+
+# %% ../nbs/00_types.ipynb #af588258
 PAYLOADS = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
 
 
-def cleanup_messages(messages: Messages) -> Messages:
-    "Copy messages without the empty and foreign keys that a dataset adds to them."
-    if isinstance(messages, str):
-        return messages
-    return [_cleanup(message) for message in messages]
-
-# %% ../nbs/00_types.ipynb #6046eaca
-def _cleanup(message: ChatMessage) -> ChatMessage:
-    kept = {key: value for key, value in message.items() if value is not None or key == "content"}
-    if isinstance(content := kept.get("content"), Sequence) and not isinstance(content, str):
-        kept["content"] = [
-            part if isinstance(part, str) else _cleanup_part(part) for part in content
-        ]
-    return kept
-
-# %% ../nbs/00_types.ipynb #af588258
-def _cleanup_part(part: Mapping[str, Any]) -> dict[str, Any]:
+def cleanup_part(part: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy a content part without empty keys and without the payload of another type."""
     foreign = PAYLOADS - {part.get("type")}
     return {key: value for key, value in part.items() if value is not None and key not in foreign}
 
+# %% ../nbs/00_types.ipynb #6046eaca
+def cleanup_message(message: ChatMessage) -> ChatMessage:
+    """Copy a message without empty keys, and its content parts without foreign ones."""
+    kept = {key: value for key, value in message.items() if value is not None or key == "content"}
+    if isinstance(content := kept.get("content"), Sequence) and not isinstance(content, str):
+        kept["content"] = [p if isinstance(p, str) else cleanup_part(p) for p in content]
+    return kept
+
+# %% ../nbs/00_types.ipynb #a4cdd5a6
+def cleanup_messages(messages: Messages) -> Messages:
+    """Copy messages without the empty and foreign keys that a dataset adds to them."""
+    return messages if isinstance(messages, str) else list(map(cleanup_message, messages))
+
 # %% ../nbs/00_types.ipynb #1ae05874
 def tool_call_dict(call: Any) -> dict[str, Any]:
-    "Give a tool call as a dictionary, from an object of OpenAI's shape, a mapping or JSON text."
+    """Return a tool call as a dictionary, from an object of OpenAI's shape, a mapping or JSON text."""
     if isinstance(call, str):
         return json.loads(call)
     if isinstance(call, Mapping):
@@ -228,7 +226,7 @@ def tool_call_dict(call: Any) -> dict[str, Any]:
 
 # %% ../nbs/00_types.ipynb #971b5f92
 def sanitize_tool_calls(messages: Messages) -> Messages:
-    "Copy messages with each tool call as JSON text, for a dataset column."
+    """Copy messages with each tool call as JSON text, for a dataset column."""
     if isinstance(messages, str):
         return messages
     return [
@@ -240,10 +238,29 @@ def sanitize_tool_calls(messages: Messages) -> Messages:
 
 # %% ../nbs/00_types.ipynb #ba49ec9b
 async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    "Call `func` and await what it returns if that can be awaited."
+    """Call `func`, and await its result if that can be awaited."""
     result = func(*args, **kwargs)
     # As `inspect.isawaitable` for all but generators, at a tenth of the price: this runs at each turn.
     return await result if hasattr(result, "__await__") else result
+
+# %% ../nbs/00_types.ipynb #d1e001a2
+def calls_text(message: ChatMessage) -> str:
+    """Return the tool calls of a message, a line each."""
+    functions = [tool_call_dict(call)["function"] for call in message.get("tool_calls") or ()]
+    return "".join(f"\n→ {function['name']}({function['arguments']})" for function in functions)
+
+# %% ../nbs/00_types.ipynb #e5876d59
+def rich_text(messages: Messages) -> Text:
+    """Return messages as a text for Rich, with the role before each."""
+    from rich.text import Text
+
+    shown = messages_to_printable(messages)
+    if isinstance(shown, str):
+        return Text(shown)
+    return Text("\n\n").join(
+        Text.assemble((f"{message['role']}: ", "bold"), message["content"], calls_text(message))
+        for message in shown
+    )
 
 # %% ../nbs/00_types.ipynb #bcce3e53
 def print_prompt_completions_sample(
@@ -253,7 +270,7 @@ def print_prompt_completions_sample(
     step: int,
     num_samples: int = 1,
 ) -> None:
-    "Print the first `num_samples` rollouts of a training step as a table."
+    """Print the first `num_samples` rollouts of a training step as a table."""
     from rich.console import Console
     from rich.panel import Panel
     from rich.table import Table
@@ -264,31 +281,14 @@ def print_prompt_completions_sample(
     table.add_column("Reward", style="bold cyan", justify="right")
     sample = (column[:num_samples] for column in (prompts, completions, rewards))
     for prompt, completion, reward in zip(*sample, strict=True):
-        table.add_row(_rich_text(prompt), _rich_text(completion), f"{reward:.2f}")
+        table.add_row(rich_text(prompt), rich_text(completion), f"{reward:.2f}")
     Console().print(Panel(table, title=f"Step {step}", expand=False))
-
-# %% ../nbs/00_types.ipynb #e5876d59
-def _rich_text(messages: Messages) -> Text:
-    from rich.text import Text
-
-    shown = messages_to_printable(messages)
-    if isinstance(shown, str):
-        return Text(shown)
-    return Text("\n\n").join(
-        Text.assemble((f"{message['role']}: ", "bold"), message["content"], _calls_text(message))
-        for message in shown
-    )
-
-# %% ../nbs/00_types.ipynb #d1e001a2
-def _calls_text(message: ChatMessage) -> str:
-    functions = [tool_call_dict(call)["function"] for call in message.get("tool_calls") or ()]
-    return "".join(f"\n→ {function['name']}({function['arguments']})" for function in functions)
 
 # %% ../nbs/00_types.ipynb #ca3512f4
 def setup_logging(
     level: str | int = "INFO", log_format: str | None = None, date_format: str | None = None
 ) -> None:
-    "Log what the library says at `level` and above to standard error."
+    """Write the library's log at `level` and above to standard error."""
     log_format = log_format or "%(asctime)s %(name)s %(levelname)s: %(message)s"
     handler = logging.StreamHandler()
     handler.set_name("verifiers_nb")

@@ -30,7 +30,7 @@ def total_tool_calls(completion: Messages) -> float:
     """Count the assistant's tool calls."""
     return float(len(called_tools(completion)))
 
-
+# %% ../../nbs/rubrics/04_tool.ipynb #e2126c2f
 def counter_of(name: str) -> RewardFunc:
     """Return the function `<name>_calls`, which counts the calls of one tool."""
 
