@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'PAGE_ROWS', 'SCHEMES', 'COLOURS', 'TYPE', 'MARKS', 'MOST_KEYS', 'LIT',
            'PARTS', 'STYLE', 'visible', 'escaped', 'one_line', 'Mark', 'within', 'pieces', 'windows', 'opening',
            'piece', 'marked_text', 'score_bar', 'bin_scores', 'action', 'bin_name', 'histogram', 'table',
-           'shortcut_attributes', 'button', 'pager', 'framed', 'Snapshot']
+           'pressable_row', 'shortcut_attributes', 'button', 'pager', 'framed', 'Snapshot']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import re
@@ -30,7 +30,7 @@ def visible(text: str) -> str:
     """Return the text with control characters, marks of direction and lone surrogates as Python's escapes."""
     return ODD.sub(lambda odd: ascii(odd[0])[1:-1], text)
 
-# %% ../../nbs/widgets/00_html.ipynb #d8ed9de0
+# %% ../../nbs/widgets/00_html.ipynb #d7903659
 def escaped(text: str) -> str:
     """Return HTML that shows a text and does nothing else."""
     pieces = ODD.split(text)
@@ -172,7 +172,7 @@ def bin_scores(scores: Iterable[float]) -> list[int]:
         counts[max(0, min(10, int(score * 10)))] += 1
     return counts
 
-# %% ../../nbs/widgets/00_html.ipynb #4931a2f8
+# %% ../../nbs/widgets/00_html.ipynb #9ad07348
 def action(name: str, live: bool, **data: Any) -> str:
     """Write the attributes of an element that does something when pressed; none in a static form."""
     given = "".join(f' data-{key}="{escape(str(value))}"' for key, value in data.items())
@@ -232,7 +232,13 @@ def table(
     top = cells([escape(name) for name in head], "th")
     return f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
-# %% ../../nbs/widgets/00_html.ipynb #5c68c7e0
+# %% ../../nbs/widgets/00_html.ipynb #7a5990b0
+def pressable_row(act: str, live: bool, current: bool = False, **data: Any) -> dict[str, Any]:
+    """Return the attributes of a row that does something when pressed; in a static form it only may be current."""
+    press = {"tabindex": 0, "data-act": act, **{f"data-{key}": data[key] for key in data}}
+    return (press if live else {}) | ({"aria-current": "true"} if current else {})
+
+# %% ../../nbs/widgets/00_html.ipynb #51a5c32e
 def shortcut_attributes(key: str) -> str:
     """Write the attributes of an element that a key presses, as `KeyboardEvent.key` names it; "" is none."""
     return f' aria-keyshortcuts="{escape(key)}" title="key: {escape(key)}"' if key else ""

@@ -37,6 +37,7 @@ from verifiers_nb.widgets.html import (
     histogram,
     one_line,
     pager,
+    pressable_row,
     score_bar,
     table,
 )
@@ -64,7 +65,7 @@ def safe_checks(source: Any, given: Any, commands: Sequence[Command] = ()) -> li
         reason = f"{type(source).__name__} failed on this text: {error!r:.300}"
         return [Check("checks", 1.0, 0.0, None, reason)]
 
-# %% ../../nbs/widgets/02_inspection.ipynb #f85c4470
+# %% ../../nbs/widgets/02_inspection.ipynb #4ed90989
 def tag_of(source: Any, commands: Sequence[Command] = ()) -> StructuralTag | None:
     """Return the structural tag of a format, if it has one that matches text and xgrammar is installed."""
     if hasattr(tag := getattr(source, "tag", None), "matched_prefix"):
@@ -94,7 +95,7 @@ def tag_spans(text: str, names: Iterable[str]) -> Spans:
             spans[name] = begin, end if end >= 0 else len(text)
     return spans
 
-# %% ../../nbs/widgets/02_inspection.ipynb #620c9722
+# %% ../../nbs/widgets/02_inspection.ipynb #8410cc89
 def think_spans(text: str) -> Spans:
     """Find the thinking and the answer after the last `</think>`."""
     close = text.rfind("</think>")
@@ -104,7 +105,7 @@ def think_spans(text: str) -> Spans:
     begin = start + len("<think>") if start >= 0 else 0
     return {"think": (begin, close), "answer": (close + len("</think>"), len(text))}
 
-# %% ../../nbs/widgets/02_inspection.ipynb #c50f1241
+# %% ../../nbs/widgets/02_inspection.ipynb #25bc9dd0
 def find_spans(source: Any, text: str, checks: Sequence[Check]) -> Spans:
     """Return the spans of a text that a format has a name for."""
     if isinstance(source, XMLParser):
@@ -125,7 +126,7 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
         return start, end
     return start + len(inside) - len(inside.lstrip()), start + len(inside.rstrip())
 
-# %% ../../nbs/widgets/02_inspection.ipynb #c1dfd96e
+# %% ../../nbs/widgets/02_inspection.ipynb #72d4790d
 class Field(NamedTuple):
     """Name the characters `start` to `end` of a text."""
 
@@ -133,7 +134,7 @@ class Field(NamedTuple):
     start: int
     end: int
 
-
+# %% ../../nbs/widgets/02_inspection.ipynb #c1dfd96e
 @dataclass(frozen=True)
 class Contract:
     """Ask a parser or a verifier what it knows about a text; `commands` are those of an action parser."""
@@ -313,7 +314,7 @@ def candidates(text: str, at: Sequence[int], strings: Sequence[str]) -> set[Inse
                 found.add(((start, around[0]), (end, around[1])))
     return found
 
-# %% ../../nbs/widgets/02_inspection.ipynb #bb057db5
+# %% ../../nbs/widgets/02_inspection.ipynb #73f718c8
 def without_overlap(wanted: str, rest: str) -> str:
     """Leave out of an insertion the end that the rest of the text already has."""
     sizes = range(len(wanted), 0, -1)
@@ -344,7 +345,7 @@ def continuations(tag: StructuralTag, text: str) -> set[Insertions]:
         wanted += [end, without_overlap(end, text[at:])]
     return {((at, each),) for each in wanted if each}
 
-# %% ../../nbs/widgets/02_inspection.ipynb #6acdb657
+# %% ../../nbs/widgets/02_inspection.ipynb #62fad1ec
 def effort(insertions: Insertions) -> tuple[Any, ...]:
     """Order insertions by length and number; of pairs, those come first that make the stretch the last field."""
     length = sum(len(new) for _, new in insertions)
@@ -584,11 +585,10 @@ def list_html(survey: Survey, listed: Listed, at: int | None, page: int, live: b
             why = ", ".join(losing) or "every check is met"
         else:
             why = survey.reason(row, listed.check)
-        press = {"tabindex": 0, "data-act": "show", "data-row": row}
-        press |= {"aria-current": str(row == at).lower()}
+        press = pressable_row("show", live, row == at, row=row)
         text = one_line(row_text(survey.rows[row]))
         cells = [survey.names[row], f"{total:.2f}", bar, escaped(why[:160]), text]
-        drawn.append([press if live else {}, *cells])
+        drawn.append([press, *cells])
     close = button("Show all", "all", live) if listed.check is not None else ""
     head = ["#", "Score", "", "Loses points at" if listed.check is None else "Why", "Text"]
     rows = table(head, drawn, listed.title, [0, 1])
