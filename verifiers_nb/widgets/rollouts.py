@@ -122,7 +122,7 @@ def messages_text(messages: Messages) -> str:
 def last_text(messages: Messages) -> str:
     """Return what the last message says, for a list."""
     if isinstance(messages, str) or not messages:
-        return messages or ""
+        return messages_text(messages)
     return content_text(messages[-1].get("content")) or messages_text(messages[-1:])
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #fa35e192
