@@ -176,6 +176,13 @@ def test_notebooks_are_numbered_by_two_digits_once() -> None:
 
 
 @rule
+def test_contributing_lists_the_rooms_in_order() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(?:(00_types)`, `01_init|(\w+)/)` \|", text, flags=re.M)
+    assert [room or "foundations" for _, room in listed] == [*read_rooms(NBS)]
+
+
+@rule
 def test_a_module_has_the_name_of_its_notebook() -> None:
     for module, each in exporting().items():
         if module == "__init__":
