@@ -13,6 +13,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
+INSTALL = "from verifiers_nb.cli.init import install_main; raise SystemExit(install_main())"
 PIP = ["--", "-q", "--no-deps", "--no-build-isolation"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
     "OMP_NUM_THREADS": "1"
@@ -33,8 +34,9 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def call(
     python: Path | str, command: str, *arguments: str, cwd: Path
 ) -> subprocess.CompletedProcess[str]:
-    """Call a command with a Python."""
-    line = [str(python), "-m", command, *arguments]
+    """Call a module with a Python, or vf-install."""
+    start = ["-c", INSTALL] if command == "vf-install" else ["-m", command]
+    line = [str(python), *start, *arguments]
     return subprocess.run(line, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=600)
 
 
@@ -45,10 +47,10 @@ def test_from_a_name_to_a_score(python: Path, tmp_path: Path) -> None:
         python, "pytest", "-q", "environments/my_sums", "-p", "no:cacheprovider", cwd=tmp_path
     )
     assert tested.returncode == 0, tested.stdout  # installed or not
-    listed = call(python, "verifiers_nb.cli.init", "--list", cwd=tmp_path).stdout
+    listed = call(python, "vf-install", "--list", cwd=tmp_path).stdout
     (line,) = [line for line in listed.splitlines() if line.startswith("my-sums")]
     assert "needs vf-install" in line
-    done = call(python, "verifiers_nb.cli.init", "my-sums", *PIP, cwd=tmp_path)
+    done = call(python, "vf-install", "my-sums", *PIP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     scored = call(
         python,
@@ -86,7 +88,7 @@ def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
     ):
         subprocess.run([*git, *arguments], cwd=repository, check=True)
     address = f"file://{repository}"
-    install = "verifiers_nb.cli.init"
+    install = "vf-install"
     done = call(python, install, "git-sums", "-r", address, "-b", "dev", *PIP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     source = "import git_sums; print(git_sums.load_environment().rubric.get_reward_weights())"
@@ -130,20 +132,20 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "arguments", "said"),
     [
-        ("init", ["2-sums"], "can't be the name"),
-        ("init", ["json"], "Python has already"),
-        ("init", [], "NAME"),
-        ("init", ["a", "-p", "file"], "can't be written"),
-        ("init", ["a", "--note"], "is unknown; did you mean --notebook?"),
-        ("install", ["adition"], "did you mean 'addition'?"),
-        ("install", [], "which environment"),
-        ("install", ["addition", "-b", "dev"], "--from-repo"),
+        ("verifiers_nb.cli.init", ["2-sums"], "can't be the name"),
+        ("verifiers_nb.cli.init", ["json"], "Python has already"),
+        ("verifiers_nb.cli.init", [], "NAME"),
+        ("verifiers_nb.cli.init", ["a", "-p", "file"], "can't be written"),
+        ("verifiers_nb.cli.init", ["a", "--note"], "is unknown; did you mean --notebook?"),
+        ("vf-install", ["adition"], "did you mean 'addition'?"),
+        ("vf-install", [], "which environment"),
+        ("vf-install", ["addition", "-b", "dev"], "--from-repo"),
     ],
 )
 def test_a_wrong_call_costs_one_sentence(
     tmp_path: Path, command: str, arguments: list[str], said: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    failed = call(sys.executable, f"verifiers_nb.cli.{command}", *arguments, cwd=tmp_path)
+    failed = call(sys.executable, command, *arguments, cwd=tmp_path)
     assert failed.returncode == 2 and said in failed.stderr
     assert "Traceback" not in failed.stderr and len(failed.stderr.strip().splitlines()) == 1

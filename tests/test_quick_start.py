@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers_nb as vf
-from verifiers_nb.cli.demo import LiveNotebook, run_notebook, set_parameters
+from verifiers_nb.cli.demo import run_notebook, set_parameters
 
 NOTEBOOK = Path(__file__).parents[1] / "nbs/tutorials/101_quick_start.ipynb"
 
@@ -46,7 +45,7 @@ def plain_greedy_accuracy(adapter: Path) -> float:
 def test_quick_start_learns(seed: int, tmp_path: Path) -> None:
     nb = nbformat.read(NOTEBOOK, 4)
     set_parameters(nb, output_dir="run", seed=seed)
-    asyncio.run(run_notebook(LiveNotebook(nb, tmp_path / "executed.ipynb", tmp_path)))
+    run_notebook(nb, tmp_path / "executed.ipynb", tmp_path)
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["steps"] == 60
     assert summary["reward_last5"] >= 0.95

@@ -6,30 +6,65 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['DESCRIPTION', 'EPILOG', 'make_parser', 'read_arguments', 'announce', 'run', 'main']
+__all__ = ['VLLM_EXAMPLES', 'ServerSettings', 'vllm_parser', 'read_arguments', 'announce', 'serve_until_stopped', 'main']
 
 # %% ../../nbs/cli/06_vllm.ipynb #77de68da
+import argparse
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from verifiers_nb.cli.command import (
     CommandError,
     CommandParser,
+    add_flags,
     end_on_sigterm,
+    flag,
     number,
     run_command,
     whole_number,
 )
 
 # %% ../../nbs/cli/06_vllm.ipynb #c1dfd96e
-DESCRIPTION = """\
-Start a vLLM server on this machine for rollouts and training: with LoRA adapters that can be
-exchanged while it runs, exact token ids and log-probabilities, and a cache of a fixed size that
-leaves the rest of the GPU to a trainer. Ctrl-C ends it."""
-EPILOG = """\
+@dataclass
+class ServerSettings:
+    """The options of `start_vllm` that have a flag."""
+
+    name: str = flag("", "what requests call the model (default: MODEL)")
+    port: int = flag(0, "default: any that is free", type=whole_number(1, most=65535), metavar="N")
+    kv_cache_gb: float = flag(
+        0, "memory for keys and values (default: a quarter of what is free on the GPU, 1 on a CPU)",
+        type=number, metavar="GB",
+    )  # fmt: skip
+    max_model_len: str = flag(
+        "", "longest prompt and answer together, in tokens (default: what fits)", metavar="N"
+    )
+    max_loras: int = flag(
+        2, "adapters in use at the same time (default: 2, the new and the old)", type=whole_number(1),
+        metavar="N",
+    )  # fmt: skip
+    max_lora_rank: int = flag(
+        32, "largest rank of an adapter (default: 32)", type=whole_number(1), metavar="R"
+    )
+    sleep_mode: bool = flag(False, "let a trainer ask for the GPU's memory for a while")
+    restarts: int = flag(
+        2,
+        "how often a server that died starts again (default: 2)",
+        type=whole_number(0),
+        metavar="N",
+    )
+    timeout: float = flag(
+        1800, "longest start, in seconds (default: 1800)", type=number, metavar="S"
+    )
+    log: Path | None = flag(
+        None, "what vLLM says (default: a temporary file)", type=Path, metavar="FILE"
+    )
+
+# %% ../../nbs/cli/06_vllm.ipynb #bbc46c0e
+VLLM_EXAMPLES = """\
 examples:
   vf-vllm Qwen/Qwen3-0.6B
   vf-vllm Qwen/Qwen3-8B --kv-cache-gb 20 --max-lora-rank 64 --port 8000
@@ -38,74 +73,30 @@ examples:
 What follows -- goes to vLLM, whose options `python -m vllm.entrypoints.openai.api_server --help=all`
 lists. It listens on 127.0.0.1 only. VLLM_API_KEY, if it is set, is the key; else a random one is printed."""
 
-# %% ../../nbs/cli/06_vllm.ipynb #bbc46c0e
-def make_parser() -> CommandParser:
+
+def vllm_parser() -> CommandParser:
     """Return the parser of the command line."""
+    about = (
+        "Start a vLLM server on this machine for rollouts and training: with LoRA adapters that can be\n"
+        "exchanged while it runs, exact token ids and log-probabilities, and a cache of a fixed size that\n"
+        "leaves the rest of the GPU to a trainer. Ctrl-C ends it."
+    )
+    usage = "vf-vllm MODEL [options] [-- VLLM OPTIONS]"
     parser = CommandParser(
-        "vf-vllm",
-        description=DESCRIPTION,
-        epilog=EPILOG,
-        usage="vf-vllm MODEL [options] [-- VLLM OPTIONS]",
-    )
-    add = parser.add_argument
-    add("model", metavar="MODEL", help="a name on the hub, a folder, or a model of the package")
-    add("--name", help="what requests call it (default: MODEL)")
-    add("--port", type=whole_number(1, most=65535), metavar="N", help="default: any that is free")
-    add(
-        "--kv-cache-gb",
-        type=number,
-        metavar="GB",
-        help="memory for keys and values (default: a quarter of what is free on the GPU, 1 on a CPU)",
-    )
-    add(
-        "--max-model-len",
-        metavar="N",
-        help="longest prompt and answer together, in tokens (default: what fits)",
-    )
-    add(
-        "--max-loras",
-        type=whole_number(1),
-        default=2,
-        metavar="N",
-        help="adapters in use at the same time (default: 2, the new and the old)",
-    )
-    add(
-        "--max-lora-rank",
-        type=whole_number(1),
-        default=32,
-        metavar="R",
-        help="largest rank of an adapter (default: 32)",
-    )
-    add(
-        "--sleep-mode",
-        action="store_true",
-        help="let a trainer ask for the GPU's memory for a while",
-    )
-    add(
-        "--restarts",
-        type=whole_number(0),
-        default=2,
-        metavar="N",
-        help="how often a server that died starts again (default: 2)",
-    )
-    add(
-        "--timeout",
-        type=number,
-        default=1800,
-        metavar="S",
-        help="longest start, in seconds (default: 1800)",
-    )
-    add("--log", type=Path, metavar="FILE", help="what vLLM says (default: a temporary file)")
+        "vf-vllm", description=about, epilog=VLLM_EXAMPLES, usage=usage,
+        argument_default=argparse.SUPPRESS,
+    )  # fmt: skip
+    named = "a name on the hub, a folder, or a model of the package"
+    parser.add_argument("model", metavar="MODEL", help=named)
+    add_flags(parser, ServerSettings)
     return parser
 
 # %% ../../nbs/cli/06_vllm.ipynb #0ade7c2c
 def read_arguments(argv: Sequence[str]) -> tuple[str, dict[str, Any], list[str]]:
     """Return the model, the options of `start_vllm`, and vLLM's own."""
     cut = argv.index("--") if "--" in argv else len(argv)
-    given = vars(make_parser().parse_args(argv[:cut]))
-    model = given.pop("model")
-    options = {name: value for name, value in given.items() if value is not None}
-    return model, options, list(argv[cut + 1 :])
+    options = vars(vllm_parser().parse_args(argv[:cut]))
+    return options.pop("model"), options, list(argv[cut + 1 :])
 
 # %% ../../nbs/cli/06_vllm.ipynb #bd307a3e
 def announce(server: Any) -> str:
@@ -118,7 +109,7 @@ def announce(server: Any) -> str:
     )
 
 # %% ../../nbs/cli/06_vllm.ipynb #8262d87c
-def run(model: str, options: dict[str, Any], rest: Sequence[str]) -> int:
+def serve_until_stopped(model: str, options: dict[str, Any], rest: Sequence[str]) -> int:
     """Serve until Ctrl-C and return 0, or 1 for a server that is gone for good."""
     from verifiers_nb.inference.vllm_server import start_vllm
 
@@ -136,16 +127,16 @@ def run(model: str, options: dict[str, Any], rest: Sequence[str]) -> int:
 # %% ../../nbs/cli/06_vllm.ipynb #7c8c7b86
 def main(argv: Sequence[str] | None = None) -> int:
     """Start a server; 0 after Ctrl-C, 1 if it died, 2 if it did not start, 130 for Ctrl-C before that."""
-    model, options, rest = read_arguments(sys.argv[1:] if argv is None else argv)
+    arguments = read_arguments(sys.argv[1:] if argv is None else argv)
     end_on_sigterm()
 
-    def work() -> int:
+    def serve_or_say_why() -> int:
         try:
-            return run(model, options, rest)
+            return serve_until_stopped(*arguments)
         except (ImportError, ValueError, RuntimeError) as error:
             raise CommandError(str(error)) from error
 
-    return run_command("vf-vllm", work)
+    return run_command("vf-vllm", serve_or_say_why)
 
 # %% ../../nbs/cli/06_vllm.ipynb #fa35e192
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__
