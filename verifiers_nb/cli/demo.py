@@ -83,7 +83,7 @@ def notebook_client(nb: NotebookNode, path: Path, cwd: Path, out: TextIO) -> Any
     from nbclient import NotebookClient
 
     specs = KernelSpecManager(kernel_dirs=[])
-    client = NotebookClient(
+    client: Any = NotebookClient(
         nb,
         km=AsyncKernelManager(kernel_spec_manager=specs, transport_encryption="auto"),
         resources={"metadata": {"path": str(cwd)}},
