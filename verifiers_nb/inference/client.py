@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'ERROR_CLASSES', 'UNSERVED', 'shipped_models',
            'model_path', 'model_not_found', 'no_progress_bar', 'needs_train', 'default_dtype', 'get_model',
-           'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'TokenLogProb', 'LogProbs', 'json_default', 'encode',
-           'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
-           'read_answer', 'check_adapter', 'check_saved']
+           'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode', 'is_given',
+           'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure', 'read_answer',
+           'check_adapter', 'check_saved']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import json
@@ -198,33 +198,26 @@ class Reply(dict[str, Any]):
         dumped: dict[str, Any] = orjson.loads(orjson.dumps(self))
         return dumped
 
-# %% ../../nbs/inference/00_client.ipynb #63266754
-@dataclass(slots=True)
-class TokenLogProb:
-    """One sampled token, written `token_id:<int>` as vLLM does, and its log-probability in nats."""
-
-    token: str
-    logprob: float
-
 # %% ../../nbs/inference/00_client.ipynb #7e3a5c67
 @dataclass(slots=True)
 class LogProbs:
-    """Log-probabilities of the sampled tokens, in the chat format and in the completion format."""
+    """Log-probabilities of the sampled tokens, in nats, in the chat format and in the completion format."""
 
     token_ids: list[int]
     token_logprobs: list[float]
-    _content: list[TokenLogProb] | None = field(default=None, repr=False, compare=False)
+    _content: list[Reply] | None = field(default=None, repr=False, compare=False)
 
     @property
     def tokens(self) -> list[str]:
-        """Name each token by its id."""
+        """Name each token by its id, as `token_id:<int>`, which is vLLM's way."""
         return [f"token_id:{token_id}" for token_id in self.token_ids]
 
     @property
-    def content(self) -> list[TokenLogProb]:
+    def content(self) -> list[Reply]:
         """List an object per token, made at the first use."""
         if self._content is None:
-            self._content = list(map(TokenLogProb, self.tokens, self.token_logprobs))
+            pairs = zip(self.tokens, self.token_logprobs, strict=True)
+            self._content = [Reply(token=token, logprob=logprob) for token, logprob in pairs]
         return self._content
 
 # %% ../../nbs/inference/00_client.ipynb #e531649b

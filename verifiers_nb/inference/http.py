@@ -7,8 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CONNECT_TIMEOUT', 'needs_proxy', 'make_session', 'end_session', 'running_loop', 'end_sessions', 'as_timeout',
-           'send_request', 'request_body', 'read_content', 'Resource', 'HTTPClient', 'is_openais', 'can_stand_in',
-           'as_http_client']
+           'send_request', 'request_body', 'read_content', 'HTTPClient', 'is_openais', 'can_stand_in', 'as_http_client']
 
 # %% ../../nbs/inference/04_http.ipynb #1b645389
 import asyncio
@@ -18,7 +17,7 @@ import threading
 import weakref
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from types import FunctionType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.request import getproxies
@@ -137,17 +136,6 @@ def read_content(exchange: Exchange, content: bytes) -> Any:
     value = orjson.loads(content)
     return Reply(value) if isinstance(value, dict) else value
 
-# %% ../../nbs/inference/04_http.ipynb #1574bddb
-class Resource:
-    """`create` of one kind of completion: what `client.chat.completions` is."""
-
-    def __init__(self, client: HTTPClient, path: str) -> None:
-        self.client, self.url = client, client.url(path)
-
-    async def create(self, **request: Any) -> Reply:
-        """Ask for a completion; the arguments are those of OpenAI's method of this name."""
-        return await self.client.create(self.url, **request)
-
 # %% ../../nbs/inference/04_http.ipynb #9260bfd3
 class HTTPClient:
     """Ask a server that speaks OpenAI's protocol.
@@ -177,8 +165,9 @@ class HTTPClient:
         self.api_key, self.model, self.timeout, self.retries = api_key, model, timeout, retries
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.headers = {"Content-Type": "application/json", **authorization, **(headers or {})}
-        self.completions = Resource(self, "completions")
-        self.chat = SimpleNamespace(completions=Resource(self, "chat/completions"))
+        self.completions = SimpleNamespace(create=partial(self.create, self.url("completions")))
+        chat = SimpleNamespace(create=partial(self.create, self.url("chat/completions")))
+        self.chat = SimpleNamespace(completions=chat)
         self.limit = as_timeout(timeout)
         self.max_connections = max_connections
         self.sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}

@@ -8,11 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['RANKS', 'SHARED_MEMORY', 'ROOT_PREFIX', 'REST', 'logger', 'REMEDIES', 'NEUTRAL_SAMPLING', 'PROBE', 'TOLERANCES',
            'adapter_config', 'check_servable', 'save_weights', 'link_file', 'copy_as_zeros', 'write_adapter',
-           'fast_folder', 'adapter_bytes', 'hold', 'sweep', 'remove_roots', 'AdapterFolders', 'Version', 'Versions',
-           'call_server', 'served_model', 'load_on_server', 'unload_from_server', 'exact_request', 'Comparison',
-           'sampled_logprobs', 'compare_with_peft', 'check_comparison', 'retire', 'drop_unused', 'stage_version',
-           'prove', 'activate', 'push_version', 'reload_current', 'ask_policy', 'was_lost', 'outlive', 'push_to_own',
-           'claim_lock', 'call_dev', 'leave', 'VLLMClient']
+           'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'remove_roots', 'AdapterFolders', 'Version',
+           'Versions', 'call_server', 'served_model', 'load_on_server', 'unload_from_server', 'exact_request',
+           'Comparison', 'sampled_logprobs', 'compare_with_peft', 'check_comparison', 'retire', 'drop_unused',
+           'stage_version', 'prove', 'activate', 'push_version', 'reload_current', 'ask_policy', 'was_lost', 'outlive',
+           'push_to_own', 'claim_lock', 'call_dev', 'leave', 'VLLMClient']
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #77de68da
 import asyncio
@@ -28,7 +28,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
@@ -153,38 +153,27 @@ def adapter_bytes(adapter: PeftModel | str | Path) -> int:
     named = adapter.named_parameters()
     return sum(weight.numel() * weight.element_size() for name, weight in named if "lora_" in name)
 
-# %% ../../nbs/inference/06_vllm_policy.ipynb #12c6fc06
-def hold(root: Path) -> IO[str] | None:
-    """Take the lock in `root`; None if another has it. It is held for as long as the file is open."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows, where no vLLM runs either
-        return None
-    try:
-        file = (root / "lock").open("w")
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return None
-    return file
-
 # %% ../../nbs/inference/06_vllm_policy.ipynb #fc3fd834
 ROOT_PREFIX = "verifiers_nb-adapters-"
+
+
+def folder_lock(root: Path) -> FileLock:
+    """Return the lock by which a process holds its folder."""
+    return FileLock(root / "lock", timeout=0, thread_local=False)
 
 
 def sweep(parent: Path) -> None:
     """Remove the folders of processes that have ended."""
     for root in parent.glob(f"{ROOT_PREFIX}*"):
-        if lock := hold(root):
+        with suppress(Timeout, OSError), folder_lock(root):
             shutil.rmtree(root, ignore_errors=True)
-            lock.close()
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #2514bf23
-def remove_roots(roots: dict[Path, tuple[Path, IO[str] | None]]) -> None:
+def remove_roots(roots: dict[Path, tuple[Path, FileLock]]) -> None:
     """Remove all folders of this process."""
     for root, lock in roots.values():
         shutil.rmtree(root, ignore_errors=True)
-        if lock:
-            lock.close()
+        lock.release()
     roots.clear()
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #4d134bc0
@@ -193,7 +182,7 @@ class AdapterFolders:
 
     def __init__(self, parent: str | Path | None = None) -> None:
         self.parent = None if parent is None else Path(parent)
-        self.roots: dict[Path, tuple[Path, IO[str] | None]] = {}
+        self.roots: dict[Path, tuple[Path, FileLock]] = {}
         self.close = weakref.finalize(self, remove_roots, self.roots)
 
     def root(self, room: int) -> Path:
@@ -204,7 +193,8 @@ class AdapterFolders:
             sweep(parent)
             root = Path(tempfile.mkdtemp(prefix=ROOT_PREFIX, dir=parent))
             root.chmod(0o755)  # another user may run the server
-            self.roots[parent] = (root, hold(root))
+            self.roots[parent] = (root, folder_lock(root))
+            self.roots[parent][1].acquire()
         return self.roots[parent][0]
 
     def write(
@@ -688,7 +678,7 @@ class VLLMClient(HTTPClient):
         ask = super().create
         if request.get("model") not in (None, self.model):
             return await outlive(self.server, lambda: ask(url, **request))
-        exact = exact_request(request, chat=url == self.chat.completions.url)
+        exact = exact_request(request, chat=url.path.endswith("/chat/completions"))
 
         def ask_as(name: str) -> Awaitable[Reply]:
             return ask(url, **{**exact, "model": name})

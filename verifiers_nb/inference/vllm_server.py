@@ -272,22 +272,6 @@ FAILURES = (
         "the file of the weights is damaged. Delete it and download it again.",
     ),
     Failure(
-        "architecture",
-        r"Model architectures .* are not supported|Transformers does not recognize this architecture",
-        "this vLLM can't run a model of this architecture. Upgrade vLLM, or serve the model in this "
-        'process: vf.serve(model, engine="embedded").',
-    ),
-    Failure(
-        "tools",
-        r"invalid tool call parser",
-        "vLLM has no tool_call_parser of this name. Choose one of those that the line lists.",
-    ),
-    Failure(
-        "length",
-        r"User-specified max_model_len .* is greater than the derived",
-        "max_model_len is more than the model can read. Leave it out, or give what the line names.",
-    ),
-    Failure(
         "cache",
         r"larger than the available KV cache",
         "the KV cache has no room for one sequence of max_model_len tokens. Give a larger kv_cache_gb or "
@@ -310,12 +294,6 @@ FAILURES = (
         r"Failed to infer device type",
         "this vLLM finds no GPU that it can use. Check `nvidia-smi` and that vLLM and the driver fit, or "
         'use vf.serve(model, engine="embedded").',
-    ),
-    Failure(
-        "engine",
-        r"EngineDeadError",
-        "its engine died. If nobody ended it, the log says above what it was doing; main memory that ran "
-        "out shows in `dmesg`.",
     ),
     Failure(
         "versions",
