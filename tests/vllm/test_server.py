@@ -275,7 +275,7 @@ def test_a_start_that_is_killed() -> None:
 
     def kill() -> None:
         me = os.getpid()
-        is_vllm = lambda pid: "api_server" in title(pid) and "guard.py" not in title(pid)  # noqa: E731
+        is_vllm = lambda pid: "api_server" in title(pid) and "processes.py" not in title(pid)  # noqa: E731
         mine = lambda: [  # noqa: E731
             pid for pid in descendants(me) if is_vllm(pid) and "--max-num-seqs 7" in title(pid)
         ]
