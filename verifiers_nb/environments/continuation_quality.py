@@ -102,11 +102,11 @@ def load_environment(
         dataset = load_rows(dataset_name, split=dataset_split, sample="paragraphs", offline=offline)
     rows = filter(None, (continuation_row(row[dataset_key]) for row in dataset))
     rubric = JudgeRubric(
+        funcs=[grade_reward],
         judge_client=judge_client or JudgeClient(judge_base_url, judge_api_key_var),
         judge_model=judge_model,
         judge_prompt=CONTINUATION_JUDGE_PROMPT,
     )
-    rubric.add_reward_func(grade_reward)
     return SingleTurnEnv(
         message_type="completion",
         dataset=Dataset.from_list(list(rows)),

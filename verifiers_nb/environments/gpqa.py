@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LETTER', 'ABOUT', 'LETTER_ONLY', 'THINK_FIRST', 'correct_answer_reward_func', 'load_environment']
+__all__ = ['LETTER', 'ABOUT', 'LETTER_ONLY', 'THINK_FIRST', 'letter_reward', 'load_environment']
 
 # %% ../../nbs/environments/gpqa.ipynb #77de68da
 import re
@@ -27,12 +27,13 @@ if TYPE_CHECKING:
 LETTER = re.compile(r"\(?([A-Z])[).:]{0,2}")
 
 
-def correct_answer_reward_func(
-    completion: Messages, answer: str, parser: Parser, **kwargs: Any
-) -> float:
+def letter_reward(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
     """Score 1.0 when the answer is the right letter and nothing more, else 0.0."""
     given = LETTER.fullmatch((parser.parse_answer(completion) or "").strip())
     return float(given is not None and given[1] == answer)
+
+
+letter_reward.__name__ = "correct_answer_reward_func"  # the name of the metric
 
 # %% ../../nbs/environments/gpqa.ipynb #b1d57811
 ABOUT = EnvironmentCard(tags=("science", "multiple-choice", "single-turn", "think"))
@@ -61,7 +62,7 @@ def load_environment(
         name = "gpqa_diamond" if use_diamond else "gpqa_main"
         dataset = load_example_dataset(name, "train", seed=seed, offline=offline)
     parser = ThinkParser() if use_think else Parser()
-    rubric = Rubric([correct_answer_reward_func], parser=parser)
+    rubric = Rubric([letter_reward], parser=parser)
     if use_think:
         rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
     return SingleTurnEnv(

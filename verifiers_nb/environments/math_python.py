@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ABOUT', 'python', 'num_turns', 'num_tool_calls', 'num_errors', 'load_environment']
+__all__ = ['ABOUT', 'checked_python', 'num_turns', 'num_tool_calls', 'num_errors', 'load_environment']
 
 # %% ../../nbs/environments/math_python.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/math_python.ipynb #c1dfd96e
-def python(code: str) -> str:
+def checked_python(code: str) -> str:
     """Run a Python program and return what it prints.
 
     The program runs for at most 10 seconds, without network. Nothing is kept between calls.
@@ -36,6 +36,9 @@ def python(code: str) -> str:
     if run.status or run.stopped:
         raise RuntimeError(str(run))
     return str(run)
+
+
+checked_python.__name__ = "python"  # the name of the tool
 
 # %% ../../nbs/environments/math_python.ipynb #b1d57811
 def num_turns(completion: Messages) -> float:
@@ -81,7 +84,7 @@ def load_environment(
     for count in (num_turns, num_tool_calls, num_errors):
         rubric.add_reward_func(count, weight=0.0)
     return ToolEnv(
-        tools=[python],
+        tools=[checked_python],
         dataset=first_rows(dataset, num_train_examples),
         system_prompt=f"{BOXED_SYSTEM_PROMPT} Use the tool python for all calculations.",
         parser=parser,

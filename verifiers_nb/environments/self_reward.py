@@ -86,9 +86,9 @@ def load_environment(
             )
         dataset = load_rows(dataset_name or "", sample="questions", offline=offline)
     rubric = JudgeRubric(
+        funcs=[judge_reward_func],
         judge_client=judge_client or JudgeClient(base_url, api_key_var),
         judge_model=model_name,
         judge_prompt=SELF_REWARD_JUDGE_PROMPT,
     )
-    rubric.add_reward_func(judge_reward_func)
     return SingleTurnEnv(dataset=dataset, rubric=rubric, **kwargs)

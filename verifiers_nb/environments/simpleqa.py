@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SIMPLEQA_JUDGE_PROMPT', 'LABELS', 'ABOUT', 'gives', 'judged', 'correct_answer_reward_func', 'not_attempted',
-           'load_environment']
+__all__ = ['SIMPLEQA_JUDGE_PROMPT', 'LABELS', 'ABOUT', 'gives', 'judged', 'judged_correct', 'not_attempted', 'load_environment']
 
 # %% ../../nbs/environments/simpleqa.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
@@ -68,11 +67,14 @@ async def judged(
     return gives(await judge(prompt, completion, answer, state), letter)
 
 # %% ../../nbs/environments/simpleqa.ipynb #e9b0e116
-async def correct_answer_reward_func(
+async def judged_correct(
     judge: Any, prompt: Messages, completion: Messages, answer: str, state: State, **kwargs: Any
 ) -> float:
     """Score a correct answer 1.0, any other 0.0."""
     return await judged("A", judge, prompt, completion, answer, state)
+
+
+judged_correct.__name__ = "correct_answer_reward_func"  # the name of the metric
 
 # %% ../../nbs/environments/simpleqa.ipynb #3f7459c2
 async def not_attempted(
@@ -102,12 +104,12 @@ def load_environment(
     if dataset is None:
         dataset = load_rows("basicv8vc/SimpleQA", split="test", sample="simpleqa", offline=offline)
     rubric = JudgeRubric(
+        funcs=[judged_correct, not_attempted],
+        weights=[1.0, 0.0],
         judge_client=judge_client or JudgeClient(judge_base_url, judge_api_key_var),
         judge_model=judge_model,
         judge_prompt=SIMPLEQA_JUDGE_PROMPT,
     )
-    rubric.add_reward_func(correct_answer_reward_func)
-    rubric.add_reward_func(not_attempted, weight=0.0)
     return SingleTurnEnv(
         eval_dataset=dataset.rename_column("problem", "question"), rubric=rubric, **kwargs
     )

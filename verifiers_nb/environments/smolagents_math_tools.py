@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INTERPRETER_SECONDS', 'SMOLAGENTS_PROMPT', 'FEW_SHOT', 'ABOUT', 'calculator', 'python_interpreter',
+__all__ = ['INTERPRETER_SECONDS', 'SMOLAGENTS_PROMPT', 'FEW_SHOT', 'ABOUT', 'checked_calculator', 'python_interpreter',
            'SmolagentsParser', 'load_environment']
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
-from ..envs import tools as plain_tools
 from ..envs.data import load_example_dataset
+from ..envs.tools import calculator
 from verifiers_nb.envs.xml_tools import (
+    XML_TOOLS_PROMPT,
     XMLToolEnv,
     tool_execution_reward_func,
     tool_metrics,
@@ -29,17 +30,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #c1dfd96e
-def calculator(expression: str) -> str:
+def checked_calculator(expression: str) -> str:
     """Evaluate an arithmetic expression.
 
     Args:
         expression: Numbers, + - * / // % **, parentheses, pi, e, and functions such as sqrt, log or
             factorial.
     """
-    result = plain_tools.calculator(expression)
+    result = calculator(expression)
     if result.startswith("Error: "):
         raise ValueError(result.removeprefix("Error: "))
     return result
+
+
+checked_calculator.__name__ = "calculator"  # the name of the tool
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #451f006d
 INTERPRETER_SECONDS = 10
@@ -61,14 +65,9 @@ def python_interpreter(code: str) -> str:
     return str(interpreter(code))
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #b1d57811
-SMOLAGENTS_PROMPT = """Solve the problem with the help of tools. Reason in each reply; then either call one tool, or give the final answer.
-
-The tools, one a line, with the JSON schema of their arguments:
-{tool_descriptions}
-
-A call is one JSON object: {"name": "the tool's name", "arguments": {"the argument's name": "its value"}}. Its result comes in <result> tags. Each of your replies has this form:
-<reasoning>...</reasoning>
-<tool>...</tool> or <answer>...</answer>"""
+SMOLAGENTS_PROMPT = XML_TOOLS_PROMPT.replace("Think in each", "Reason in each").replace(
+    "<think>...</think>", "<reasoning>...</reasoning>"
+)
 FEW_SHOT: list[ChatMessage] = [
     {"role": "user", "content": "What is the sum of the squares of the first 20 primes?"},
     {
@@ -120,7 +119,7 @@ def load_environment(
         eval_dataset = eval_dataset or concatenate_datasets(
             [load_example_dataset(name, offline=offline) for name in ("aime2024", "aime2025")]
         )
-    tools = (calculator, python_interpreter)
+    tools = (checked_calculator, python_interpreter)
     parser = SmolagentsParser()
     rubric = MathRubric(parser=parser)
     rubric.add_reward_func(tool_execution_reward_func, weight=0.2)

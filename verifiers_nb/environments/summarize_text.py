@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SENTENCE_END', 'LEAST_LENGTH', 'MOST_LENGTH', 'ABOUT', 'SUMMARY_PROMPT', 'sentence_count', 'sentence_reward_func',
-           'summary_likeness', 'lcs_reward_func', 'load_environment']
+           'summary_likeness', 'summary_reward', 'load_environment']
 
 # %% ../../nbs/environments/summarize_text.ipynb #77de68da
 import re
@@ -54,9 +54,12 @@ def summary_likeness(summary: str, text: str) -> float:
     return fit * common / len(words)
 
 # %% ../../nbs/environments/summarize_text.ipynb #32052208
-def lcs_reward_func(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
+def summary_reward(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
     """Score how much of a summary of the right length is from the text, and in its order."""
     return summary_likeness(parser.parse_answer(completion) or "", answer)
+
+
+summary_reward.__name__ = "lcs_reward_func"  # the name of the metric
 
 # %% ../../nbs/environments/summarize_text.ipynb #1574bddb
 ABOUT = EnvironmentCard(tags=("summarization", "single-turn", "xml", "lcs"))
@@ -79,7 +82,7 @@ def load_environment(
     if dataset is None:
         dataset = load_rows("agentlans/wikipedia-paragraphs", sample="paragraphs", offline=offline)
     parser = OneAnswerParser(["think", "answer"])
-    rewards: list[RewardFunc] = [sentence_reward_func, lcs_reward_func]
+    rewards: list[RewardFunc] = [sentence_reward_func, summary_reward]
     rewards.append(parser.get_format_reward_func())
     return SingleTurnEnv(
         dataset=Dataset.from_list([{"question": t, "answer": t} for t in dataset["text"]]),

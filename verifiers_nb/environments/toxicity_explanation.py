@@ -88,10 +88,10 @@ def load_environment(
         dataset = load_rows("google/civil_comments", sample="civil_comments", offline=offline)
     dataset = first_rows(dataset, max_examples, "max_examples")
     rubric = JudgeRubric(
+        funcs=[judge_reward_func],
         judge_client=judge_client or JudgeClient(judge_base_url, judge_api_key_var),
         judge_model=judge_model,
         judge_prompt=TOXICITY_JUDGE_PROMPT,
     )
-    rubric.add_reward_func(judge_reward_func)
     rows = Dataset.from_list([comment_row(row) for row in dataset])
     return SingleTurnEnv(dataset=rows, rubric=rubric, **kwargs)

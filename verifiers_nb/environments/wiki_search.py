@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Page', 'Embed', 'ABOUT', 'page_sections', 'read_pages', 'sample_pages', 'embed_words', 'ServedEmbeddings',
-           'fill_collection', 'WikiIndex', 'WikiTools', 'judge_reward_func', 'wiki_rubric', 'load_environment']
+           'fill_collection', 'WikiIndex', 'WikiTools', 'verdict_reward', 'wiki_rubric', 'load_environment']
 
 # %% ../../nbs/environments/wiki_search.ipynb #77de68da
 import json
@@ -208,7 +208,7 @@ class WikiTools:
         return sections[int(number)]
 
 # %% ../../nbs/environments/wiki_search.ipynb #12c6fc06
-async def judge_reward_func(
+async def verdict_reward(
     judge: Callable[..., Awaitable[str]],
     prompt: Messages,
     completion: Messages,
@@ -222,6 +222,9 @@ async def judge_reward_func(
         return 0.0
     return value_of(await judge(prompt, completion, answer, state), {"yes": 1.0}, "verdict")
 
+
+verdict_reward.__name__ = "judge_reward_func"  # the name of the metric
+
 # %% ../../nbs/environments/wiki_search.ipynb #fc98036b
 def wiki_rubric(
     judge_client: Any, judge_model: str, tools: Sequence[Callable[..., Any]]
@@ -229,7 +232,7 @@ def wiki_rubric(
     """Return the rubric: the judge's verdict, calls that worked, form, and metrics for each tool."""
     parser = OneAnswerParser(PARSER_FIELDS)
     rubric = JudgeRubric(parser=parser, judge_client=judge_client, judge_model=judge_model)
-    rubric.add_reward_func(judge_reward_func)
+    rubric.add_reward_func(verdict_reward)
     rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
     rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
     for metric in (metric for tool in tools for metric in tool_metrics(tool.__name__)):

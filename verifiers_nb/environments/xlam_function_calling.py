@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['XLAM_PROMPT', 'ABOUT', 'calls_row', 'canonical_json', 'read_calls', 'correct_calls_reward_func', 'load_environment']
+__all__ = ['XLAM_PROMPT', 'ABOUT', 'calls_row', 'comparable_json', 'read_calls', 'correct_calls_reward_func', 'load_environment']
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #77de68da
 import json
@@ -38,14 +38,14 @@ def calls_row(row: Mapping[str, Any]) -> dict[str, str]:
     return {"question": f"{row['query']}\n\n<tools>\n{tools}\n</tools>", "answer": answers}
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #fe5dbbce
-def canonical_json(value: Any) -> str:
+def comparable_json(value: Any) -> str:
     """Write a JSON value so that equal values have equal texts: 5 and 5.0, keys in any order."""
     if isinstance(value, dict):
         return (
-            f"{{{','.join(sorted(json.dumps(k) + canonical_json(v) for k, v in value.items()))}}}"
+            f"{{{','.join(sorted(json.dumps(k) + comparable_json(v) for k, v in value.items()))}}}"
         )
     if isinstance(value, list):
-        return f"[{','.join(map(canonical_json, value))}]"
+        return f"[{','.join(map(comparable_json, value))}]"
     whole = isinstance(value, float) and value.is_integer()
     return json.dumps(int(value) if whole else value)
 
@@ -57,7 +57,7 @@ def read_calls(text: str) -> Counter[str] | None:
         if not isinstance(calls, list) or not all(isinstance(c, dict) for c in calls):
             return None
         return Counter(
-            canonical_json({"name": call["name"], "arguments": call.get("arguments") or {}})
+            comparable_json({"name": call["name"], "arguments": call.get("arguments") or {}})
             for call in calls
         )
     except (ValueError, KeyError, RecursionError, OverflowError):
