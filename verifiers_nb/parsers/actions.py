@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RULE_OF_CODE', 'FENCE', 'COMMAND_TAG', 'COMMAND_END', 'BASH_FENCE', 'BASH_END', 'BLOCK_MARK', 'BATCH', 'FormatError',
-           'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text', 'response_of', 'responses_of',
-           'ActionTurn', 'rule_checks', 'AbstractParseFunction', 'any_text', 'Identity', 'ActionOnlyParser',
-           'action_format', 'ActionParser', 'last_block', 'unfinished', 'fenced_format', 'ThoughtActionParser',
-           'EditFormat', 'command_format', 'XMLThoughtActionParser', 'bash_spans', 'read_blocks', 'bash_format',
-           'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+__all__ = ['RULE_OF_CODE', 'ActionResponse', 'FENCE', 'COMMAND_TAG', 'COMMAND_END', 'BASH_FENCE', 'BASH_END', 'BLOCK_MARK',
+           'BATCH', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text', 'response_of',
+           'responses_of', 'ActionTurn', 'rule_checks', 'AbstractParseFunction', 'any_text', 'Identity',
+           'ActionOnlyParser', 'action_format', 'ActionParser', 'last_block', 'unfinished', 'fenced_format',
+           'ThoughtActionParser', 'EditFormat', 'command_format', 'XMLThoughtActionParser', 'bash_spans', 'read_blocks',
+           'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/05_actions.ipynb #df0ab944
 import re
@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from textwrap import dedent
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, field_validator
 
@@ -90,16 +90,19 @@ def response_text(response: Any) -> str:
 
 # %% ../../nbs/parsers/05_actions.ipynb #e78f5d76
 def response_of(message: ChatMessage) -> dict[str, Any]:
-    """ActionTurn a chat message into the response that parsers take."""
+    """Turn a chat message into the response that parsers take."""
     return {"message": message.get("content"), "tool_calls": message.get("tool_calls")}
 
 
 def responses_of(completion: Messages) -> list[dict[str, Any]]:
-    """ActionTurn the assistant's messages into responses; a string is one message."""
+    """Turn the assistant's messages into responses; a string is one message."""
     said = [{"content": completion}] if isinstance(completion, str) else completion
     return [response_of(m) for m in said if m.get("role", "assistant") == "assistant"]
 
 # %% ../../nbs/parsers/05_actions.ipynb #91032ad7
+ActionResponse: TypeAlias = str | Mapping[str, Any]  # a text, or a whole response
+
+
 class ActionTurn(NamedTuple):
     """Hold what a response says and does, and the characters that the action was read from."""
 
@@ -145,9 +148,7 @@ class AbstractParseFunction(BaseModel, ABC):
         turn = self.read(model_response, commands, strict)
         return turn.thought, turn.action
 
-    def checks(
-        self, text: str | Mapping[str, Any], commands: Sequence[Command] = ()
-    ) -> list[Check]:
+    def checks(self, text: ActionResponse, commands: Sequence[Command] = ()) -> list[Check]:
         """List the rules and how a text, or a whole response, meets each."""
         response = {"message": text} if isinstance(text, str) else text
         try:
@@ -155,9 +156,7 @@ class AbstractParseFunction(BaseModel, ABC):
         except FormatError as error:
             return rule_checks(self.rules, error, None)
 
-    def format_score(
-        self, text: str | Mapping[str, Any], commands: Sequence[Command] = ()
-    ) -> float:
+    def format_score(self, text: ActionResponse, commands: Sequence[Command] = ()) -> float:
         """Return the sum of `weight * score` over the checks of a text or a whole response."""
         return weighted_sum(self.checks(text, commands))
 
@@ -210,7 +209,7 @@ def any_text(commands: Sequence[Command]) -> Format:
 
     return AnyTextFormat()
 
-
+# %% ../../nbs/parsers/05_actions.ipynb #35fe2438
 class Identity(AbstractParseFunction):
     """Take the message as the thought and as the action."""
 

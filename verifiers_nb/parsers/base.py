@@ -100,7 +100,7 @@ class Explanation:
 
 # %% ../../nbs/parsers/00_base.ipynb #91032ad7
 def messages_of(completion: Messages, role: str) -> list[ChatMessage]:
-    """Pick the messages of one role; a completion that is a string has no messages."""
+    """Return the messages of one role; a completion that is a string has no messages."""
     if isinstance(completion, str):
         return []
     return [message for message in completion if message.get("role") == role]

@@ -191,7 +191,7 @@ def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str
 
 # %% ../../nbs/parsers/04_commands.ipynb #cb7a1d77
 def usage(command: Command) -> str:
-    """Return the signature, or one made from the name and the arguments; several lines start anew."""
+    """Return the signature, or one made from the name and the arguments; several lines begin on a new line."""
     marks = (f"<{a.name}>" if a.required else f"[<{a.name}>]" for a in command.arguments)
     shown = command.signature or " ".join([command.name, *marks])
     return f"\n{shown}" if "\n" in shown else shown

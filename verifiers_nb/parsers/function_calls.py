@@ -7,21 +7,20 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
-           'RANGE', 'ALIASES', 'LINE_NUMBER', 'BETWEEN', 'ParseFunction', 'argument_fault', 'call_line', 'NamedTag',
-           'find_named_tag', 'TaggedCall', 'find_call', 'parameter_value', 'find_parameters', 'read_range',
-           'tagged_action', 'parameter_format', 'need_commands', 'tagged_call_format', 'XMLFunctionCallingParser',
-           'member', 'only_call', 'call_values', 'tool_action', 'tool_schema', 'call_formats', 'tools_tag',
-           'tool_call_format', 'FunctionCallingParser', 'read_json_object', 'read_fields', 'joined_call', 'json_action',
-           'object_schema', 'json_format', 'JsonParser', 'action_parser', 'action_tag']
+           'RANGE', 'ALIASES', 'LINE_NUMBER', 'BETWEEN', 'ToolLike', 'ParseFunction', 'ParserConfig', 'argument_fault',
+           'call_line', 'NamedTag', 'find_named_tag', 'TaggedCall', 'find_call', 'parameter_value', 'find_parameters',
+           'read_range', 'tagged_action', 'parameter_format', 'need_commands', 'tagged_call_format',
+           'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action', 'tool_schema',
+           'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser', 'read_json_object', 'read_fields',
+           'joined_call', 'json_action', 'object_schema', 'json_format', 'JsonParser', 'action_parser', 'action_tag']
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #4c7e221f
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from verifiers_nb.parsers.actions import (
     AbstractParseFunction,
@@ -189,7 +188,7 @@ def need_commands(commands: Sequence[Command]) -> Sequence[Command]:
         raise ValueError("The tag of a function call needs commands: give those of the parser.")
     return commands
 
-
+# %% ../../nbs/parsers/06_function_calls.ipynb #d9d5aa64
 def tagged_call_format(commands: Sequence[Command]) -> Format:
     """Match text with one call in tags."""
     from verifiers_nb.parsers import structural_tags as tags
@@ -254,15 +253,11 @@ def member(thing: Any, key: str) -> Any:
 # %% ../../nbs/parsers/06_function_calls.ipynb #5744afc4
 def only_call(calls: Any) -> Any:
     """Return the function of the only tool call."""
-    if calls is not None and not isinstance(calls, list | tuple):
-        message = f"tool_calls is a {type(calls).__name__}, not a list."
-        raise FunctionCallingFormatError(message, "missing", num_tools=0)
-    if not calls:
-        message = "There is no tool call, and there must be exactly one."
-        raise FunctionCallingFormatError(message, "missing", num_tools=0)
-    if len(calls) > 1:
-        message = f"There are {len(calls)} tool calls, and there must be exactly one."
-        raise FunctionCallingFormatError(message, "multiple", num_tools=len(calls))
+    count = len(calls) if isinstance(calls, list | tuple) else 0
+    if count != 1:
+        message = f"There must be exactly one tool call, and there are {count}."
+        code = "multiple" if count else "missing"
+        raise FunctionCallingFormatError(message, code, num_tools=count)
     return member(calls[0], "function")
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #7817cdff
@@ -293,7 +288,10 @@ def tool_action(function: Any, commands: Sequence[Command]) -> str:
     return call_line(known[name], values, null="")
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #920a2227
-def tool_schema(tool: Callable[..., Any] | Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+ToolLike: TypeAlias = Callable[..., Any] | Mapping[str, Any]
+
+
+def tool_schema(tool: ToolLike) -> tuple[str, dict[str, Any]]:
     """Return the name of a tool and the JSON schema of its arguments."""
     if isinstance(tool, Mapping):
         function = tool.get("function", tool)
@@ -311,9 +309,7 @@ def tool_schema(tool: Callable[..., Any] | Mapping[str, Any]) -> tuple[str, dict
     return name, {"type": "object", "properties": {}, **schema}
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f7554c47
-def call_formats(
-    tools: Iterable[Callable[..., Any] | Mapping[str, Any]], style: Literal["json", "xml"]
-) -> list[TagFormat]:
+def call_formats(tools: Iterable[ToolLike], style: Literal["json", "xml"]) -> list[TagFormat]:
     """Return the format of a call of each tool."""
     from verifiers_nb.parsers import structural_tags as tags
 
@@ -330,9 +326,7 @@ def call_formats(
     return formats
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #1c0efbe6
-def tools_tag(
-    tools: Iterable[Callable[..., Any] | Mapping[str, Any]], style: Literal["json", "xml"] = "json"
-) -> StructuralTag:
+def tools_tag(tools: Iterable[ToolLike], style: Literal["json", "xml"] = "json") -> StructuralTag:
     """Make the structural tag of text with any number of calls of these tools; needs xgrammar."""
     from verifiers_nb.parsers.structural_tags import StructuralTag, TriggeredTagsFormat
 
@@ -500,14 +494,10 @@ ParseFunction: TypeAlias = (
 )
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #838597b1
-@cache
-def _adapter() -> TypeAdapter[Any]:
-    return TypeAdapter(Annotated[ParseFunction, Field(discriminator="type")])
+ParserConfig: TypeAlias = str | Mapping[str, Any] | AbstractParseFunction
 
 
-def action_parser(
-    config: str | Mapping[str, Any] | AbstractParseFunction,
-) -> AbstractParseFunction:
+def action_parser(config: ParserConfig) -> AbstractParseFunction:
     """Make a parser from its type, or from its fields with `type` among them; a parser is kept.
 
     A type that does not exist is a `ValueError` that lists those that do.
@@ -515,17 +505,15 @@ def action_parser(
     if isinstance(config, AbstractParseFunction):
         return config
     fields = {"type": config} if isinstance(config, str) else config
-    types = [kind.model_fields["type"].default for kind in get_args(ParseFunction)]
-    if not isinstance(fields, Mapping) or fields.get("type") not in types:
-        raise ValueError(f"{config!r} names no action parser: its type is one of {types}.")
+    kinds = {kind.model_fields["type"].default: kind for kind in get_args(ParseFunction)}
+    if not isinstance(fields, Mapping) or fields.get("type") not in [*kinds]:
+        raise ValueError(f"{config!r} names no action parser: its type is one of {[*kinds]}.")
     try:
-        return _adapter().validate_python(dict(fields))
+        return kinds[fields["type"]].model_validate(dict(fields))
     except ValidationError as error:
         raise ValueError(f"The action parser {config!r} has wrong fields: {error}") from error
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #2367ac5e
-def action_tag(
-    parser: str | Mapping[str, Any] | AbstractParseFunction, commands: Sequence[Command] = ()
-) -> StructuralTag:
+def action_tag(parser: ParserConfig, commands: Sequence[Command] = ()) -> StructuralTag:
     """Make the tag of an action parser, given as such or by its type, for these commands."""
     return action_parser(parser).to_structural_tag(commands)

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Fields', 'NAME', 'Tag', 'check_field', 'field_names', 'make_tag', 'find_spans', 'format_str', 'format_values',
-           'missing_note', 'whole_tag', 'presence_notes', 'spacing_note', 'start_note', 'end_note', 'field_spans',
-           'score_parts', 'xml_checks', 'find_values', 'finish_values', 'xml_tag', 'XMLParser', 'OneAnswerParser']
+__all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'check_field', 'field_names', 'make_tag', 'content_spans',
+           'format_str', 'format_values', 'missing_note', 'whole_tag', 'presence_notes', 'spacing_note', 'start_note',
+           'end_note', 'field_spans', 'score_parts', 'xml_checks', 'find_values', 'finish_values', 'xml_tag',
+           'XMLParser', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -66,6 +67,7 @@ def field_names(fields: Fields) -> list[tuple[str, ...]]:
 
 # %% ../../nbs/parsers/03_xml.ipynb #77511e04
 Tag: TypeAlias = tuple[str, str, str, int]
+FieldTags: TypeAlias = Sequence[tuple[Tag, ...]]  # of each field the tags of all its names
 
 
 def make_tag(name: str) -> Tag:
@@ -73,7 +75,10 @@ def make_tag(name: str) -> Tag:
     return name, f"<{name}>", f"</{name}>", len(name) + 2
 
 # %% ../../nbs/parsers/03_xml.ipynb #fa35e192
-def find_spans(text: str, tags: Sequence[Tag], last: bool = False) -> list[TextSpan | None]:
+FieldSpans: TypeAlias = Sequence[TextSpan | None]
+
+
+def content_spans(text: str, tags: Sequence[Tag], last: bool = False) -> FieldSpans:
     """Find the content of each tag's first (or last) occurrence, in time linear in the text."""
     spans: list[TextSpan | None] = []
     floor = 0
@@ -109,8 +114,11 @@ def format_values(fields: Sequence[tuple[str, ...]], values: dict[str, Any]) -> 
     return "\n".join(parts)
 
 # %% ../../nbs/parsers/03_xml.ipynb #0a57cb53
-def missing_note(text: str, field: Sequence[Tag], gap: int) -> tuple[TextSpan, str]:
-    """Return why a field was not found; one with no tag at all is missed at the place `gap`."""
+Note: TypeAlias = tuple[TextSpan, str]
+
+
+def missing_note(text: str, field: Sequence[Tag], gap: int) -> Note:
+    """Note why a field was not found; one with no tag at all is missed at the place `gap`."""
     for _, opening, closing, width in field:
         start, end = text.find(opening), text.find(closing)
         if start >= 0:
@@ -126,10 +134,8 @@ def whole_tag(text: str, content: TextSpan) -> TextSpan:
     return text.rfind("<", 0, content[0]), text.find(">", content[1]) + 1
 
 
-def presence_notes(
-    text: str, fields: Sequence[Sequence[Tag]], spans: Sequence[TextSpan | None]
-) -> list[tuple[TextSpan, str]]:
-    """Return of each field where it is, or why it was not found."""
+def presence_notes(text: str, fields: FieldTags, spans: FieldSpans) -> list[Note]:
+    """Note for each field where it is, or why it was not found."""
     notes, gap = [], 0
     for field, span in zip(fields, spans, strict=True):
         if span is None:
@@ -141,8 +147,8 @@ def presence_notes(
     return notes
 
 # %% ../../nbs/parsers/03_xml.ipynb #cb4e5208
-def spacing_note(text: str, spans: Sequence[TextSpan | None]) -> tuple[TextSpan, str]:
-    """Return which of the fields that were found are blank."""
+def spacing_note(text: str, spans: FieldSpans) -> Note:
+    """Note which of the fields that were found are blank."""
     found = [span for span in spans if span]
     blank = [whole_tag(text, span) for span in found if not text[slice(*span)].strip()]
     if not found:
@@ -153,8 +159,8 @@ def spacing_note(text: str, spans: Sequence[TextSpan | None]) -> tuple[TextSpan,
     return blank[0], f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} blank"
 
 # %% ../../nbs/parsers/03_xml.ipynb #40831601
-def start_note(text: str, openings: tuple[str, ...]) -> tuple[TextSpan, str]:
-    """Say what the text starts with, where one of `openings` is expected."""
+def start_note(text: str, openings: tuple[str, ...]) -> Note:
+    """Note what the text starts with, where one of `openings` is expected."""
     begin = len(text) - len(text.lstrip())
     for tag in openings:
         if text.startswith(tag, begin):
@@ -165,8 +171,8 @@ def start_note(text: str, openings: tuple[str, ...]) -> tuple[TextSpan, str]:
     return (begin, end), f"the text starts with {shown}, not with {' or '.join(openings)}"
 
 # %% ../../nbs/parsers/03_xml.ipynb #44aed18d
-def end_note(text: str, closings: tuple[str, ...]) -> tuple[TextSpan, str]:
-    """Return what the text ends with, where one of `closings` is expected."""
+def end_note(text: str, closings: tuple[str, ...]) -> Note:
+    """Note what the text ends with, where one of `closings` is expected."""
     end = len(text.rstrip())
     for tag in closings:
         if text.endswith(tag, 0, end):
@@ -177,11 +183,9 @@ def end_note(text: str, closings: tuple[str, ...]) -> tuple[TextSpan, str]:
     return (min(begin, end), end), f"the text ends with {shown}, not with {' or '.join(closings)}"
 
 # %% ../../nbs/parsers/03_xml.ipynb #fc074d50
-def field_spans(
-    text: str, fields: Sequence[Sequence[Tag]], tags: Sequence[Tag]
-) -> list[TextSpan | None]:
+def field_spans(text: str, fields: FieldTags, tags: Sequence[Tag]) -> FieldSpans:
     """Find each field's content, under the first of its names that is there; `tags` are all names."""
-    spans = find_spans(text, tags)
+    spans = content_spans(text, tags)
     if len(tags) == len(fields):
         return spans
     each = iter(spans)
@@ -189,10 +193,7 @@ def field_spans(
 
 # %% ../../nbs/parsers/03_xml.ipynb #2f94d6e5
 def score_parts(
-    text: str,
-    spans: Sequence[TextSpan | None],
-    openings: tuple[str, ...],
-    closings: tuple[str, ...],
+    text: str, spans: FieldSpans, openings: tuple[str, ...], closings: tuple[str, ...]
 ) -> list[float]:
     """Score the presence of each field, then spacing, start and end of the text."""
     scores = [1.0 if span else 0.0 for span in spans]
@@ -205,13 +206,9 @@ def score_parts(
 
 # %% ../../nbs/parsers/03_xml.ipynb #af3e1334
 def xml_checks(
-    text: str,
-    fields: Sequence[Sequence[Tag]],
-    weights: Sequence[float],
-    spans: Sequence[TextSpan | None],
-    scores: Sequence[float],
+    text: str, fields: FieldTags, weights: list[float], spans: FieldSpans, scores: list[float]
 ) -> list[Check]:
-    """Put a name and a reason to each score; no fields have no checks."""
+    """Add a name and a reason to each score; no fields have no checks."""
     if not fields:
         return []
     rules = ["presence of " + "|".join(tag[0] for tag in field) for field in fields]
@@ -230,7 +227,7 @@ def find_values(
 ) -> dict[str, Any]:
     """Return the content of each tag's first (or last) occurrence, `None` where there is none."""
     values: dict[str, Any] = {}
-    for tag, span in zip(tags, find_spans(text, tags, last), strict=True):
+    for tag, span in zip(tags, content_spans(text, tags, last), strict=True):
         value = text[span[0] : span[1]] if span else None
         values[tag[0]] = value.strip() if value and strip else value
     return values
@@ -336,7 +333,7 @@ class XMLParser(Parser):
             return super().format_score(text)  # a subclass with checks of its own is scored by them
         return math.fsum(map(mul, self._weights, self._measure(text)[1]))
 
-    def _measure(self, text: str) -> tuple[list[TextSpan | None], list[float]]:
+    def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
         spans = field_spans(text, self._fields, self._tags)
         return spans, score_parts(text, spans, self._openings, self._closings)
 
@@ -366,11 +363,8 @@ class OneAnswerParser(XMLParser):
     def checks(self, text: str) -> list[Check]:
         """Check as `XMLParser` does; with several answers, their presence scores nothing."""
         checks, count = super().checks(text), self.count_answers(text)
-        names = "|".join(self.answer_names)
-        message = f"{count} of {names}, where one is expected"
-        return [
-            replace(check, score=0.0, message=message)
-            if count > 1 and check.name == f"presence of {names}"
-            else check
-            for check in checks
-        ]
+        if count > 1:
+            at = self._names.index(self.answer_names)
+            message = f"{count} of {'|'.join(self.answer_names)}, where one is expected"
+            checks[at] = replace(checks[at], score=0.0, message=message)
+        return checks

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 # %% ../../nbs/verifiers/00_base.ipynb #fe5dbbce
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """Return whether a text passed, what it earned, and why.
+    """Hold whether a text passed, what it earned, and why.
 
     `reward` in [0, 1] is the weighted sum of `checks` and `details` their table; `error` says what
     was wrong, `None` on success.
@@ -274,7 +274,7 @@ class ChainedVerifier(Verifier):
         return list(self.judge(text).checks)
 
     def judge(self, text: str) -> VerifyResult:
-        """Sum up the members' checks; success is everybody's."""
+        """Sum up the members' checks; the chain succeeds when all do."""
         results = self.run(text)
         rows = zip(self.verifiers, self.weights, results, strict=True)
         checks = [check for row in rows for check in scaled_checks(*row)]

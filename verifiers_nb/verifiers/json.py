@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MAX_DEPTH', 'MAX_DIGITS', 'STRING', 'NESTING', 'DECODER', 'Path', 'BLANKS', 'DEADLINE', 'Keyword', 'cached_pattern',
-           'MAX_VIOLATIONS', 'MAX_LOCATED', 'VALIDATION_LIMIT', 'strip_span', 'find_payload', 'NotJSON',
-           'find_too_deep', 'Refused', 'refuse_constant', 'read_int', 'read_json', 'loggable', 'skip_blanks',
+__all__ = ['MAX_DEPTH', 'MAX_DIGITS', 'STRING', 'NESTING', 'DECODER', 'Path', 'BLANKS', 'DEADLINE', 'Violations', 'Keyword',
+           'cached_pattern', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'VALIDATION_LIMIT', 'strip_span', 'find_payload',
+           'NotJSON', 'find_too_deep', 'Refused', 'refuse_constant', 'read_int', 'read_json', 'loggable', 'skip_blanks',
            'iter_members', 'value_span', 'json_check', 'JSONStructureVerifier', 'time_left', 'bounded', 'found_in',
-           'pattern', 'pattern_properties', 'additional_properties', 'canonical_json', 'unique_items', 'bounded_class',
+           'pattern', 'pattern_properties', 'additional_properties', 'equality_key', 'unique_items', 'bounded_class',
            'printable_violation', 'check_references', 'holds_key', 'validator_class', 'compile_schema',
            'find_violations', 'JSONSchemaVerifier']
 
@@ -101,7 +101,7 @@ DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_int=read_int)
 
 # %% ../../nbs/verifiers/02_json.ipynb #1574bddb
 def read_json(text: str) -> tuple[Any, TextSpan]:
-    """Read the JSON in `text`; give the value and where it stands. Raises `NotJSON`."""
+    """Return the value of the JSON in `text`, and where it is; raises `NotJSON`."""
     start, end = find_payload(text)
     body = text[start:end]
     if not body:
@@ -166,7 +166,7 @@ def value_span(text: str, start: int, path: Path) -> TextSpan:
 
 # %% ../../nbs/verifiers/02_json.ipynb #8dab265a
 def json_check(text: str, weight: float = 1.0) -> tuple[Check, Any]:
-    """Check that `text` is JSON, and give its value; a `Check` of score 0.0 comes with `None`."""
+    """Check that `text` is JSON, and return its value too, `None` where it is not."""
     try:
         value, span = read_json(text)
     except NotJSON as error:
@@ -191,7 +191,8 @@ class JSONStructureVerifier(Verifier):
 
 # %% ../../nbs/verifiers/02_json.ipynb #a8532021
 DEADLINE: ContextVar[float] = ContextVar("DEADLINE", default=math.inf)
-Keyword: TypeAlias = Callable[..., Iterator[ValidationError] | None]
+Violations: TypeAlias = Iterator[ValidationError]
+Keyword: TypeAlias = Callable[..., Violations | None]
 cached_pattern = lru_cache(maxsize=1024)(compile_pattern)
 
 
@@ -205,7 +206,7 @@ def time_left() -> float:
 def bounded(keyword: Keyword) -> Keyword:
     """Make a keyword's validation start only before the deadline."""
 
-    def validate(*args: Any) -> Iterator[ValidationError] | None:
+    def validate(*args: Any) -> Violations | None:
         time_left()
         return keyword(*args)
 
@@ -217,15 +218,13 @@ def found_in(pattern: str, text: str) -> bool:
     return find_pattern(cached_pattern(pattern), text, time_left()) is not None
 
 # %% ../../nbs/verifiers/02_json.ipynb #965e2168
-def pattern(validator: Any, value: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
+def pattern(validator: Any, value: str, instance: Any, schema: Any) -> Violations:
     """Validate `pattern`."""
     if validator.is_type(instance, "string") and not found_in(value, instance):
         yield ValidationError(f"{instance!r:.100} does not match {value!r}")
 
 # %% ../../nbs/verifiers/02_json.ipynb #36b38489
-def pattern_properties(
-    validator: Any, value: Mapping[str, Any], instance: Any, schema: Any
-) -> Iterator[ValidationError]:
+def pattern_properties(validator: Any, value: Any, instance: Any, schema: Any) -> Violations:
     """Validate `patternProperties`."""
     for key, item in instance.items() if validator.is_type(instance, "object") else ():
         for each in value:
@@ -233,9 +232,7 @@ def pattern_properties(
                 yield from validator.descend(item, value[each], path=key, schema_path=each)
 
 # %% ../../nbs/verifiers/02_json.ipynb #5f6c3d15
-def additional_properties(
-    validator: Any, value: Any, instance: Any, schema: Any
-) -> Iterator[ValidationError]:
+def additional_properties(validator: Any, value: Any, instance: Any, schema: Any) -> Violations:
     """Validate `additionalProperties`."""
     if not validator.is_type(instance, "object"):
         return
@@ -249,24 +246,22 @@ def additional_properties(
             yield from validator.descend(instance[key], value, path=key)
 
 # %% ../../nbs/verifiers/02_json.ipynb #643032b1
-def canonical_json(value: Any) -> str:
+def equality_key(value: Any) -> str:
     """Write a JSON value so that equal values have equal texts."""
     if isinstance(value, dict):
-        items = sorted((json.dumps(key), canonical_json(item)) for key, item in value.items())
+        items = sorted((json.dumps(key), equality_key(item)) for key, item in value.items())
         return "{" + ",".join(f"{key}:{item}" for key, item in items) + "}"
     if isinstance(value, list):
-        return "[" + ",".join(map(canonical_json, value)) + "]"
+        return "[" + ",".join(map(equality_key, value)) + "]"
     return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 # %% ../../nbs/verifiers/02_json.ipynb #dc96ed4f
-def unique_items(
-    validator: Any, value: bool, instance: Any, schema: Any
-) -> Iterator[ValidationError]:
+def unique_items(validator: Any, value: bool, instance: Any, schema: Any) -> Violations:
     """Validate `uniqueItems`."""
     seen: dict[str, int] = {}
     if value and validator.is_type(instance, "array"):
         for index, item in enumerate(instance):
-            if (first := seen.setdefault(canonical_json(item), index)) != index:
+            if (first := seen.setdefault(equality_key(item), index)) != index:
                 yield ValidationError(f"the items {first} and {index} are the same")
                 return
 
@@ -327,9 +322,9 @@ def holds_key(value: Any, key: str) -> bool:
 def validator_class(schema: Any) -> Any:
     """Find the validator class of a schema's draft; a `ValueError` where the draft is not known."""
     named = schema.get("$schema", "") if isinstance(schema, dict) else ""
-    base = validator_for({"$schema": named}, default=None) if isinstance(named, str) else None
     if named == "":
-        base = Draft202012Validator
+        return Draft202012Validator
+    base = validator_for({"$schema": named}, default=None) if isinstance(named, str) else None
     if base is None:
         raise ValueError(f"The schema's $schema {named!r} is no draft of JSON Schema.")
     return base

@@ -69,19 +69,13 @@ def to_regex(pattern: str, flags: int = 0) -> str:
 def compile_pattern(pattern: str) -> regex.Pattern[str]:
     """Compile a pattern of `re` for `find_pattern`; an invalid one is a `ValueError` that says where."""
     if not isinstance(pattern, str):
-        raise TypeError(
-            f"A pattern is a string, with flags inline as in '(?i)yes'; got {pattern!r}."
-        )
+        message = f"A pattern is a string, with flags inline as in '(?i)yes'; got {pattern!r}."
+        raise TypeError(message)
     try:
         flags = re.compile(pattern).flags
-    except (re.error, OverflowError, RecursionError) as error:
-        raise ValueError(f"The pattern {pattern!r:.200} is invalid: {error}") from error
-    try:
         return regex.compile(to_regex(pattern, flags), regex.VERSION0)
-    except (regex.error, OverflowError, RecursionError) as error:
-        raise ValueError(
-            f"The pattern {pattern!r:.200} can't be run with a limit: {error}"
-        ) from error
+    except (re.error, regex.error, OverflowError, RecursionError) as error:
+        raise ValueError(f"The pattern {pattern!r:.200} is invalid: {error}") from error
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #3c902a32
 SEARCH_LIMIT = 2.0
