@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SECRETS', 'GAME_ID', 'randomness', 'GAME_SYSTEM_PROMPT', 'replaced', 'only_words', 'make_game', 'own_randomness',
-           'new_game', 'game_says', 'game_secret', 'game_reward', 'identity', 'TextArenaEnv']
+           'new_game', 'game_says', 'game_secret', 'game_reward', 'TextArenaEnv']
 
 # %% ../../nbs/envs/10_textarena.ipynb #77de68da
 import copy
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .data import check_counts
 from .multiturn import MultiTurnEnv
-from ..parsers.base import Parser
+from ..parsers.base import Parser, identity
 from ..parsers.xml import XMLParser
 from ..rubrics.rubric import Rubric
 from ..types import ChatMessage, Messages, State
@@ -139,11 +139,6 @@ GAME_SYSTEM_PROMPT = (
 def game_reward(state: State) -> float:
     """Return the reward that the game itself gave; 0.0 for a game that was not finished."""
     return float(state["game_reward"])
-
-
-def identity(observation: str) -> str:
-    """Return what the game says, as it says it."""
-    return observation
 
 # %% ../../nbs/envs/10_textarena.ipynb #f1abd670
 class TextArenaEnv(MultiTurnEnv):

@@ -123,7 +123,7 @@ def missing_note(text: str, field: Sequence[Tag], gap: int) -> Note:
         start, end = text.find(opening), text.find(closing)
         if start >= 0:
             fault = f"the {opening} tag is never closed"
-            return (start, start + width), fault + f": its {closing} stands before it" * (end >= 0)
+            return (start, start + width), fault + f": its {closing} comes before it" * (end >= 0)
         if end >= 0:
             return (end, end + width + 1), f"{closing} closes a tag that was never opened"
     return (gap, gap), f"there is no {' or '.join(tag[1] for tag in field)} tag"
