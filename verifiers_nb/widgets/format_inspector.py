@@ -38,7 +38,7 @@ from verifiers_nb.widgets.inspection import (
     contract_of,
     insert,
     inspect_text,
-    row_text,
+    inspected_text,
     survey_completions,
     survey_html,
 )
@@ -101,7 +101,7 @@ def place_name(at: int, text: str) -> str:
         return "at the start"
     return f"at the end (character {at:,})" if at == len(text) else f"at character {at:,}"
 
-# %% ../../nbs/widgets/03_format_inspector.ipynb #4ddcec93
+# %% ../../nbs/widgets/03_format_inspector.ipynb #028dbc7c
 def fix_html(text: str, fix: Fix, live: bool) -> str:
     """Draw an insertion with what it gains, and a button that applies it."""
     new = [(place_name(at, text), new) for at, new in fix.insertions]
@@ -329,7 +329,7 @@ class FormatInspector(Panel):
         if self.at is None:
             return ""
         names, at = self.survey.names, self.at
-        edited = " (edited)" * (self.text != row_text(self.survey.rows[at]))
+        edited = " (edited)" * (self.text != inspected_text(self.survey.rows[at]))
         last = int(names[-1].partition(".")[0])
         before = button("Previous", "step", live, shortcut="p", by=-1)
         after = button("Next", "step", live, shortcut="n", by=1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Spans', 'CLOSERS', 'LONGEST_END', 'FILLERS', 'LONGEST_RUN', 'Insertions', 'MOST_EDGES', 'MOST_GRAMMAR', 'SIGNS',
            'SEARCH_SECONDS', 'PATIENCE', 'LEAST_TRIES', 'SURVEY_CSS', 'safe_checks', 'tag_of', 'tag_spans',
-           'think_spans', 'find_spans', 'trimmed', 'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar',
+           'think_spans', 'named_spans', 'trimmed', 'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar',
            'filler', 'spell', 'runs', 'missing_part', 'open_brackets', 'insert', 'places', 'candidates',
            'without_overlap', 'continuations', 'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop', 'inspect_text',
-           'Survey', 'row_text', 'survey_completions', 'survey_table', 'Listed', 'list_html', 'survey_html']
+           'Survey', 'inspected_text', 'survey_completions', 'survey_table', 'Listed', 'list_html', 'survey_html']
 
 # %% ../../nbs/widgets/02_inspection.ipynb #77de68da
 import json
@@ -65,7 +65,7 @@ def safe_checks(source: Any, given: Any, commands: Sequence[Command] = ()) -> li
         reason = f"{type(source).__name__} failed on this text: {error!r:.300}"
         return [Check("checks", 1.0, 0.0, None, reason)]
 
-# %% ../../nbs/widgets/02_inspection.ipynb #4ed90989
+# %% ../../nbs/widgets/02_inspection.ipynb #c48b63b7
 def tag_of(source: Any, commands: Sequence[Command] = ()) -> StructuralTag | None:
     """Return the structural tag of a format, if it has one that matches text and xgrammar is installed."""
     if hasattr(tag := getattr(source, "tag", None), "matched_prefix"):
@@ -95,7 +95,7 @@ def tag_spans(text: str, names: Iterable[str]) -> Spans:
             spans[name] = begin, end if end >= 0 else len(text)
     return spans
 
-# %% ../../nbs/widgets/02_inspection.ipynb #8410cc89
+# %% ../../nbs/widgets/02_inspection.ipynb #07a1d4b3
 def think_spans(text: str) -> Spans:
     """Find the thinking and the answer after the last `</think>`."""
     close = text.rfind("</think>")
@@ -105,8 +105,8 @@ def think_spans(text: str) -> Spans:
     begin = start + len("<think>") if start >= 0 else 0
     return {"think": (begin, close), "answer": (close + len("</think>"), len(text))}
 
-# %% ../../nbs/widgets/02_inspection.ipynb #25bc9dd0
-def find_spans(source: Any, text: str, checks: Sequence[Check]) -> Spans:
+# %% ../../nbs/widgets/02_inspection.ipynb #d000f945
+def named_spans(source: Any, text: str, checks: Sequence[Check]) -> Spans:
     """Return the spans of a text that a format has a name for."""
     if isinstance(source, XMLParser):
         return tag_spans(text, vars(XMLParser.parse(source, "")))  # all names, alternatives too
@@ -126,7 +126,7 @@ def trimmed(text: str, start: int, end: int) -> tuple[int, int]:
         return start, end
     return start + len(inside) - len(inside.lstrip()), start + len(inside.rstrip())
 
-# %% ../../nbs/widgets/02_inspection.ipynb #72d4790d
+# %% ../../nbs/widgets/02_inspection.ipynb #1423f749
 class Field(NamedTuple):
     """Name the characters `start` to `end` of a text."""
 
@@ -152,7 +152,7 @@ class Contract:
 
     def fields(self, text: str, checks: Sequence[Check]) -> list[Field]:
         """List the fields of a text in order."""
-        found = find_spans(self.source, text, checks)
+        found = named_spans(self.source, text, checks)
         fields = [Field(name, *trimmed(text, *span)) for name, span in found.items()]
         part = [f for f in fields if f.start < f.end and f[1:] != trimmed(text, 0, len(text))]
         return sorted(part, key=lambda field: field.start)
@@ -314,7 +314,7 @@ def candidates(text: str, at: Sequence[int], strings: Sequence[str]) -> set[Inse
                 found.add(((start, around[0]), (end, around[1])))
     return found
 
-# %% ../../nbs/widgets/02_inspection.ipynb #73f718c8
+# %% ../../nbs/widgets/02_inspection.ipynb #b4eaaed4
 def without_overlap(wanted: str, rest: str) -> str:
     """Leave out of an insertion the end that the rest of the text already has."""
     sizes = range(len(wanted), 0, -1)
@@ -345,7 +345,7 @@ def continuations(tag: StructuralTag, text: str) -> set[Insertions]:
         wanted += [end, without_overlap(end, text[at:])]
     return {((at, each),) for each in wanted if each}
 
-# %% ../../nbs/widgets/02_inspection.ipynb #62fad1ec
+# %% ../../nbs/widgets/02_inspection.ipynb #9d04ce8e
 def effort(insertions: Insertions) -> tuple[Any, ...]:
     """Order insertions by length and number; of pairs, those come first that make the stretch the last field."""
     length = sum(len(new) for _, new in insertions)
@@ -512,7 +512,7 @@ class Survey:
         return self.reasons[row, check]
 
 # %% ../../nbs/widgets/02_inspection.ipynb #f589d210
-def row_text(row: Any) -> str:
+def inspected_text(row: Any) -> str:
     """Return the text of a row."""
     return row if isinstance(row, str) else content_text(row.get("message"))
 
@@ -586,7 +586,7 @@ def list_html(survey: Survey, listed: Listed, at: int | None, page: int, live: b
         else:
             why = survey.reason(row, listed.check)
         press = pressable_row("show", live, row == at, row=row)
-        text = one_line(row_text(survey.rows[row]))
+        text = one_line(inspected_text(survey.rows[row]))
         cells = [survey.names[row], f"{total:.2f}", bar, escaped(why[:160]), text]
         drawn.append([press, *cells])
     close = button("Show all", "all", live) if listed.check is not None else ""

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'EXPLORER_CSS', 'SHIPPED', 'facts_html', 'article_html', 'find_decoder', 'steps_html', 'views_html',
-           'write_rollouts', 'RolloutExplorer']
+__all__ = ['VIEWS', 'EXPLORER_CSS', 'Press', 'PRESSES', 'SHIPPED', 'facts_html', 'article_html', 'find_decoder', 'steps_html',
+           'views_html', 'write_rollouts', 'bound', 'RolloutExplorer']
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #77de68da
 import copy
+import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ from verifiers_nb.widgets.rollouts import (
     advantage_of,
     branch_env,
     choose_inputs,
-    group_by_prompt,
+    prompt_groups,
     read_examples,
     split_at,
 )
@@ -100,7 +101,7 @@ def article_html(
     parts = facts_html(table, number) + rewards_html(record, weights)
     return f'<article aria-label="Rollout {number + 1}">{parts}{body}</article>'
 
-# %% ../../nbs/widgets/07_rollout_explorer.ipynb #5b7b1057
+# %% ../../nbs/widgets/07_rollout_explorer.ipynb #8df6d80c
 def find_decoder(model: str) -> Decode | None:
     """Return what decodes the tokens of a model; None if it has no name or is not on this machine."""
     try:  # a name that is no folder would be asked for at the hub
@@ -109,7 +110,7 @@ def find_decoder(model: str) -> Decode | None:
         here = False
     return decoder(get_tokenizer(model)) if here else None
 
-# %% ../../nbs/widgets/07_rollout_explorer.ipynb #c85d89bf
+# %% ../../nbs/widgets/07_rollout_explorer.ipynb #b797ac5b
 def steps_html(steps: Sequence[int], step: int | None, live: bool) -> str:
     """Draw which step of a training run is shown, with buttons to its neighbours; nothing without steps."""
     if not steps or step is None:
@@ -120,7 +121,7 @@ def steps_html(steps: Sequence[int], step: int | None, live: bool) -> str:
     on = button("Next step", "step", live, shortcut="]", disabled=after == step, step=after)
     return f'<div class="vf-steps">{back}<b>Step {step:,} of {steps[-1]:,}</b>{on}</div>'
 
-# %% ../../nbs/widgets/07_rollout_explorer.ipynb #2c8784c7
+# %% ../../nbs/widgets/07_rollout_explorer.ipynb #150abcff
 def views_html(view: str, pinned: bool, live: bool) -> str:
     """Draw the buttons that choose a view, and those that go to other prompts and compare."""
     views = moves = ""
@@ -132,7 +133,7 @@ def views_html(view: str, pinned: bool, live: bool) -> str:
     views = f'<div class="vf-views" role="group" aria-label="View">{views}</div>'
     return f'<div class="vf-bar-row">{views}<div>{moves}</div></div>' * live
 
-# %% ../../nbs/widgets/07_rollout_explorer.ipynb #cad912fd
+# %% ../../nbs/widgets/07_rollout_explorer.ipynb #5fc64139
 def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:
     """Write rows as a file of rollouts, but never over a file that they are read from; return its path."""
     written = Path(path).expanduser().resolve()
@@ -164,6 +165,39 @@ EXPLORER_CSS = """
 @container (max-width: 800px) { .vf-columns { grid-template-columns: minmax(0, 1fr); } }
 @container (max-width: 640px) { .vf-pair { grid-template-columns: minmax(0, 1fr); } .vf-views button { padding: 2px 6px; } }
 """
+
+# %% ../../nbs/widgets/07_rollout_explorer.ipynb #1983f411
+def bound(text: str, none: float) -> float:
+    """Read the bound of a range; an empty box has `none`."""
+    return float(text) if text.strip() else none
+
+
+Press = Callable[["RolloutExplorer", Mapping[str, str]], Any]
+PRESSES: dict[str, Press] = {
+    "set": lambda x, data: x.settings.update({data["setting"]: data["value"]}),
+    "run": lambda x, data: x.run_as_set(),
+    "stop": lambda x, data: x.stop(),
+    "resume": lambda x, data: x.resume(),
+    "branch": lambda x, data: x.edited and x.branch(*x.edited),
+    "show": lambda x, data: x.show(int(data["row"]), x.pinned),
+    "extremes": lambda x, data: x.show_pair(int(data["best"]), int(data["worst"])),
+    "filter": lambda x, data: x.select(text=data["value"]),
+    "low": lambda x, data: x.select(low=bound(data["value"], -math.inf)),
+    "high": lambda x, data: x.select(high=bound(data["value"], math.inf)),
+    "only": lambda x, data: x.select(only=data["only"]),
+    "sort": lambda x, data: x.sort(data["sort"]),
+    "step": lambda x, data: x.show_step(int(data["step"])),
+    "prompt": lambda x, data: x.step_prompt(int(data["by"])),
+    "compare": lambda x, data: x.compare(),
+    "group": lambda x, data: x.change(by_prompt=not x.by_prompt, page=0),
+    "page": lambda x, data: x.change(page=max(0, int(data["page"]))),
+    "view": lambda x, data: data["view"] in VIEWS and x.change(view_name=data["view"]),
+    "edit": lambda x, data: x.edit(int(data["message"])),
+    "draft": lambda x, data: x.edited and x.change(edited=(x.edited[0], data["value"])),
+    "file": lambda x, data: x.change(file_name=data["value"]),
+    "export": lambda x, data: x.export_as_named(),
+    "freeze": lambda x, data: x.freeze_in_place(),
+}
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #0253ffa9
 SHIPPED = "verifiers_nb/adder-1m"
@@ -274,7 +308,7 @@ class RolloutExplorer(Panel):
 
     def step_prompt(self, by: int = 1) -> None:
         """Go on by some prompts, to the best rollout of each; where prompts are listed, beside the worst."""
-        groups = group_by_prompt(self.table, self.selected, self.query)
+        groups = prompt_groups(self.table, self.selected, self.query)
         if not groups:
             return
         here = self.table.rows[self.at].prompt if self.at is not None else -1
@@ -284,9 +318,13 @@ class RolloutExplorer(Panel):
         best, worst = groups[place].numbers[0], groups[place].numbers[-1]
         self.page = place // PAGE_ROWS
         if self.by_prompt and worst != best:
-            self.show(worst, beside=best)
+            self.show_pair(best, worst)
         else:
             self.show(best, self.pinned)
+
+    def show_pair(self, best: int, worst: int) -> None:
+        """Show the worst rollout of a prompt beside the best, if there are two."""
+        self.show(worst, beside=best if worst != best else None)
 
     # What is taken along
 
@@ -415,66 +453,45 @@ class RolloutExplorer(Panel):
 
     # What is pressed
 
+    def change(self, **state: Any) -> Any:
+        """Set attributes of the widget; the next drawing shows them."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+    def run_as_set(self) -> None:
+        """Run rollouts with the settings that were typed."""
+        settings = self.settings
+        examples, samples = read_examples(settings["examples"]), int(settings["samples"])
+        at_once = int(settings["max_concurrent"])
+        self.run(examples, samples, max_concurrent=at_once, **self._sampling())
+
+    def sort(self, by: str) -> None:
+        """Sort the list, or turn its order around; rewards begin with the best."""
+        again, turned = self.query.sort == by, not self.query.descending
+        self.select(sort=by, descending=turned if again else by == "reward")
+
+    def edit(self, message: int) -> None:
+        """Begin to edit a message of the rollout that is shown; -1 stops editing."""
+        self.edited = None
+        if self.at is not None and message >= 0:
+            record = self.table.rows[self.at].record
+            messages = spoken_messages(record["prompt"], record["completion"])[0]
+            self.edited = message, content_text(messages[message].get("content"))
+
+    def export_as_named(self) -> None:
+        """Write what is selected to the file that was named, and say so."""
+        written, count = self.export(self.file_name or "rollouts.jsonl"), len(self.selected)
+        self.note = f"{count:,} rollout{'s are' if count != 1 else ' is'} written to {written}."
+
     def act(self, name: str, data: Mapping[str, str]) -> None:
         """Do what was pressed; what can't be done is said below the drawing."""
         self.note, self.refused = "", False
         try:
-            self.do(name, data)
+            if press := PRESSES.get(name):
+                press(self, data)
         except (ValueError, IndexError, OSError, RuntimeError) as error:
             self.note, self.refused = str(error), True
         self.refresh()
-
-    def do(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed."""
-        value, settings = data.get("value", ""), self.settings
-        if name == "set" and data["setting"] in settings:
-            settings[data["setting"]] = value
-        elif name == "run":
-            examples, samples = read_examples(settings["examples"]), int(settings["samples"])
-            at_once = int(settings["max_concurrent"])
-            self.run(examples, samples, max_concurrent=at_once, **self._sampling())
-        elif name in ("stop", "resume", "compare"):
-            getattr(self, name)()
-        elif name == "branch" and self.edited:
-            self.branch(*self.edited)
-        elif name == "show":
-            self.show(int(data["row"]), self.pinned)
-        elif name == "extremes":
-            best, worst = int(data["best"]), int(data["worst"])
-            self.show(worst, beside=best if worst != best else None)
-        elif name == "filter":
-            self.select(text=value)
-        elif name in ("low", "high"):
-            self.select(**{name: float(value) if value.strip() else getattr(Query(), name)})
-        elif name == "only":
-            self.select(only=data["only"])
-        elif name == "sort":
-            again, turned = self.query.sort == data["sort"], not self.query.descending
-            self.select(sort=data["sort"], descending=turned if again else data["sort"] == "reward")
-        elif name == "step":
-            self.show_step(int(data["step"]))
-        elif name == "prompt":
-            self.step_prompt(int(data["by"]))
-        elif name == "group":
-            self.by_prompt, self.page = not self.by_prompt, 0
-        elif name == "page":
-            self.page = max(0, int(data["page"]))
-        elif name == "view" and data["view"] in VIEWS:
-            self.view_name = data["view"]
-        elif name == "edit" and self.at is not None:
-            number, record = int(data["message"]), self.table.rows[self.at].record
-            messages = spoken_messages(record["prompt"], record["completion"])[0]
-            text = content_text(messages[number].get("content"))
-            self.edited = (number, text) if number >= 0 else None
-        elif name == "draft" and self.edited:
-            self.edited = self.edited[0], value
-        elif name == "file":
-            self.file_name = value
-        elif name == "export":
-            written, count = self.export(self.file_name or "rollouts.jsonl"), len(self.selected)
-            self.note = f"{count:,} rollout{'s are' if count != 1 else ' is'} written to {written}."
-        elif name == "freeze":
-            self.freeze_in_place()
 
     # What is drawn
 
@@ -490,7 +507,7 @@ class RolloutExplorer(Panel):
         counts = {only: sum(only == "all" or getattr(row, only) for row in rows) for only in ONLY}
         above += query_html(self.query, self.by_prompt, counts, live)
         if self.by_prompt:
-            groups = group_by_prompt(self.table, self.selected, self.query)
+            groups = prompt_groups(self.table, self.selected, self.query)
             listed = groups_html(self.table, groups, self.page, self.at, live)
         else:
             listed = rows_html(self.table, self.selected, self.page, self.at, self.pinned, live)

@@ -59,7 +59,7 @@ def input_html(
     box = f'<input type="text"{attributes} value="{shown}" placeholder="{escape(hint)}" spellcheck="false">'
     return f"<label{kind}><span>{escape(label)}</span>{box}</label>"
 
-# %% ../../nbs/widgets/05_rollout_table.ipynb #79baa9c3
+# %% ../../nbs/widgets/05_rollout_table.ipynb #19309145
 def duration_text(seconds: float) -> str:
     """Write a time as one would say it."""
     if seconds < 90:
@@ -155,7 +155,7 @@ def flags(rows: RolloutTable, number: int) -> str:
     kinds = [(each.partition(" ")[0], each) for each in said]
     return "".join(f'<small class="vf-flag vf-flag-{kind}">{each}</small>' for kind, each in kinds)
 
-# %% ../../nbs/widgets/05_rollout_table.ipynb #35dcae10
+# %% ../../nbs/widgets/05_rollout_table.ipynb #98d523bd
 def asked_html(prompt: Messages, after: str = "") -> str:
     """Draw the question of a prompt on a line: what its last message says."""
     return f'<div class="vf-asked">{one_line(last_text(prompt), 160)}{after}</div>'

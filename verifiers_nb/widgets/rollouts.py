@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ONLY', 'SORTS', 'logger', 'Inputs', 'Row', 'sampled', 'Query', 'messages_text', 'last_text', 'RolloutTable', 'Group',
-           'group_by_prompt', 'advantage_of', 'OutputRecords', 'table_from_outputs', 'table_from_file', 'step_files',
+           'prompt_groups', 'advantage_of', 'OutputRecords', 'table_from_outputs', 'table_from_file', 'step_files',
            'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn', 'branch_env',
            'split_at']
 
@@ -191,7 +191,7 @@ class Group:
     mean: float
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #ab058db9
-def group_by_prompt(table: RolloutTable, numbers: Iterable[int], query: Query) -> list[Group]:
+def prompt_groups(table: RolloutTable, numbers: Iterable[int], query: Query) -> list[Group]:
     """Group chosen rows by prompt; where the query sorts by reward, order the groups by their mean."""
     members: dict[int, list[int]] = {}
     for number in numbers:

@@ -57,7 +57,7 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
         kept += sorted({low, high})
     return sorted({*kept, points[-1]})
 
-# %% ../../nbs/widgets/08_run.ipynb #c62ea16a
+# %% ../../nbs/widgets/08_run.ipynb #e9df4093
 def figure_text(value: float) -> str:
     """Write a number with three figures, a large one without decimals."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
