@@ -218,6 +218,8 @@ class RolloutExplorer(Panel):
     css = LIST_CSS + CONVERSATION_CSS + TOKENS_CSS + EXPLORER_CSS
     at: int | None
     pinned: int | None
+    by_prompt: bool
+    settings: dict[str, str]
 
     def __init__(
         self,
