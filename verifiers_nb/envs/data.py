@@ -105,7 +105,7 @@ def first_rows(dataset: Dataset, n: int, name: str = "num_train_examples") -> Da
     """Return the first `n` rows, or all for -1."""
     return dataset.select(range(row_count(dataset, n, name)))
 
-
+# %% ../../nbs/envs/09_data.ipynb #2db7d905
 def split_rows(
     dataset: Dataset, num_train_examples: int, num_eval_examples: int
 ) -> tuple[Dataset, Dataset]:
@@ -144,7 +144,7 @@ def with_options(question: str, options: Sequence[str]) -> str:
     listed = (f"{letter}: {option}" for letter, option in zip(LETTERS, options, strict=False))
     return f"{question.strip()}\n\n" + "\n".join(listed)
 
-
+# %% ../../nbs/envs/09_data.ipynb #95509af3
 def read_gpqa(row: Row, rng: Random) -> tuple[str, str]:
     """Shuffle the options; the answer is the letter at which the right one ends up."""
     names = ["Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]

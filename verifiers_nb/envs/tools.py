@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'SECTION', 'ARGUMENT', 'MAX_LENGTH', 'MAX_BITS', 'MAX_FACTORIAL', 'OPERATORS', 'FUNCTIONS', 'CONSTANTS',
            'ASK_MODEL', 'MAX_PAGE', 'read_docstring', 'tool_name', 'tool_docstring', 'tool_parameters', 'BriefSchema',
-           'parameter_type', 'property_schema', 'Tool', 'make_tool', 'parameter_adapter', 'convert_func_to_oai_tool',
-           'python', 'power', 'multiply', 'factorial', 'refuse_beyond', 'evaluate', 'calculator', 'needed_key',
+           'parameter_type', 'property_schema', 'Tool', 'parameter_adapter', 'make_tool', 'convert_func_to_oai_tool',
+           'python', 'refuse_beyond', 'power', 'multiply', 'factorial', 'compute', 'calculator', 'needed_key',
            'list_results', 'search', 'search_ddg', 'check_public', 'PublicOnly', 'PageText', 'read_page', 'ask']
 
 # %% ../../nbs/envs/05_tools.ipynb #77de68da
@@ -202,6 +202,19 @@ class Tool:
             place = "".join(f"[{part!r}]" for part in fault["loc"])
             raise ValueError(f"{self.name}: {name}{place}: {fault['msg']}.") from None
 
+# %% ../../nbs/envs/05_tools.ipynb #12c6fc06
+def parameter_adapter(tool: str, parameter: inspect.Parameter) -> TypeAdapter[Any]:
+    """Return what reads an argument from JSON; raises `TypeError` where that can't be done."""
+    try:
+        adapter: TypeAdapter[Any] = TypeAdapter(parameter_type(parameter))
+        adapter.json_schema(schema_generator=BriefSchema)
+    except PydanticUserError as error:
+        raise TypeError(
+            f"Tool {tool!r} can't be offered: JSON can't carry its argument {parameter}. Annotate it "
+            "with a type that has a JSON form, or hide it from the model (StatefulToolEnv, hidden_args)."
+        ) from error
+    return adapter
+
 # %% ../../nbs/envs/05_tools.ipynb #91032ad7
 def make_tool(func: Callable[..., Any], hidden: Collection[str] = ()) -> Tool:
     """Read a tool from a function; `hidden` arguments are not offered to the model.
@@ -230,19 +243,6 @@ def make_tool(func: Callable[..., Any], hidden: Collection[str] = ()) -> Tool:
     schema = {"type": "function", "function": function}
     return Tool(name, func, schema, types, required, frozenset(hidden), is_open)
 
-# %% ../../nbs/envs/05_tools.ipynb #12c6fc06
-def parameter_adapter(tool: str, parameter: inspect.Parameter) -> TypeAdapter[Any]:
-    """Return what reads an argument from JSON; raises `TypeError` where that can't be done."""
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(parameter_type(parameter))
-        adapter.json_schema(schema_generator=BriefSchema)
-    except PydanticUserError as error:
-        raise TypeError(
-            f"Tool {tool!r} can't be offered: JSON can't carry its argument {parameter}. Annotate it "
-            "with a type that has a JSON form, or hide it from the model (StatefulToolEnv, hidden_args)."
-        ) from error
-    return adapter
-
 # %% ../../nbs/envs/05_tools.ipynb #11bb7a44
 def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
     """Return a function as a tool in OpenAI's form: name, description, schema of its arguments.
@@ -263,10 +263,16 @@ def python(code: str) -> str:
     """
     return str(run_python(code))
 
-# %% ../../nbs/envs/05_tools.ipynb #7525914f
+# %% ../../nbs/envs/05_tools.ipynb #43f95b1f
 MAX_LENGTH, MAX_BITS, MAX_FACTORIAL = 500, 10_000, 1_000
 
 
+def refuse_beyond(bits: int) -> None:
+    """Raise `ValueError` for an integer of more than `MAX_BITS` bits."""
+    if bits > MAX_BITS:
+        raise ValueError(f"the result would have more than {MAX_BITS * 3 // 10} digits")
+
+# %% ../../nbs/envs/05_tools.ipynb #7525914f
 def power(base: Any, exponent: Any) -> Any:
     """Raise to a power; refuses a result of more than `MAX_BITS` bits before computing it."""
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
@@ -286,12 +292,6 @@ def factorial(n: Any) -> int:
     if n > MAX_FACTORIAL:
         raise ValueError(f"factorial takes integers up to {MAX_FACTORIAL}")
     return math.factorial(n)
-
-# %% ../../nbs/envs/05_tools.ipynb #43f95b1f
-def refuse_beyond(bits: int) -> None:
-    """Raise `ValueError` for an integer of more than `MAX_BITS` bits."""
-    if bits > MAX_BITS:
-        raise ValueError(f"the result would have more than {MAX_BITS * 3 // 10} digits")
 
 # %% ../../nbs/envs/05_tools.ipynb #3b872842
 OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
@@ -315,7 +315,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
 
 # %% ../../nbs/envs/05_tools.ipynb #01ffca2f
-def evaluate(node: ast.AST) -> int | float:
+def compute(node: ast.AST) -> int | float:
     """Return the value of a syntax tree; raises `ValueError` for what isn't arithmetic."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
@@ -323,11 +323,11 @@ def evaluate(node: ast.AST) -> int | float:
         case ast.Name(id=name) if name in CONSTANTS:
             result = CONSTANTS[name]
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
-            result = OPERATORS[type(sign)](evaluate(left), evaluate(right))
+            result = OPERATORS[type(sign)](compute(left), compute(right))
         case ast.UnaryOp(op=sign, operand=operand) if type(sign) in OPERATORS:
-            result = OPERATORS[type(sign)](evaluate(operand))
+            result = OPERATORS[type(sign)](compute(operand))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
-            result = FUNCTIONS[name](*map(evaluate, arguments))
+            result = FUNCTIONS[name](*map(compute, arguments))
         case ast.BinOp(op=ast.BitXor()):
             raise ValueError("write powers with **, not ^")
         case _:
@@ -348,7 +348,7 @@ def calculator(expression: str) -> str:
     if len(expression) > MAX_LENGTH:
         return f"Error: the expression is longer than {MAX_LENGTH} characters"
     try:
-        return str(evaluate(ast.parse(expression.strip(), mode="eval").body))
+        return str(compute(ast.parse(expression.strip(), mode="eval").body))
     except (ValueError, ArithmeticError, TypeError) as error:
         return f"Error: {error}"
     except (SyntaxError, RecursionError, MemoryError):
