@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'model_request', 'check_asked', 'check_counts', 'Environment']
+__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'model_request', 'check_asked', 'check_evaluation', 'Environment']
 
 # %% ../../nbs/envs/03_environment.ipynb #77de68da
 import asyncio
@@ -102,7 +102,7 @@ def check_asked(client: Any, model: str | None) -> str:
     return model
 
 # %% ../../nbs/envs/03_environment.ipynb #7b8cb461
-def check_counts(num_examples: int, rollouts_per_example: int) -> None:
+def check_evaluation(num_examples: int, rollouts_per_example: int) -> None:
     """Raise `ValueError` for numbers of examples and rollouts that make no evaluation."""
     if num_examples == 0 or num_examples < -1 or rollouts_per_example < 1:
         raise ValueError(
@@ -338,7 +338,7 @@ class Environment(ABC):
 
         `num_examples`: -1 for all. Rollout j of example i stands at j * examples + i.
         """
-        check_counts(num_examples, rollouts_per_example)
+        check_evaluation(num_examples, rollouts_per_example)
         return await self.a_generate(
             repeated_rows(self.get_eval_dataset(n=num_examples), rollouts_per_example),
             client,

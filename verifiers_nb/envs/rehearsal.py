@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Turn', 'Script', 'tool_call', 'ScriptedClient', 'Rehearsal', 'rehearse']
+__all__ = ['ScriptedTurn', 'Script', 'tool_call', 'ScriptedClient', 'Rehearsal', 'rehearse']
 
 # %% ../../nbs/envs/12_rehearsal.ipynb #77de68da
 import json
@@ -19,15 +19,15 @@ from .environment import Environment
 from ..types import Messages, RolloutScore
 
 # %% ../../nbs/envs/12_rehearsal.ipynb #c1dfd96e
-Turn: TypeAlias = str | Sequence[Mapping[str, Any]]
-Script: TypeAlias = Turn | list[Turn] | Callable[[Messages], Turn]
+ScriptedTurn: TypeAlias = str | Sequence[Mapping[str, Any]]
+Script: TypeAlias = ScriptedTurn | list[ScriptedTurn] | Callable[[Messages], ScriptedTurn]
 
 
 def tool_call(name: str, /, **arguments: Any) -> dict[str, Any]:
     """Return a call of a tool, as a turn of a script lists them."""
     return {"name": name, "arguments": json.dumps(arguments)}
 
-
+# %% ../../nbs/envs/12_rehearsal.ipynb #0b9ad35f
 class ScriptedClient:
     """Answer chat and completion requests as a script says; `requests` keeps what was asked."""
 
@@ -37,7 +37,7 @@ class ScriptedClient:
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.answer_chat))
         self.completions = SimpleNamespace(create=self.answer_prompt)
 
-    def turn(self, conversation: Messages) -> Turn:
+    def turn(self, conversation: Messages) -> ScriptedTurn:
         """Return the turn that comes next in a conversation."""
         if callable(self.script):
             return self.script(conversation)

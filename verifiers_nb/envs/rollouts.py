@@ -149,7 +149,7 @@ def derive_seed(seed: int, *path: int) -> int:
     digest = hashlib.blake2b(repr((seed, *path)).encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
-
+# %% ../../nbs/envs/02_rollouts.ipynb #18bdf38d
 def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | None:
     """Return the arguments with the seed derived for `path`, if they have a seed at all."""
     if not sampling_args or sampling_args.get("seed") is None:
