@@ -120,8 +120,6 @@ def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the pauses of our own between tries short; those that a server asks for stay."""
     monkeypatch.setattr("verifiers_nb.support.calls.random.uniform", lambda low, high: 0.001)
-    wait = lambda **_: lambda _: 0.002  # noqa: E731
-    monkeypatch.setattr("verifiers_nb.support.calls.wait_random_exponential", wait)
 
 
 def sums(count: int) -> vf.SingleTurnEnv:

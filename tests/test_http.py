@@ -105,11 +105,6 @@ def serving() -> Iterator[Callable[..., Server]]:
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make pauses between tries short."""
     monkeypatch.setattr("verifiers_nb.support.calls.random.uniform", lambda low, high: 0.001)
-    monkeypatch.setattr("verifiers_nb.support.calls.wait_random_exponential", lambda **_: _short)
-
-
-def _short(_: Any) -> float:
-    return 0.002
 
 
 def environment(count: int, **settings: Any) -> vf.SingleTurnEnv:

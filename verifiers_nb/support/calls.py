@@ -18,18 +18,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, TypeVar
-
-from tenacity import (
-    AsyncRetrying,
-    retry_if_exception,
-    stop_after_attempt,
-    wait_exception,
-    wait_random_exponential,
-)
+from typing import Any, Literal, TypeVar
 
 from .threads import Threads
-from ..types import MessageType
 
 # %% ../../nbs/support/01_calls.ipynb #c1dfd96e
 PASSING_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
@@ -81,29 +72,19 @@ async def with_retries(
     Pauses are random, up to `first_pause` seconds at first and twice as long each time, at most 30,
     on top of what the server asks for.
     """
-    try:
-        return await request()
-    except Exception as error:
-        if retries < 1 or not is_passing(error):
-            raise
-        pause = pause_asked(error) + random.uniform(0, first_pause)
-    attempts = AsyncRetrying(  # made only now: it costs more than a quick request
-        stop=stop_after_attempt(retries),
-        wait=wait_random_exponential(multiplier=first_pause, max=30) + wait_exception(pause_asked),
-        retry=retry_if_exception(is_passing),
-        reraise=True,
-        sleep=asyncio.sleep,
-    )
-    await asyncio.sleep(pause)
-
-    async def again() -> T:
-        return await request()
-
-    try:
-        return await attempts(again)
-    except Exception as error:
-        error.given_up = True  # type: ignore[attr-defined]
-        raise
+    tried = 0
+    while True:
+        try:
+            return await request()
+        except Exception as error:
+            if tried >= retries or not is_passing(error):
+                if tried:
+                    error.given_up = True  # type: ignore[attr-defined]
+                raise
+            longest = min(30.0, first_pause * 2**tried)
+            pause = pause_asked(error) + random.uniform(0, longest)
+        await asyncio.sleep(pause)
+        tried += 1
 
 # %% ../../nbs/support/01_calls.ipynb #b3f0c7f6
 def without_retries(client: Any) -> Any:
@@ -114,7 +95,7 @@ def without_retries(client: Any) -> Any:
 
 # %% ../../nbs/support/01_calls.ipynb #12c6fc06
 def request_arguments(
-    sampling_args: Mapping[str, Any] | None, message_type: MessageType = "chat"
+    sampling_args: Mapping[str, Any] | None, message_type: Literal["chat", "completion"] = "chat"
 ) -> dict[str, Any]:
     """Return the arguments of a request: without None, and with the right name of the token limit."""
     arguments = {key: value for key, value in (sampling_args or {}).items() if value is not None}
