@@ -33,7 +33,7 @@ from verifiers_nb.envs.xml_tools import (
     tool_prompt,
 )
 from ..parsers.xml import OneAnswerParser
-from ..rubrics.judge import JudgeClient, JudgeRubric, value_of
+from ..rubrics.judge import JudgeClient, JudgeRubric, is_local, value_of
 from ..types import Messages, State
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class ServedEmbeddings:
     def client(self) -> Any:
         """Return OpenAI's client, with the key of the environment variable; a local server needs none."""
         key = os.environ.get(self.key_var)
-        if not key and not any(h in self.base_url for h in ("//localhost", "//127.", "//0.0.0.0")):
+        if not key and not is_local(self.base_url):
             raise ValueError(
                 f"The embeddings of {self.base_url} need an API key: set the environment variable "
                 f"{self.key_var}, or give embed=..., a function of texts."
