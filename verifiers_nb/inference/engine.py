@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'Options', 'read_options', 'default_threads', 'load_network',
            'context_length', 'end_tokens', 'ServedModel', 'check_prompt', 'merge_adapter', 'adapted_weights',
-           'StopWatch', 'Generation', 'settle', 'Request', 'Batch', 'limit_threads', 'Swap', 'Inbox', 'receive',
+           'StopWatch', 'SampledSequence', 'settle', 'Request', 'Batch', 'limit_threads', 'Swap', 'Inbox', 'receive',
            'admit', 'run_scheduler', 'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'answer_request',
            'complete_chat', 'complete_text', 'EmbeddedEngine']
 
@@ -153,7 +153,7 @@ def load_network(model: str | Path | PreTrainedModel, device: Any = None) -> Pre
             f"model is a {type(model).__name__}; give a name, a folder or a transformers model, "
             "and an adapter to push() afterwards"
         )
-    network.zero_grad()  # a model in training has gradients, which the copy has, too
+    network.zero_grad()  # a model in training has gradients, which a copy has, too
     torch.nn.Module.to(network, device or network.device)
     return network.eval().requires_grad_(False)
 
@@ -308,7 +308,7 @@ class StopWatch:
 
 # %% ../../nbs/inference/03_engine.ipynb #17ba0791
 @dataclass(slots=True, eq=False)
-class Generation:
+class SampledSequence:
     """One sequence of a request while it is being sampled."""
 
     request: Request
@@ -348,7 +348,7 @@ def settle(future: asyncio.Future[None], error: Exception | None) -> None:
 
 # %% ../../nbs/inference/03_engine.ipynb #bd307a3e
 class Request:
-    """A future, in the loop that made the request, that is done when its `n` generations are."""
+    """A future, in the loop that made the request, that is done when its `n` sequences are."""
 
     def __init__(self, n: int):
         self.loop = asyncio.get_running_loop()
@@ -357,13 +357,13 @@ class Request:
         self.cancelled = False
 
     def finish_one(self) -> None:
-        """Count a finished generation; the last one completes the future."""
+        """Count a finished sequence; the last one completes the future."""
         self.left -= 1
         if self.left == 0:
             self._settle(None)
 
     def fail(self, message: str, cause: Exception | None = None) -> None:
-        """Complete the future with a RuntimeError, and leave the other generations."""
+        """Complete the future with a RuntimeError, and leave the other sequences."""
         error = RuntimeError(message)
         error.__cause__ = cause
         self.cancelled = True
@@ -377,20 +377,20 @@ class Request:
 
 # %% ../../nbs/inference/03_engine.ipynb #1574bddb
 class Batch:
-    """The generations that run together, in the order of the decoder's rows."""
+    """The sequences that run together, in the order of the decoder's rows."""
 
     def __init__(self, model: PreTrainedModel):
-        self.decoder, self.running = make_decoder(model), list[Generation]()
+        self.decoder, self.running = make_decoder(model), list[SampledSequence]()
         self.sampler: Sampler | None = None
         self.tokens_generated = 0
 
-    def join(self, new: list[Generation]) -> None:
-        """Add generations; sorted, so that prompts of like length are prefilled together."""
+    def join(self, new: list[SampledSequence]) -> None:
+        """Add sequences; sorted, so that prompts of like length are prefilled together."""
         new = sorted(new, key=lambda each: (len(each.prompt), each.prompt))
         self.running, self.sampler = [*self.running, *new], None
         self.decoder.join([each.prompt for each in new])
 
-    def advance(self) -> list[Generation]:
+    def advance(self) -> list[SampledSequence]:
         """Sample a token for each, and take out and return those that are done."""
         self.drop([row for row, each in enumerate(self.running) if each.request.cancelled])
         if not self.running:
@@ -410,12 +410,12 @@ class Batch:
         return done
 
     def drop(self, rows: list[int]) -> None:
-        """Take out generations."""
+        """Take out sequences."""
         if rows:
             order = self.decoder.drop(rows)
             self.running, self.sampler = [self.running[row] for row in order], None
 
-    def clear(self) -> list[Generation]:
+    def clear(self) -> list[SampledSequence]:
         """Forget everything that runs, and return it."""
         lost, self.running, self.sampler = self.running, [], None
         self.decoder.clear()
@@ -437,21 +437,21 @@ def limit_threads(threads: int) -> None:
 # %% ../../nbs/inference/03_engine.ipynb #4d134bc0
 @dataclass(slots=True)
 class Swap:
-    """A policy version and its weights, by parameter name, for the generations that come after."""
+    """A policy version and its weights, by parameter name, for the sequences that come after."""
 
     version: int
     weights: dict[str, Tensor]
 
 # %% ../../nbs/inference/03_engine.ipynb #f6e1126c
-class Inbox(SimpleQueue[list[Generation] | Swap | None]):
-    """Work for the thread, in order; generations from one turn of an event loop are one item."""
+class Inbox(SimpleQueue[list[SampledSequence] | Swap | None]):
+    """Work for the thread, in order; sequences from one turn of an event loop are one item."""
 
     def __init__(self) -> None:
-        self.waves: dict[asyncio.AbstractEventLoop, list[Generation]] = {}
+        self.waves: dict[asyncio.AbstractEventLoop, list[SampledSequence]] = {}
         self.lock, self.closed = threading.RLock(), False
 
-    def submit(self, new: list[Generation]) -> None:
-        """Add generations to the wave of the event loop that runs now."""
+    def submit(self, new: list[SampledSequence]) -> None:
+        """Add sequences to the wave of the event loop that runs now."""
         loop = new[0].request.loop
         with self.lock:
             if self.closed:
@@ -478,7 +478,7 @@ class Inbox(SimpleQueue[list[Generation] | Swap | None]):
             self.closed = item is None
 
 # %% ../../nbs/inference/03_engine.ipynb #0a57cb53
-def receive(scheduler: Scheduler, waiting: deque[Generation | Swap]) -> bool:
+def receive(scheduler: Scheduler, waiting: deque[SampledSequence | Swap]) -> bool:
     """Move what has arrived to `waiting`; False at the end."""
     idle = not waiting and not scheduler.batch.running
     while idle or not scheduler.inbox.empty():
@@ -490,13 +490,13 @@ def receive(scheduler: Scheduler, waiting: deque[Generation | Swap]) -> bool:
     return True
 
 # %% ../../nbs/inference/03_engine.ipynb #e5c1a93e
-def admit(scheduler: Scheduler, waiting: deque[Generation | Swap]) -> None:
+def admit(scheduler: Scheduler, waiting: deque[SampledSequence | Swap]) -> None:
     """Let waiting samples join the batch as far as there is room, and weights change in turn."""
     running = len(scheduler.batch.running)
     room = scheduler.max_batch_size - running
     if running and room < min(len(waiting), scheduler.max_batch_size // 8):
         return
-    joining: list[Generation] = []
+    joining: list[SampledSequence] = []
     while waiting and len(joining) < room:
         if isinstance(waiting[0], Swap) and (running or joining):
             break
@@ -516,7 +516,7 @@ def run_scheduler(scheduler: Scheduler, threads: int | None) -> None:
     """Run the batch until the scheduler is closed. A failure ends what runs, not the thread."""
     if threads is not None:
         limit_threads(threads)
-    batch, waiting = scheduler.batch, deque[Generation | Swap]()
+    batch, waiting = scheduler.batch, deque[SampledSequence | Swap]()
     while receive(scheduler, waiting):
         try:
             admit(scheduler, waiting)
@@ -531,7 +531,7 @@ def run_scheduler(scheduler: Scheduler, threads: int | None) -> None:
                     error,
                 )
     for left in [*batch.running, *waiting]:
-        if isinstance(left, Generation):
+        if isinstance(left, SampledSequence):
             left.request.fail("the embedded engine was closed before it had finished this request")
 
 # %% ../../nbs/inference/03_engine.ipynb #887309d0
@@ -548,8 +548,8 @@ class Scheduler:
             target=run_scheduler, args=(self, threads), name="embedded engine", daemon=True
         )
 
-    def submit(self, new: list[Generation]) -> None:
-        """Run generations, from a coroutine; the thread starts with the first ones."""
+    def submit(self, new: list[SampledSequence]) -> None:
+        """Run sequences, from a coroutine; the thread starts with the first ones."""
         with self.inbox.lock:
             self.inbox.submit(new)
             if self.thread.ident is None:
@@ -571,7 +571,7 @@ class Scheduler:
 # %% ../../nbs/inference/03_engine.ipynb #e403fa87
 async def sample_prompt(
     engine: EmbeddedEngine, prompt: list[int], options: Options
-) -> list[Generation]:
+) -> list[SampledSequence]:
     """Sample `options.n` answers to a prompt of token ids."""
     served = engine.served
     check_prompt(prompt, served.vocabulary, engine.max_model_len)
@@ -584,7 +584,7 @@ async def sample_prompt(
     tag = requested_tag(options.response_format)
     request = Request(options.n)
     samples = [
-        Generation(
+        SampledSequence(
             request,
             prompt,
             sampling,
@@ -605,15 +605,11 @@ async def sample_prompt(
     return samples
 
 # %% ../../nbs/inference/03_engine.ipynb #5bdcf106
-def answer_text(served: ServedModel, generation: Generation, options: Options) -> str | None:
+def answer_text(served: ServedModel, sequence: SampledSequence, options: Options) -> str | None:
     """Decode an answer without its end token, up to its first stop string."""
     if served.tokenizer is None:
         return None
-    ids = (
-        generation.token_ids[:-1]
-        if generation.token_ids[-1] in generation.ends
-        else generation.token_ids
-    )
+    ids = sequence.token_ids[:-1] if sequence.token_ids[-1] in sequence.ends else sequence.token_ids
     text = served.decode(ids, options.skip_special_tokens)
     return text[: min([text.find(stop) for stop in options.stop if stop in text], default=None)]
 
@@ -622,10 +618,10 @@ def make_reply(
     engine: EmbeddedEngine,
     kind: str,
     prompt: list[int],
-    finished: list[Generation],
+    finished: list[SampledSequence],
     options: Options,
 ) -> Reply:
-    """Return finished generations as a response of a `kind`: a chat.completion or a text_completion."""
+    """Return finished sequences as a response of a `kind`: a chat.completion or a text_completion."""
     choices = []
     for index, each in enumerate(finished):
         text = answer_text(engine.served, each, options)
