@@ -16,10 +16,10 @@ import pytest
 
 from verifiers_nb.cli.tui import (
     ORDERS,
-    RolloutBrowser,
     RolloutIndex,
     RolloutList,
-    search,
+    TerminalBrowser,
+    search_rollouts,
     sorted_places,
 )
 
@@ -63,12 +63,14 @@ def test_the_index_is_quick_and_right(large: Path) -> None:
     assert time.process_time() - began < 1.0  # measured: 0.14 s
     best, *_, worst = sorted_places(index, range(COUNT), ORDERS[1])
     assert index[worst]["reward"] == 0.0 and index[best]["reward"] == (COUNT - 1) / COUNT
-    assert [index[place]["answer"] for place in search(index, "QUESTION 99999")] == ["99999"]
+    assert [index[place]["answer"] for place in search_rollouts(index, "QUESTION 99999")] == [
+        "99999"
+    ]
 
 
 async def drive(large: Path) -> None:
     """Press keys, and look at what they did."""
-    app = RolloutBrowser([large])
+    app = TerminalBrowser([large])
     async with app.run_test(size=(120, 30)) as pilot:
         await app.workers.wait_for_complete()
         await pilot.pause()

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BARS', 'MOST_ROLLOUTS', 'CSS', 'EPILOG', 'ReportMeta', 'compute_summary', 'report_name', 'value_histogram', 'shown',
-           'parts_table', 'examples_table', 'asked', 'rollout_html', 'rollouts_html', 'settings_line', 'figures_html',
-           'report_html', 'write_page', 'write_html_report', 'meta_of_run', 'differences_table', 'verdict',
-           'changes_table', 'comparison_html', 'write_html_comparison', 'read_run', 'make_parser', 'main']
+__all__ = ['BARS', 'MOST_ROLLOUTS', 'REPORT_CSS', 'Evaluated', 'REPORT_EXAMPLES', 'ReportMeta', 'compute_summary', 'report_name',
+           'value_histogram', 'figure', 'parts_table', 'last_message_row', 'examples_table', 'folded_rollout',
+           'notable_rollouts', 'settings_line', 'large_figures', 'report_html', 'write_page', 'write_html_report',
+           'verdict', 'differences_table', 'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run',
+           'read_run', 'report_parser', 'report_runs', 'main']
 
 # %% ../../nbs/cli/01_report.ipynb #77de68da
 import hashlib
@@ -18,6 +19,7 @@ import math
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata as installed
@@ -66,15 +68,13 @@ def compute_summary(results: GenerateOutputs) -> dict[str, Any]:
     metrics = {name: distribution(values) for name, values in results.metrics.items()}
     return {"reward": distribution(results.reward), "metrics": metrics}
 
-
+# %% ../../nbs/cli/01_report.ipynb #1c4ae371
 def report_name(meta: ReportMeta) -> str:
     """Return the file name of a report: the same for the same settings."""
     settings = [meta.env_args, meta.sampling_args, meta.api_base_url, meta.env_version]
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[
-        :8
-    ]
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()
     counts = f"n{meta.num_examples}-r{meta.rollouts_per_example}"
-    name = f"{meta.env_id}--{meta.model.replace('/', '--')}--{counts}--{digest}"
+    name = f"{meta.env_id}--{meta.model.replace('/', '--')}--{counts}--{digest[:8]}"
     return re.sub(r"[^\w.,=+-]", "_", name)[-200:] + ".html"
 
 # %% ../../nbs/cli/01_report.ipynb #b1d57811
@@ -86,18 +86,15 @@ def value_histogram(values: Sequence[float], label: str) -> str:
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return ""
-    low, high = min(0.0, *known), max(1.0, *known)
-    counts = [0] * BARS
-    for value in known:
-        counts[min(int((value - low) / (high - low) * BARS), BARS - 1)] += 1
-    step, height, width = 10, 44, BARS * 10
-    bars = []
-    for place, count in enumerate(counts):
-        tall = max(count / max(counts) * height, 1.5) if count else 0
-        at = f"{low + (high - low) * place / BARS:.2f} to {low + (high - low) * (place + 1) / BARS:.2f}"
+    low, high, height, width = min(0.0, *known), max(1.0, *known), 44, BARS * 10
+    places = [min(int((value - low) / (high - low) * BARS), BARS - 1) for value in known]
+    edges = [low + (high - low) * place / BARS for place in range(BARS + 1)]
+    bars, counts = [], Counter(places)
+    for place, count in sorted(counts.items()):
+        tall = max(count / max(counts.values()) * height, 1.5)
         bars.append(
-            f'<g><title>{at}: {count:,}</title><rect class="vf-fill" x="{place * step + 1}" '
-            f'y="{height - tall:.1f}" width="{step - 2}" height="{tall:.1f}" rx="1.5"/></g>'
+            f"<g><title>{edges[place]:.2f} to {edges[place + 1]:.2f}: {count:,}</title>"
+            f'<rect class="vf-fill" x="{place * 10 + 1}" y="{height - tall:.1f}" width="8" height="{tall:.1f}" rx="1.5"/></g>'
         )
     words = f"{one_line(label)}: {len(known):,} values from {min(known):.2f} to {max(known):.2f}"
     ends = f'<text x="0" y="{height + 13}">{low:g}</text><text x="{width}" y="{height + 13}" text-anchor="end">{high:g}</text>'
@@ -108,7 +105,7 @@ def value_histogram(values: Sequence[float], label: str) -> str:
     )
 
 # %% ../../nbs/cli/01_report.ipynb #2218965f
-def shown(value: float, signed: bool = False) -> str:
+def figure(value: float, signed: bool = False) -> str:
     """Write a figure with three digits, or a dash where there is none."""
     return "–" if not math.isfinite(value) else f"{value:+.3f}" if signed else f"{value:.3f}"
 
@@ -117,114 +114,73 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
     """Draw a row for the reward and each of its parts: mean, error, what it adds, distribution."""
     rows = []
     for name, values in {"reward": results.reward, **results.metrics}.items():
-        figures = distribution(values)
-        weight = meta.weights.get(name)
-        adds = ["", ""] if weight is None else [f"{weight:g}", shown(weight * figures["mean"])]
-        error = standard_error(values, examples)
-        cells = [shown(figures[key]) for key in ("std", "p5", "p25", "p50", "p75", "p95")]
-        rows.append(
-            [
-                f"<b>{escaped(name)}</b>",
-                shown(figures["mean"]),
-                f"± {shown(error)}",
-                *adds,
-                *cells,
-                value_histogram(values, name),
-            ]
-        )
-    head = [
-        "score",
-        "mean",
-        "error",
-        "weight",
-        "adds",
-        "std",
-        "5%",
-        "25%",
-        "median",
-        "75%",
-        "95%",
-        "distribution",
-    ]
+        known, weight = distribution(values), meta.weights.get(name)
+        adds = ["", ""] if weight is None else [f"{weight:g}", figure(weight * known["mean"])]
+        error = f"± {figure(standard_error(values, examples))}"
+        spread = [figure(known[key]) for key in ("std", "p5", "p25", "p50", "p75", "p95")]
+        cells = [figure(known["mean"]), error, *adds, *spread, value_histogram(values, name)]
+        rows.append([f"<b>{escaped(name)}</b>", *cells])
+    head = "score mean error weight adds std 5% 25% median 75% 95% distribution".split()
     return table(head, rows, "Reward by part", numbers=range(1, 11))
+
+# %% ../../nbs/cli/01_report.ipynb #c51c4379
+def last_message_row(prompt: Any) -> str:
+    """Draw the end of a prompt in one row."""
+    return one_line(conversation(prompt if isinstance(prompt, str) else prompt[-1:]), 160)
 
 # %% ../../nbs/cli/01_report.ipynb #fa35e192
 def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int = 100) -> str:
     """Draw examples from the hardest on: mean reward, and the beginning of the prompt."""
     means = example_means(results.reward, examples)
-    top = max(1.0, *means.values()) if means else 1.0
-    place = {example: i for i, example in reversed([*enumerate(examples)])}
-    counts: dict[str, int] = {}
-    for example in examples:
-        counts[example] = counts.get(example, 0) + 1
-    hardest = sorted(means, key=lambda example: means[example])[:most]
-    rows = [
-        [
-            shown(means[e]),
-            score_bar(means[e] / top, f"mean reward {means[e]:.2f}"),
-            str(counts[str(e)]),
-            asked(results.prompt[place[str(e)]]),
-        ]
-        for e in hardest
-    ]
+    top = max([1.0, *means.values()])
+    hardest = sorted(means.items(), key=lambda item: item[1])[:most]
+    rows = []
+    for example, mean in hardest:
+        bar = score_bar(mean / top, f"mean reward {mean:.2f}")
+        prompt = results.prompt[examples.index(str(example))]
+        rows.append(
+            [figure(mean), bar, str(examples.count(str(example))), last_message_row(prompt)]
+        )
     note = f", the {most} hardest of {len(means):,}" if len(means) > most else ", the hardest first"
     return table(["mean reward", "", "rollouts", "prompt"], rows, f"Examples{note}", numbers=[0, 2])
 
-# %% ../../nbs/cli/01_report.ipynb #c51c4379
-def asked(prompt: Any) -> str:
-    """Draw the end of a prompt in one row."""
-    return one_line(conversation(prompt if isinstance(prompt, str) else prompt[-1:]), 160)
-
 # %% ../../nbs/cli/01_report.ipynb #1574bddb
+def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str:
+    """Draw a rollout: its scores, prompt and completion, folded."""
+    error, answer = results.state[i].get("error"), str(results.answer[i])[:500]
+    parts = [f"{escaped(name)} {figure(values[i])}" for name, values in results.metrics.items()]
+    head = f"<b>reward {figure(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
+    body = [
+        f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>',
+        f'<p class="vf-failed">failed: {escaped(str(error))}</p>' if error else "",
+        marked_text(conversation(results.prompt[i]), label="Prompt"),
+        marked_text(said, label="Completion")
+        if (said := conversation(results.completion[i]))
+        else "",
+        f"<p>expected: <code>{escaped(answer)}</code></p>" if answer else "",
+    ]
+    return f"<details{' open' * open_}><summary>{head}</summary>{''.join(body)}</details>"
+
+# %% ../../nbs/cli/01_report.ipynb #0716d970
 MOST_ROLLOUTS = 5
 
 
-def rollout_html(results: GenerateOutputs, i: int, open_: bool = False) -> str:
-    """Draw a rollout: its scores, prompt and completion, folded."""
-    error = results.state[i].get("error")
-    parts = [f"{escaped(name)} {shown(values[i])}" for name, values in results.metrics.items()]
-    head = f"<b>reward {shown(results.reward[i])}</b> {asked(results.prompt[i])}"
-    said = conversation(results.completion[i])
-    failed = f'<p class="vf-failed">failed: {escaped(str(error))}</p>' if error else ""
-    texts = marked_text(conversation(results.prompt[i]), label="Prompt") + marked_text(
-        said, label="Completion"
-    ) * bool(said)
-    answer = (
-        f"<p>expected: <code>{escaped(str(results.answer[i])[:500])}</code></p>"
-        if results.answer[i]
-        else ""
-    )
-    scores = f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>'
-    return f"<details{' open' * open_}><summary>{head}</summary>{scores}{failed}{texts}{answer}</details>"
-
-# %% ../../nbs/cli/01_report.ipynb #0716d970
-def rollouts_html(results: GenerateOutputs) -> str:
+def notable_rollouts(results: GenerateOutputs) -> str:
     """Draw the best, the worst and the failed rollouts."""
-    count = len(results.reward)
-    failed = [i for i in range(count) if results.state[i].get("error")]
-    good = sorted(set(range(count)) - {*failed}, key=lambda i: -results.reward[i])
+    failed = [i for i, state in enumerate(results.state) if state.get("error")]
+    good = sorted({*range(len(results.reward))} - {*failed}, key=lambda i: -results.reward[i])
     best = good[:MOST_ROLLOUTS]
     worst = [i for i in good[::-1][:MOST_ROLLOUTS] if i not in best]
-    sections = {
-        "Best rollouts": best,
-        "Worst rollouts": worst,
-        "Failed rollouts": failed[:MOST_ROLLOUTS],
-    }
-    drawn = []
-    for title, chosen in sections.items():
-        if chosen:
-            note = (
-                f" ({MOST_ROLLOUTS} of {len(failed):,})"
-                if title.startswith("F") and len(failed) > MOST_ROLLOUTS
-                else ""
-            )
-            drawn.append(
-                f"<h2>{title}{note}</h2>" + "".join(rollout_html(results, i) for i in chosen)
-            )
-    return "".join(drawn)
+    note = f" ({MOST_ROLLOUTS} of {len(failed):,})" if len(failed) > MOST_ROLLOUTS else ""
+    sections = {"Best rollouts": best, "Worst rollouts": worst, f"Failed rollouts{note}": failed}
+    return "".join(
+        f"<h2>{title}</h2>{''.join(folded_rollout(results, i) for i in chosen[:MOST_ROLLOUTS])}"
+        for title, chosen in sections.items()
+        if chosen
+    )
 
 # %% ../../nbs/cli/01_report.ipynb #91032ad7
-CSS = """
+REPORT_CSS = """
 max-width: 1080px; margin: 0 auto; font-size: 14px;
 h1 { font-size: 22px; font-weight: 600; margin: 0 0 4px; } h2 { font-size: 15px; font-weight: 600; margin: 28px 0 8px; }
 dl { display: flex; flex-wrap: wrap; gap: 8px 36px; margin: 20px 0 8px; } dt { color: var(--soft); font-size: 12px; } dd { margin: 0; }
@@ -251,7 +207,7 @@ def settings_line(meta: ReportMeta) -> str:
     return f'<p class="vf-soft">{" · ".join(one_line(fact, 200) for fact in facts if fact)}</p>'
 
 # %% ../../nbs/cli/01_report.ipynb #ffc3f77c
-def figures_html(figures: Mapping[str, str]) -> str:
+def large_figures(figures: Mapping[str, str]) -> str:
     """Draw a few figures large, each with its name; values are HTML."""
     pairs = "".join(
         f'<div><dt>{escaped(name)}</dt><dd class="vf-big">{value}</dd></div>'
@@ -265,31 +221,102 @@ def report_html(meta: ReportMeta, results: GenerateOutputs) -> str:
     examples = example_keys(results)
     failed = sum(bool(state.get("error")) for state in results.state)
     rates = pass_rates(results.reward, examples)
-    error = standard_error(results.reward, examples)
+    error = figure(standard_error(results.reward, examples))
     mean = fmean(results.reward) if results.reward else math.nan
-    figures = {"mean reward": f"{shown(mean)} <small>± {shown(error)}</small>"}
+    figures = {"mean reward": f"{figure(mean)} <small>± {error}</small>"}
     names, half = [*rates], len(rates) // 2
     for name in dict.fromkeys([*names[:1], *names[half - 1 : half], *names[-1:]]):
         figures[f"{name} (reward ≥ 0.5)"] = f"{rates[name]:.2f}"
     figures["failed rollouts"] = f"{failed:,} of {len(results.reward):,}"
     return (
         f"<h1>{escaped(meta.env_id)} <span class='vf-soft'>with</span> {escaped(meta.model)}</h1>{settings_line(meta)}"
-        f"{figures_html(figures)}<div class='vf-scroll'>{parts_table(meta, results, examples)}</div>"
-        f"{rollouts_html(results)}<div class='vf-scroll'>{examples_table(results, examples)}</div>"
+        f"{large_figures(figures)}<div class='vf-scroll'>{parts_table(meta, results, examples)}</div>"
+        f"{notable_rollouts(results)}<div class='vf-scroll'>{examples_table(results, examples)}</div>"
     )
 
 # %% ../../nbs/cli/01_report.ipynb #12c6fc06
 def write_page(path: Path, body: str, title: str) -> Path:
-    """Write a page at once: a reader sees the old or the new."""
-    part = Snapshot(body, title, CSS).save(path.with_name(path.name + ".part"))
+    """Write a page in one step: a reader sees the old file or the new one."""
+    part = Snapshot(body, title, REPORT_CSS).save(path.with_name(path.name + ".part"))
     os.replace(part, path)
     return path
 
-# %% ../../nbs/cli/01_report.ipynb #4aca8699
+
 def write_html_report(report_dir: str | Path, meta: ReportMeta, results: GenerateOutputs) -> Path:
     """Write a report of an evaluation into a folder, under a name that its settings determine."""
     title = f"{meta.env_id} with {meta.model}"
     return write_page(Path(report_dir) / report_name(meta), report_html(meta, results), title)
+
+# %% ../../nbs/cli/01_report.ipynb #979877a1
+def verdict(low: float, high: float) -> str:
+    """Say in words what an interval of a difference shows."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return "too few examples"
+    return "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
+
+# %% ../../nbs/cli/01_report.ipynb #61fa9378
+def differences_table(
+    first: GenerateOutputs, second: GenerateOutputs, keys: Sequence[Sequence[str]]
+) -> str:
+    """Draw a row for the reward and each metric of both: means, difference, its 95 % interval, what that says."""
+    columns = [{"reward": each.reward, **each.metrics} for each in (first, second)]
+    rows = []
+    for name in [name for name in columns[0] if name in columns[1]]:
+        values = [column[name] for column in columns]
+        difference = paired_difference(*map(example_means, values, keys))
+        low, high = difference.low, difference.high
+        means = [figure(fmean(each) if each else math.nan) for each in values]
+        interval = f"{figure(low, True)} to {figure(high, True)}"
+        compared = [figure(difference.mean, True), interval, f"{difference.n:,}"]
+        rows.append([f"<b>{escaped(name)}</b>", *means, *compared, verdict(low, high)])
+    head = ["score", "first", "second", "difference", "95 % interval", "examples", ""]
+    return table(head, rows, "Differences by example", numbers=range(1, 6))
+
+# %% ../../nbs/cli/01_report.ipynb #f525fbbb
+def changes_table(
+    first: GenerateOutputs, second: GenerateOutputs, keys: Sequence[Sequence[str]], most: int = 20
+) -> str:
+    """Draw the examples whose mean reward changed most, each with a completion of both runs."""
+    before, after = map(example_means, (first.reward, second.reward), keys)
+    changes = {str(e): after[e] - before[e] for e in before if e in after}
+    largest = sorted((e for e in changes if changes[e]), key=lambda e: -abs(changes[e]))[:most]
+    rows = []
+    for example in largest:
+        i, j = (key.index(example) for key in keys)
+        both = folded_rollout(first, i, True) + folded_rollout(second, j, True)
+        texts = f"<details><summary>{last_message_row(first.prompt[i])}</summary>{both}</details>"
+        means = [figure(before[example]), figure(after[example])]
+        rows.append([*means, figure(changes[example], True), texts])
+    head, title = ["first", "second", "change", "prompt"], f"Largest changes ({len(rows)})"
+    return table(head, rows, title, numbers=range(3))
+
+# %% ../../nbs/cli/01_report.ipynb #e7a079fc
+Evaluated = tuple[ReportMeta, "GenerateOutputs"]
+
+
+def comparison_html(first: Evaluated, second: Evaluated) -> str:
+    """Draw the body of a comparison: the second run against the first."""
+    runs = first[1], second[1]
+    keys = [example_keys(run) for run in runs]
+    difference = paired_difference(*map(example_means, [run.reward for run in runs], keys))
+    named = "".join(
+        f"<h3>{word}: {escaped(about.env_id)} with {escaped(about.model)}</h3>{settings_line(about)}"
+        for word, about in (("First", first[0]), ("Second", second[0]))
+    )
+    figures = {
+        "difference of the mean reward": figure(difference.mean, True),
+        "95 % interval": f"{figure(difference.low, True)} to {figure(difference.high, True)}",
+        "examples in both": f"{difference.n:,}",
+    }
+    return (
+        f"<h1>Two runs compared</h1>{named}{large_figures(figures)}"
+        f"<div class='vf-scroll'>{differences_table(*runs, keys)}</div>{changes_table(*runs, keys)}"
+    )
+
+
+def write_html_comparison(path: str | Path, first: Evaluated, second: Evaluated) -> Path:
+    """Write a comparison of two runs, each with what it is about, to a file."""
+    return write_page(Path(path), comparison_html(first, second), "Two runs compared")
 
 # %% ../../nbs/cli/01_report.ipynb #887309d0
 def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
@@ -311,100 +338,6 @@ def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
         metadata.get("weights") or {},
     )
 
-# %% ../../nbs/cli/01_report.ipynb #61fa9378
-def differences_table(
-    first: GenerateOutputs, second: GenerateOutputs, keys: Sequence[Sequence[str]]
-) -> str:
-    """Draw a row for the reward and each metric of both: means, difference, its 95 % interval, what that says."""
-    columns = [{"reward": each.reward, **each.metrics} for each in (first, second)]
-    rows = []
-    for name in [name for name in columns[0] if name in columns[1]]:
-        before, after = (
-            example_means(column[name], key) for column, key in zip(columns, keys, strict=True)
-        )
-        difference = paired_difference(before, after)
-        interval = f"{shown(difference.low, True)} to {shown(difference.high, True)}"
-        means = [shown(fmean(column[name]) if column[name] else math.nan) for column in columns]
-        rows.append(
-            [
-                f"<b>{escaped(name)}</b>",
-                *means,
-                shown(difference.mean, True),
-                interval,
-                f"{difference.n:,}",
-                verdict(difference.low, difference.high),
-            ]
-        )
-    head = ["score", "first", "second", "difference", "95 % interval", "examples", ""]
-    return table(head, rows, "Differences by example", numbers=range(1, 6))
-
-# %% ../../nbs/cli/01_report.ipynb #979877a1
-def verdict(low: float, high: float) -> str:
-    """Say in words what an interval of a difference shows."""
-    if not (math.isfinite(low) and math.isfinite(high)):
-        return "too few examples"
-    return "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
-
-# %% ../../nbs/cli/01_report.ipynb #f525fbbb
-def changes_table(
-    first: GenerateOutputs, second: GenerateOutputs, keys: Sequence[Sequence[str]], most: int = 20
-) -> str:
-    """Draw the examples whose mean reward changed most, each with a completion of both runs."""
-    means = [example_means(run.reward, key) for run, key in zip((first, second), keys, strict=True)]
-    places = [{example: i for i, example in reversed([*enumerate(key)])} for key in keys]
-    changes = {str(e): means[1][e] - means[0][e] for e in means[0] if e in means[1]}
-    largest = sorted((e for e in changes if changes[e]), key=lambda e: -abs(changes[e]))[:most]
-    rows = []
-    for example in largest:
-        i, j = (place[example] for place in places)
-        texts = f"<details><summary>{asked(first.prompt[i])}</summary>{rollout_html(first, i, True)}{rollout_html(second, j, True)}</details>"
-        rows.append(
-            [
-                shown(means[0][example]),
-                shown(means[1][example]),
-                shown(changes[example], True),
-                texts,
-            ]
-        )
-    return table(
-        ["first", "second", "change", "prompt"],
-        rows,
-        f"Largest changes ({len(rows)})",
-        numbers=range(3),
-    )
-
-# %% ../../nbs/cli/01_report.ipynb #e7a079fc
-def comparison_html(
-    first: tuple[ReportMeta, GenerateOutputs], second: tuple[ReportMeta, GenerateOutputs]
-) -> str:
-    """Draw the body of a comparison: the second run against the first."""
-    runs = first[1], second[1]
-    keys = [example_keys(run) for run in runs]
-    before, after = (example_means(run.reward, key) for run, key in zip(runs, keys, strict=True))
-    difference = paired_difference(before, after)
-    named = "".join(
-        f"<h3>{word}: {escaped(m.env_id)} with {escaped(m.model)}</h3>{settings_line(m)}"
-        for word, (m, _) in zip(("First", "Second"), (first, second), strict=True)
-    )
-    figures = {
-        "difference of the mean reward": shown(difference.mean, True),
-        "95 % interval": f"{shown(difference.low, True)} to {shown(difference.high, True)}",
-        "examples in both": f"{difference.n:,}",
-    }
-    return (
-        f"<h1>Two runs compared</h1>{named}{figures_html(figures)}"
-        f"<div class='vf-scroll'>{differences_table(*runs, keys)}</div>{changes_table(*runs, keys)}"
-    )
-
-# %% ../../nbs/cli/01_report.ipynb #62107387
-def write_html_comparison(
-    path: str | Path,
-    first: tuple[ReportMeta, GenerateOutputs],
-    second: tuple[ReportMeta, GenerateOutputs],
-) -> Path:
-    """Write a comparison of two runs, each with what it is about, to a file."""
-    return write_page(Path(path), comparison_html(first, second), "Two runs compared")
-
 # %% ../../nbs/cli/01_report.ipynb #1309cfe6
 def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
     """Return what an evaluation is about and its rollouts, from its folder or its file of rollouts."""
@@ -425,54 +358,45 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
     return meta_of_run(metadata), results
 
 # %% ../../nbs/cli/01_report.ipynb #30eb20be
-EPILOG = """\
+REPORT_EXAMPLES = """\
 examples:
   vf-report outputs/evals/addition--verifiers_nb--adder-1m/20260101-120000-abcd
   vf-report FIRST SECOND -o comparison.html    is the second better, example by example?"""
 
 
-def make_parser() -> CommandParser:
+def report_parser() -> CommandParser:
     """Return the parser of the command line."""
-    parser = CommandParser(
-        "vf-report",
-        description="Write a page about a saved evaluation, or about how a second one differs from it.",
-        epilog=EPILOG,
-        usage="vf-report RUN [SECOND] [-o FILE]",
-    )
-    parser.add_argument("run", metavar="RUN", help="folder of an evaluation, or a file of rollouts")
-    parser.add_argument("second", metavar="SECOND", nargs="?", help="another, to compare with it")
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="where to write the page (default: beside the rollouts)",
-    )
+    about = "Write a page about a saved evaluation, or about how a second one differs from it."
+    usage = "vf-report RUN [SECOND] [-o FILE]"
+    parser = CommandParser("vf-report", description=about, epilog=REPORT_EXAMPLES, usage=usage)
+    add, where = parser.add_argument, "where to write the page (default: beside the rollouts)"
+    add("run", metavar="RUN", help="folder of an evaluation, or a file of rollouts")
+    add("second", metavar="SECOND", nargs="?", help="another, to compare with it")
+    add("-o", "--output", type=Path, metavar="FILE", help=where)
     return parser
+
+# %% ../../nbs/cli/01_report.ipynb #caefab0c
+def report_runs(given: Any) -> int:
+    """Write the page that the arguments ask for, and print where it is."""
+    runs = [read_run(path) for path in (given.run, given.second) if path]
+    beside = Path(given.run) if Path(given.run).is_dir() else Path(given.run).parent
+    about = runs[0][0]
+    path = given.output or beside / (report_name(about) if len(runs) == 1 else "comparison.html")
+    try:
+        if len(runs) == 2:
+            write_html_comparison(path, *runs)
+        else:
+            write_page(path, report_html(*runs[0]), f"{about.env_id} with {about.model}")
+    except OSError as error:
+        raise CommandError(f"{path} can't be written: {error.strerror}") from error
+    print(path)
+    return 0
 
 # %% ../../nbs/cli/01_report.ipynb #dba8e97f
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a page; 0 when it is there, 2 for a wrong call."""
-    given = make_parser().parse_args(argv)
-
-    def work() -> int:
-        runs = [read_run(path) for path in (given.run, given.second) if path]
-        beside = Path(given.run) if Path(given.run).is_dir() else Path(given.run).parent
-        name = report_name(runs[0][0]) if len(runs) == 1 else "comparison.html"
-        path = given.output or beside / name
-        try:
-            if len(runs) == 2:
-                write_html_comparison(path, *runs)
-            else:
-                write_page(
-                    path, report_html(*runs[0]), f"{runs[0][0].env_id} with {runs[0][0].model}"
-                )
-        except OSError as error:
-            raise CommandError(f"{path} can't be written: {error.strerror}") from error
-        print(path)
-        return 0
-
-    return run_command("vf-report", work)
+    given = report_parser().parse_args(argv)
+    return run_command("vf-report", lambda: report_runs(given))
 
 # %% ../../nbs/cli/01_report.ipynb #4f90f37d
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -180,7 +180,7 @@ def fits(setting: Setting, value: Any) -> bool:
     finite = not isinstance(value, float) or isfinite(value)
     return finite and (kind in kinds or (kind == "int" and "float" in kinds))
 
-
+# %% ../../nbs/cli/04_train.ipynb #5a44cd82
 def read_value(setting: Setting, given: Any) -> Any:
     """Return what a flag or a file gives as the setting has it; an `ArgumentTypeError` says what is wrong."""
     for value in readings(given) if isinstance(given, str) else [given]:

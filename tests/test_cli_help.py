@@ -1,0 +1,31 @@
+"""The help of every command, which loads nothing heavy."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+MODULES = ("demo", "eval", "init", "report", "train", "tui", "vllm")
+COMMANDS = {f"vf-{name}": ["-m", f"verifiers_nb.cli.{name}"] for name in MODULES}
+COMMANDS["vf-install"] = ["-c", "from verifiers_nb.cli.init import install_main; install_main()"]
+
+
+def children_seconds() -> float:
+    """Return the processor time of all finished child processes."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_is_quick(name: str, tmp_path: Path) -> None:
+    before = children_seconds()
+    command = [sys.executable, *COMMANDS[name], "--help"]
+    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    spent = children_seconds() - before
+    assert shown.returncode == 0 and shown.stdout.startswith(f"usage: {name} "), shown.stderr
+    assert "examples:" in shown.stdout
+    assert spent < 0.5  # measured: 0.05 to 0.35 s
