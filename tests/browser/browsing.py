@@ -31,14 +31,24 @@ def open_notebook(lab: Lab, page, name: str) -> None:
     page.get_by_text("Python 3 (ipykernel) |").wait_for(timeout=60_000)
 
 
-def run_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode, seconds: float = 120) -> None:
-    """Write and open a notebook, run every cell from the menu, and refuse any error."""
+def start_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None:
+    """Write and open a notebook, and choose Run All Cells from the menu."""
     nb.cells.append(new_code_cell(f"print('{LAST[:5]}' + '{LAST[5:]}')"))
     nbformat.write(nb, lab.folder / name)
     open_notebook(lab, page, name)
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
+
+
+def run_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode, seconds: float = 120) -> None:
+    """Run every cell of a notebook from the menu, and refuse any error."""
+    start_all(lab, page, name, nb)
+    wait_for_end(page, seconds)
+
+
+def wait_for_end(page, seconds: float = 120) -> None:
+    """Wait until every cell has run, and refuse any error."""
     page.wait_for_function(ENDED, timeout=seconds * 1000)
     errors = [o["evalue"] for o in page.evaluate(OUTPUTS) if o["output_type"] == "error"]
     assert not errors, errors

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import nbformat
-from browsing import live_widget, show
+from browsing import ENDED, live_widget, show, start_all, wait_for_end
 from nbformat.sign import NotebookNotary
+from nbformat.v4 import new_code_cell, new_notebook
 
 SETUP = """
 import tempfile
@@ -128,6 +129,29 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     widget.get_by_role("button", name="Continue from step 4").wait_for()
     assert widget.locator(".vf-checkpoints tbody tr").count() == 1 and step_shown(widget) == 4
     show(page, widget, "dashboard-stopped")
+
+
+def test_a_run_is_paused_during_run_all(page, lab) -> None:
+    """Press Pause while a cell trains: the run pauses within two steps; stop it, and freeze what has ended."""
+    sources = [SETUP, "dashboard = vf.TrainingDashboard(trainer)\ndashboard"]
+    sources += ["trainer.train()", "dashboard.freeze()"]
+    nb = new_notebook(cells=[new_code_cell(source) for source in sources])
+    nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+    start_all(lab, page, "during.ipynb", nb)
+    widget = widget_of(page)
+    wait_for_step(page, widget, 3)
+    pressed_at = step_shown(widget)
+    widget.get_by_role("button", name="Pause after this step").click()
+    widget.get_by_text("Paused", exact=True).wait_for()
+    assert not page.evaluate(ENDED)  # the cell still trains
+    assert step_shown(widget) <= pressed_at + 4  # what is shown is half a second old
+    widget.get_by_role("button", name="Resume").click()
+    widget.get_by_text("Running").wait_for()
+    widget.get_by_role("button", name="Stop").click()
+    wait_for_end(page)
+    frozen = page.locator(".jp-OutputArea-output").filter(has_text="smoothed by").last
+    frozen.get_by_text("Stopped").wait_for()
+    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
 
 
 def test_two_thousand_steps_without_a_trainer(notebook, page, lab) -> None:
