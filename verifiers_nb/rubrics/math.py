@@ -36,9 +36,7 @@ from ..support.arithmetic import compare_plain
 from ..types import Messages, RewardFunc
 
 # %% ../../nbs/rubrics/03_math.ipynb #fe5dbbce
-VERIFY_SECONDS = (
-    5  # seconds for parsing a gold answer, for parsing a response, and for a comparison
-)
+VERIFY_SECONDS = 5  # for each of: parsing the gold answer, the response, the comparison
 
 
 @lru_cache(maxsize=1024)
