@@ -61,7 +61,8 @@ def as_rst(
     parts = re.split(r"(`[^`]+`)", "\n".join(lines))
     parts[::2] = [re.sub(r"([*|_\\])", r"\\\1", text) for text in parts[::2]]
     parts[1::2] = [f"`{code}`" for code in parts[1::2]]
-    lines[:] = "".join(parts).splitlines() + [""]
+    text = re.sub(r"(?m)^(?!\s*(?:- |$))(.+)\n(?=- )", r"\1\n\n", "".join(parts))  # before a list
+    lines[:] = text.splitlines() + [""]
 
 
 def mathml(formula: str, as_block: bool) -> str:
