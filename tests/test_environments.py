@@ -74,34 +74,25 @@ def tagged(answer: object, tag: str = "answer") -> str:
     return f"<{tag}>\n{answer}\n</{tag}>"
 
 
-BOXED_CHEATS: dict[str, Callable[[Row], Script]] = {
-    "all tags, no answer": lambda row: THINK + boxed(""),
-    "the answer everywhere": lambda row: (
-        f"<think>{boxed(row['answer'])}</think>{boxed(row['answer'])}"
-    ),
-    "only thought": lambda row: f"<think>{boxed(row['answer'])}</think>",
-    "guesses": lambda row: THINK + "".join(map(boxed, [*GUESSES, row["answer"]])),
-    "guesses in one box": lambda row: (
-        THINK + boxed(" or ".join(map(str, [*GUESSES, row["answer"]])))
-    ),
-    "each guess thought over": lambda row: "".join(
-        THINK + boxed(n) for n in [*GUESSES, row["answer"]]
-    ),
-}
-TAGGED_CHEATS: dict[str, Callable[[Row], Script]] = {
-    "all tags, no answer": lambda row: THINK + tagged(""),
-    "the answer everywhere": lambda row: (
-        f"<think>{tagged(row['answer'])}</think>{tagged(row['answer'])}"
-    ),
-    "only thought": lambda row: f"<think>{tagged(row['answer'])}</think>",
-    "guesses": lambda row: THINK + "".join(map(tagged, [*GUESSES, row["answer"]])),
-    "guesses in one tag": lambda row: (
-        THINK + tagged(" or ".join(map(str, [*GUESSES, row["answer"]])))
-    ),
-    "each guess thought over": lambda row: "".join(
-        THINK + tagged(n) for n in [*GUESSES, row["answer"]]
-    ),
-}
+def cheats(write: Callable[[object], str]) -> dict[str, Callable[[Row], Script]]:
+    """Return scripts that want to be paid without committing to an answer, which `write` marks."""
+    return {
+        "all tags, no answer": lambda row: THINK + write(""),
+        "the answer everywhere": lambda row: (
+            f"<think>{write(row['answer'])}</think>{write(row['answer'])}"
+        ),
+        "only thought": lambda row: f"<think>{write(row['answer'])}</think>",
+        "guesses": lambda row: THINK + "".join(map(write, [*GUESSES, row["answer"]])),
+        "guesses in one": lambda row: (
+            THINK + write(" or ".join(map(str, [*GUESSES, row["answer"]])))
+        ),
+        "each guess thought over": lambda row: "".join(
+            THINK + write(n) for n in [*GUESSES, row["answer"]]
+        ),
+    }
+
+
+BOXED_CHEATS, TAGGED_CHEATS = cheats(boxed), cheats(tagged)
 
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "add_one": {"number": 1},
@@ -251,9 +242,7 @@ CASES = [
             "no box": lambda row: str(row["answer"]),
             "in the call only": lambda row: [[tool_call("python", code=row["answer"])], "Done."],
             "guesses": lambda row: "".join(map(boxed, [*GUESSES, row["answer"]])),
-            "guesses in one box": lambda row: boxed(
-                " or ".join(map(str, [*GUESSES, row["answer"]]))
-            ),
+            "guesses in one": lambda row: boxed(" or ".join(map(str, [*GUESSES, row["answer"]]))),
             "calls for ever": lambda row: [[tool_call("python", code="print(1)")]],
         },
         hub="chiayewken/competition_math",
@@ -405,7 +394,7 @@ CASES = [
             "guesses": lambda row: (
                 THINK + tagged("[]", "tool") * 999 + tagged(row["answer"], "tool")
             ),
-            "guesses in one tag": lambda row: (
+            "guesses in one": lambda row: (
                 THINK + tagged(json.dumps(json.loads(row["answer"]) * 500), "tool")
             ),
         },
@@ -445,7 +434,7 @@ CASES = [
             "guesses": lambda row: (
                 THINK + "".join(tagged(w, "guess") for w in ["about", row["answer"]] * 500)
             ),
-            "guesses in one tag": lambda row: (
+            "guesses in one": lambda row: (
                 THINK + tagged(f"[about] [{row['answer']}] " * 500, "guess")
             ),
             "the same for ever": lambda row: THINK + tagged("about", "guess"),
