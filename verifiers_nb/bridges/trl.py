@@ -107,7 +107,7 @@ def prompt_key(prompt: Messages) -> str:
     messages = [prompt] if isinstance(prompt, str) else list(map(template_message, prompt))
     return json.dumps(messages, sort_keys=True, default=str)
 
-
+# %% ../../nbs/bridges/00_trl.ipynb #30574618
 def rows_by_prompt(*sources: RolloutRows) -> dict[str, dict[str, Any]]:
     """Return the rows by prompt; two that differ in more than the prompt are a `ValueError`."""
     found: dict[str, dict[str, Any]] = {}
@@ -115,7 +115,7 @@ def rows_by_prompt(*sources: RolloutRows) -> dict[str, dict[str, Any]]:
         row = {name: getattr(rollout, name) for name in ("prompt", "answer", "task", "info")}
         if found.setdefault(prompt_key(row["prompt"]), row) != row:
             raise ValueError(
-                f"The prompt {row['prompt']!r:.200} stands in several rows with different answer, task "
+                f"The prompt {row['prompt']!r:.200} is in several rows with different answer, task "
                 "or info. TRL's rollout function is given prompts only: make them differ."
             )
     return found

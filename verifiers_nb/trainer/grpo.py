@@ -60,7 +60,7 @@ from .control import RunStopped
 from .loop import train_step
 from verifiers_nb.trainer.pipeline import (
     BrokenOff,
-    Generation,
+    GenerationJob,
     PolicyVersions,
     PromptOrder,
     RolloutPipeline,
@@ -77,7 +77,7 @@ from verifiers_nb.trainer.sharding import (
 )
 from ..types import Rollout, print_prompt_completions_sample
 
-# %% ../../nbs/trainer/13_grpo.ipynb #6c44958d
+# %% ../../nbs/trainer/13_grpo.ipynb #f7279f61
 def load_policy(
     model: Any, tokenizer: PreTrainedTokenizerBase | None, args: GRPOConfig
 ) -> tuple[Any, PreTrainedTokenizerBase]:
@@ -121,7 +121,7 @@ def connect_server(args: GRPOConfig) -> Any:
                 ) from error
         time.sleep(1)
 
-# %% ../../nbs/trainer/13_grpo.ipynb #0d591997
+# %% ../../nbs/trainer/13_grpo.ipynb #872f8841
 def training_prompts(
     env: Environment, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
 ) -> Dataset:
@@ -154,7 +154,7 @@ class Delivery:
     batches: list[StepBatch] = field(default_factory=list)
     temperature: float = 1.0
 
-# %% ../../nbs/trainer/13_grpo.ipynb #4164af61
+# %% ../../nbs/trainer/13_grpo.ipynb #f1183c75
 def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over the steps that have it."""
     means = {}
@@ -163,7 +163,7 @@ def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
         means[name] = sum(values) / len(values)
     return means
 
-# %% ../../nbs/trainer/13_grpo.ipynb #2de6ca70
+# %% ../../nbs/trainer/13_grpo.ipynb #f00a729a
 def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
     """Print rollouts of a step as a table."""
     columns = ([getattr(r, name) for r in rollouts] for name in ("prompt", "completion", "reward"))
@@ -351,7 +351,7 @@ class GRPOTrainer(ResumableTrainer):
             print_rollouts(rollouts[: self.args.num_completions_to_print], step + 1)
         return Delivery(changes, number, batches, generation.temperature)
 
-    def take_generation(self, number: int) -> tuple[Generation, list[Rollout]]:
+    def take_generation(self, number: int) -> tuple[GenerationJob, list[Rollout]]:
         """Wait for a generation, and again if it was broken off."""
         pipeline = self.get_pipeline()
         while True:
