@@ -122,7 +122,7 @@ def game_says(game: Any) -> str:
     _, observations = game.get_observation()
     return "\n".join(text for speaker, text, *_ in observations if speaker == GAME_ID).strip()
 
-
+# %% ../../nbs/envs/10_textarena.ipynb #c1df778a
 def game_secret(game: Any) -> str:
     """Return what the player has to find, for games that have a secret."""
     return next(

@@ -9,7 +9,6 @@ from __future__ import annotations
 __all__ = ['read_call', 'result_text', 'run_tool', 'make_tools', 'choose_tool', 'tool_message', 'ToolEnv', 'StatefulToolEnv']
 
 # %% ../../nbs/envs/06_tool_env.ipynb #77de68da
-import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -44,6 +43,8 @@ def read_call(call: Any) -> tuple[str, dict[str, Any]]:
 # %% ../../nbs/envs/06_tool_env.ipynb #b1d57811
 def result_text(result: Any) -> str:
     """Return a tool's result as text: what has parts as JSON, anything else by `str`."""
+    if isinstance(result, (str, int, float)):
+        return str(result)
     parts = isinstance(result, (dict, list, tuple, set)) or hasattr(result, "model_dump")
     if parts or is_dataclass(result):
         return to_json(result, fallback=str, inf_nan_mode="constants").decode()
@@ -55,7 +56,7 @@ async def run_tool(tool: Tool, arguments: dict[str, Any], threads: Threads) -> s
     run = partial(tool.func, **tool.read(arguments))
     try:
         result = await (run() if tool.is_async else threads.run(run))
-        return result_text(await result if inspect.isawaitable(result) else result)
+        return result_text(await result if hasattr(result, "__await__") else result)
     except SystemExit as error:  # a tool may end itself, but not everything else
         raise RuntimeError(f"{tool.name} exited: {error}") from error
 
