@@ -55,7 +55,7 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules, README an
 test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
 	@$(PY) -m mypy
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) tests/vllm
-	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 2 --ignore tests/vllm
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 2 --dist worksteal --ignore tests/vllm
 
 test-ui: $(STAMP) ## Only drive the widgets, in a real JupyterLab in a real browser
 	@OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 tests/browser
