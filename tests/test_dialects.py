@@ -119,7 +119,7 @@ def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture(autouse=True)
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the pauses of our own between tries short; those that a server asks for stay."""
-    monkeypatch.setattr("verifiers_nb.support.calls.random.uniform", lambda low, high: 0.001)
+    monkeypatch.setattr("random.uniform", lambda low, high: 0.001)
 
 
 def sums(count: int) -> vf.SingleTurnEnv:

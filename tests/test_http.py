@@ -104,7 +104,7 @@ def serving() -> Iterator[Callable[..., Server]]:
 @pytest.fixture
 def quick_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make pauses between tries short."""
-    monkeypatch.setattr("verifiers_nb.support.calls.random.uniform", lambda low, high: 0.001)
+    monkeypatch.setattr("random.uniform", lambda low, high: 0.001)
 
 
 def environment(count: int, **settings: Any) -> vf.SingleTurnEnv:

@@ -12,13 +12,20 @@ __all__ = ['PASSING_STATUS', 'PASSING_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
 import inspect
-import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
+
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception,
+    stop_after_attempt,
+    wait_exception,
+    wait_random_exponential,
+)
 
 from .threads import Threads
 
@@ -72,19 +79,32 @@ async def with_retries(
     Pauses are random, up to `first_pause` seconds at first and twice as long each time, at most 30,
     on top of what the server asks for.
     """
-    tried = 0
-    while True:
-        try:
-            return await request()
-        except Exception as error:
-            if tried >= retries or not is_passing(error):
-                if tried:
-                    error.given_up = True  # type: ignore[attr-defined]
-                raise
-            longest = min(30.0, first_pause * 2**tried)
-            pause = pause_asked(error) + random.uniform(0, longest)
-        await asyncio.sleep(pause)
-        tried += 1
+    try:
+        return await request()
+    except Exception as error:
+        if retries < 1 or not is_passing(error):
+            raise
+        failed = [error]
+
+    async def attempt() -> T:
+        if (
+            failed
+        ):  # tenacity costs more than a quick request, so it hears of the first one only now
+            raise failed.pop()
+        return await request()
+
+    attempts = AsyncRetrying(
+        stop=stop_after_attempt(retries + 1),
+        wait=wait_random_exponential(multiplier=first_pause, max=30) + wait_exception(pause_asked),
+        retry=retry_if_exception(is_passing),
+        sleep=asyncio.sleep,
+        reraise=True,
+    )
+    try:
+        return await attempts(attempt)
+    except Exception as error:
+        error.given_up = True  # type: ignore[attr-defined]
+        raise
 
 # %% ../../nbs/support/01_calls.ipynb #b3f0c7f6
 def without_retries(client: Any) -> Any:
