@@ -125,18 +125,9 @@ class Namespace(ModuleType):
 
 # %% ../nbs/01_init.ipynb #902ba3cd
 _EXTRAS = {
-    "train": ("torch", "transformers", "accelerate", "peft", "xgrammar", "math_verify"),
-    "envs": (
-        "sacrebleu",
-        "textarena",
-        "nltk",
-        "reasoning_gym",
-        "smolagents",
-        "chromadb",
-        "PIL",
-        "ddgs",
-    ),
-    "vllm": ("vllm",),
+    "train": "torch transformers accelerate peft xgrammar math_verify",
+    "envs": "sacrebleu textarena nltk reasoning_gym smolagents chromadb PIL ddgs",
+    "vllm": "vllm",
 }
 
 # %% ../nbs/01_init.ipynb #0e317423
@@ -145,7 +136,7 @@ def _load(name: str) -> Any:
     try:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
-        extra = next((e for e, packages in _EXTRAS.items() if error.name in packages), None)
+        extra = next((e for e, packages in _EXTRAS.items() if error.name in packages.split()), None)
         if extra is None:
             raise
         raise ImportError(
