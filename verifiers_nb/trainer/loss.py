@@ -87,7 +87,7 @@ def sequence_sum(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
     totals = values.new_zeros(int(sequences.max()) + 1 if len(sequences) else 0)
     return totals.index_add(0, sequences, values).index_select(0, sequences)
 
-
+# %% ../../nbs/trainer/02_loss.ipynb #07f3e166
 def sequence_mean(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor:
     """Return, for each token, the mean of `values` [N] over its sequence: [N]."""
     return sequence_sum(values, sequences) / sequence_sum(torch.ones_like(values), sequences)

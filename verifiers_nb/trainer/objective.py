@@ -30,7 +30,7 @@ def reference_logprobs(model: PeftModel, batch: MicroBatch, temperature: float) 
     with torch.no_grad(), model.disable_adapter():
         return batch_logprobs(model.get_base_model(), batch, temperature)[0]
 
-
+# %% ../../nbs/trainer/04_objective.ipynb #75d1171a
 def token_losses(
     logprobs: torch.Tensor, batch: MicroBatch, args: GRPOConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
