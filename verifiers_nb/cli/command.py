@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ENDPOINTS_PATH', 'ENV_HELP', 'SHIPPED_MODEL', 'DEFAULT_MODEL', 'KEY_VARIABLE', 'OPENAI_URL', 'MOST_SHOWN',
-           'CommandParser', 'json_object', 'whole_number', 'number', 'flag', 'add_flags', 'CommandError', 'interrupt',
-           'run_command', 'end_on_sigterm', 'Presses', 'json_safe', 'write_metadata', 'read_metadata', 'RunSettings',
-           'own_folder', 'load', 'verifier_rubric', 'read_endpoints', 'address', 'EndpointChoice', 'explicit_endpoint',
-           'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint', 'MeteredClient', 'summarize', 'one_row',
-           'show_table', 'conversation', 'show_samples']
+           'data_text', 'CommandParser', 'json_object', 'whole_number', 'number', 'flag', 'add_flags', 'CommandError',
+           'interrupt', 'run_command', 'end_on_sigterm', 'Presses', 'json_safe', 'write_whole', 'write_metadata',
+           'read_metadata', 'RunSettings', 'own_folder', 'load', 'verifier_rubric', 'read_endpoints', 'address',
+           'EndpointChoice', 'default_endpoint', 'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint',
+           'MeteredClient', 'summarize', 'one_row', 'show_table', 'conversation', 'show_samples']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -26,6 +26,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -36,13 +37,19 @@ if TYPE_CHECKING:
     from verifiers_nb.envs.environment import Environment
     from verifiers_nb.types import GenerateOutputs
 
+# %% ../../nbs/cli/00_command.ipynb #ac94cd95
+def data_text(name: str) -> str:
+    """Return the text of a file in the package's `data` folder."""
+    return (files("verifiers_nb") / "data" / name).read_text(encoding="utf-8")
+
 # %% ../../nbs/cli/00_command.ipynb #c1dfd96e
 class CommandParser(argparse.ArgumentParser):
     """A parser that says in one sentence what is wrong, and what was probably meant."""
 
     def __init__(self, prog: str, **settings: Any) -> None:
-        settings.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(prog, allow_abbrev=False, **settings)
+        usage, about, examples = data_text(f"help/{prog}.txt").rstrip().split("\n\n", 2)
+        settings |= dict(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(prog, usage, about, examples, **settings)
 
     def error(self, message: str) -> NoReturn:
         """Print the message and leave with status 2."""
@@ -199,12 +206,17 @@ def json_safe(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 # %% ../../nbs/cli/00_command.ipynb #5142c907
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step: a reader sees the old one or the new one, never half of it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8")
+    os.replace(part, path)
+
+
 def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    """Write the metadata in one step: a reader sees the old file or the new one."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / "metadata.json.part"
-    part.write_text(json.dumps(json_safe(metadata), indent=2) + "\n", encoding="utf-8")
-    os.replace(part, folder / "metadata.json")
+    """Write the metadata of a run."""
+    write_whole(folder / "metadata.json", json.dumps(json_safe(metadata), indent=2) + "\n")
 
 # %% ../../nbs/cli/00_command.ipynb #d6de90cc
 def read_metadata(folder: Path) -> dict[str, Any]:
@@ -354,47 +366,8 @@ class EndpointChoice:
     note: str = ""
 
 # %% ../../nbs/cli/00_command.ipynb #190a37bc
-def explicit_endpoint(
-    model: str | None,
-    endpoint: str | None,
-    base_url: str | None,
-    key_variable: str | None,
-    endpoints: Mapping[str, Mapping[str, str]],
-    environ: Mapping[str, str],
-) -> EndpointChoice | None:
-    """Return the endpoint that was named; None where none was."""
-    key = environ.get(key_variable or KEY_VARIABLE)
-    if endpoint == "embedded":
-        return EndpointChoice(None, model or SHIPPED_MODEL)
-    named = endpoints.get(endpoint or model or "")
-    if named and not base_url:
-        key = key if key_variable else environ.get(named["key"])
-        asked = model if endpoint and model else named["model"]
-        return EndpointChoice(address(named["url"]), asked, key)
-    if endpoint == "openai" and not key:
-        named_key = f"set {KEY_VARIABLE}, or name another variable with -k"
-        raise CommandError(f"the endpoint openai needs a key: {named_key}")
-    url = OPENAI_URL if endpoint == "openai" else endpoint or base_url
-    if url and endpoint and "://" not in url:
-        known = ", ".join(["embedded", "openai", "an address (http://host:port/v1)", *endpoints])
-        raise CommandError(f"there is no endpoint {endpoint!r}; known are {known}")
-    return EndpointChoice(address(url), model, key) if url else None
-
-# %% ../../nbs/cli/00_command.ipynb #c97e5e26
-def choose_endpoint(
-    model: str | None,
-    endpoint: str | None,
-    base_url: str | None,
-    key_variable: str | None,
-    endpoints: Mapping[str, Mapping[str, str]],
-    environ: Mapping[str, str],
-) -> EndpointChoice:
-    """Return what answers a command; a name or key that is missing is a `CommandError`."""
-    key, url = environ.get(key_variable or KEY_VARIABLE), environ.get("OPENAI_BASE_URL")
-    if key_variable and not key:
-        raise CommandError(f"-k names the variable {key_variable}, which is not set")
-    if named := explicit_endpoint(model, endpoint, base_url, key_variable, endpoints, environ):
-        return named
+def default_endpoint(model: str | None, key: str | None, url: str | None) -> EndpointChoice:
+    """Return what answers when no endpoint is named; `url` is where models are that are not here."""
     if model and (model.startswith("verifiers_nb/") or Path(model).expanduser().is_dir()):
         return EndpointChoice(None, model)
     if key or url:
@@ -407,6 +380,36 @@ def choose_endpoint(
         f"{model} needs a key or an endpoint: set {KEY_VARIABLE}, give -b http://host:port/v1, or leave "
         f"out -m to ask the model of the package"
     )
+
+# %% ../../nbs/cli/00_command.ipynb #c97e5e26
+def choose_endpoint(
+    model: str | None,
+    endpoint: str | None,
+    base_url: str | None,
+    key_variable: str | None,
+    endpoints: Mapping[str, Mapping[str, str]],
+    environ: Mapping[str, str],
+) -> EndpointChoice:
+    """Return what answers a command; a name or key that is missing is a `CommandError`."""
+    key = environ.get(key_variable or KEY_VARIABLE)
+    if key_variable and not key:
+        raise CommandError(f"-k names the variable {key_variable}, which is not set")
+    if endpoint == "embedded":
+        return EndpointChoice(None, model or SHIPPED_MODEL)
+    if (named := endpoints.get(endpoint or model or "")) and not base_url:
+        asked = model if endpoint and model else named["model"]
+        return EndpointChoice(
+            address(named["url"]), asked, key if key_variable else environ.get(named["key"])
+        )
+    if endpoint == "openai" and not key:
+        named_key = f"set {KEY_VARIABLE}, or name another variable with -k"
+        raise CommandError(f"the endpoint openai needs a key: {named_key}")
+    if endpoint and endpoint != "openai" and "://" not in endpoint:
+        known = ", ".join(["embedded", "openai", "an address (http://host:port/v1)", *endpoints])
+        raise CommandError(f"there is no endpoint {endpoint!r}; known are {known}")
+    if url := OPENAI_URL if endpoint == "openai" else endpoint or base_url:
+        return EndpointChoice(address(url), model, key)
+    return default_endpoint(model, key, environ.get("OPENAI_BASE_URL"))
 
 # %% ../../nbs/cli/00_command.ipynb #b3f0c7f6
 def served_models(client: Any) -> list[str]:

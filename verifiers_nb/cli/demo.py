@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FIGURE', 'WIDGET', 'PAGE_TEMPLATE', 'QUICK_START', 'FILES_OF_RUN', 'DEMO_EXAMPLES', 'lines_for_file', 'plain_text',
-           'show_message', 'headings', 'save_notebook', 'Stopped', 'notebook_client', 'run_notebook', 'set_parameters',
-           'with_figures', 'notebook_page', 'find_notebook', 'prepare_folder', 'add_costs', 'closing_text', 'failure',
+__all__ = ['FIGURE', 'WIDGET', 'PAGE_TEMPLATE', 'QUICK_START', 'FILES_OF_RUN', 'lines_for_file', 'plain_text', 'show_message',
+           'headings', 'save_notebook', 'Stopped', 'notebook_client', 'run_notebook', 'set_parameters', 'with_figures',
+           'notebook_page', 'find_notebook', 'prepare_folder', 'add_costs', 'closing_text', 'failure',
            'run_quick_start', 'demo_parser', 'main']
 
 # %% ../../nbs/cli/07_demo.ipynb #77de68da
@@ -25,7 +25,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .command import CommandParser, Presses
+from .command import CommandParser, Presses, write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -64,12 +64,10 @@ def headings(markdown: str) -> list[str]:
 
 # %% ../../nbs/cli/07_demo.ipynb #472b07b9
 def save_notebook(nb: NotebookNode, path: Path) -> None:
-    """Write a notebook so that `path` holds either the old or the new one, never half."""
+    """Write a notebook in one step."""
     import nbformat
 
-    part = path.with_name(f"{path.name}.part")
-    nbformat.write(nb, part)
-    os.replace(part, path)
+    write_whole(path, nbformat.writes(nb) + "\n")
 
 # %% ../../nbs/cli/07_demo.ipynb #d435a6cd
 class Stopped(Exception):
@@ -228,9 +226,7 @@ def add_costs(output: Path, started: float) -> dict[str, Any]:
     summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     summary["cpu_seconds"] = round(sum(os.times()[:4]), 1)
     summary["wall_seconds"] = round(time.monotonic() - started, 1)
-    part = path.with_name("summary.json.part")
-    part.write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    os.replace(part, path)
+    write_whole(path, json.dumps(summary, indent=2) + "\n")
     return summary
 
 # %% ../../nbs/cli/07_demo.ipynb #1aa4f198
@@ -287,23 +283,9 @@ def run_quick_start(nb: NotebookNode, output: Path) -> int:
     return 0
 
 # %% ../../nbs/cli/07_demo.ipynb #1816ae88
-DEMO_EXAMPLES = """\
-examples:
-  vf-demo                          in outputs/quickstart
-  vf-demo --output outputs/again
-
-Ctrl-C saves; the same command goes on.
-status: 0 it ran, 1 a cell failed, 2 a wrong call, 130 stopped."""
-
-
 def demo_parser() -> CommandParser:
     """Return the parser of the command line."""
-    about = (
-        "Run the quick start: train the model of the package in about a minute, watch its reward climb,\n"
-        "and keep the executed notebook, the adapter, every rollout and the figures."
-    )
-    usage = "vf-demo [--output DIR]"
-    parser = CommandParser("vf-demo", description=about, epilog=DEMO_EXAMPLES, usage=usage)
+    parser = CommandParser("vf-demo")
     kept = "where to keep them (default: outputs/quickstart)"
     parser.add_argument("--output", type=Path, metavar="DIR", help=kept)
     return parser

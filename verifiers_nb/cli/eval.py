@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EVAL_EXAMPLES', 'SETTINGS_OF_RUN', 'EvalSettings', 'eval_parser', 'runs_folder', 'new_folder', 'find_stopped',
-           'resumed', 'start_metadata', 'Evaluation', 'say', 'figures_of', 'run_evaluation', 'keep', 'show',
-           'run_from_settings', 'eval_environment', 'main']
+__all__ = ['SETTINGS_OF_RUN', 'EvalSettings', 'eval_parser', 'runs_folder', 'new_folder', 'find_stopped', 'resumed',
+           'start_metadata', 'Evaluation', 'say', 'figures_of', 'run_evaluation', 'keep', 'show', 'run_from_settings',
+           'eval_environment', 'main']
 
 # %% ../../nbs/cli/02_eval.ipynb #77de68da
 import argparse
@@ -104,11 +104,8 @@ class EvalSettings(RunSettings):
         const="latest", metavar="ID",
     )  # fmt: skip
     save_dataset: bool = flag(
-        False,
-        "keep rollouts, each as it is finished, under outputs/evals",
-        "-s",
-        group="the results",
-    )
+        False, "keep rollouts, each as it is finished, under outputs/evals", "-s", group="the results"
+    )  # fmt: skip
     report: bool = flag(False, "save, and write a page about it")
     save_to_hf_hub: bool = flag(False, "push the rollouts to the Hugging Face Hub", "-H")
     hf_hub_dataset_name: str = flag(
@@ -116,11 +113,8 @@ class EvalSettings(RunSettings):
     )
     json: bool = flag(False, "print figures as JSON, and nothing else, on standard output")
     pass_reward: float = flag(
-        0.5,
-        "reward from which a rollout passes, for pass@k (default: 0.5)",
-        type=number,
-        metavar="X",
-    )
+        0.5, "reward from which a rollout passes, for pass@k (default: 0.5)", type=number, metavar="X"
+    )  # fmt: skip
     fail_under: float | None = flag(
         None, "leave with status 1 when the mean reward is lower", type=number, metavar="X"
     )
@@ -133,37 +127,10 @@ class EvalSettings(RunSettings):
         given = {key: value for key, value in short.items() if value is not None}
         return given | (self.sampling_args or {})
 
-    @property
-    def saves(self) -> bool:
-        """Whether rollouts are written to files."""
-        return self.save_dataset or self.report or self.resume is not None
-
 # %% ../../nbs/cli/02_eval.ipynb #b1d57811
-EVAL_EXAMPLES = """\
-examples:
-  vf-eval addition                                      the model of the package, no key needed
-  vf-eval gsm8k -m gpt-4.1-mini -n 20 -r 4 -s           with OPENAI_API_KEY set; -s keeps the rollouts
-  vf-eval gsm8k -b http://127.0.0.1:8000/v1 -S '{"top_p": 0.9}'
-  vf-eval addition -s --report                          and a page to look at
-  vf-eval addition --resume                             go on with the latest that was stopped
-  vf-eval addition --verifier regex_format --verifier-args '{"pattern": "<answer>"}'
-  vf-eval addition --adapter outputs/try/adapter        what vf-train has made of it
-  vf-eval addition --json --fail-under 0.5 > result.json
-
-status: 0 all is well, 1 a rollout failed or the reward is too low, 2 a wrong call, 130 stopped.
-`vf-tui` shows what was saved."""
-
-
 def eval_parser() -> CommandParser:
     """Return the parser of the command line; a flag that is not given leaves no attribute."""
-    about = (
-        "Evaluate a model in an environment. Without a key and an endpoint the small model of the\n"
-        "package answers, so that `vf-eval addition` works at once, without a network."
-    )
-    parser = CommandParser(
-        "vf-eval", description=about, epilog=EVAL_EXAMPLES, usage="vf-eval ENV [options]",
-        argument_default=argparse.SUPPRESS,
-    )  # fmt: skip
+    parser = CommandParser("vf-eval", argument_default=argparse.SUPPRESS)
     parser.add_argument("env", metavar="ENV", help=ENV_HELP)
     add_flags(parser, EvalSettings)
     return parser
@@ -226,11 +193,9 @@ def start_metadata(
     saved = asdict(settings)
     return {
         "env_id": settings.env,
-        "env_args": settings.env_args,
         "model": model,
         "base_url": endpoint,
-        "num_examples": settings.num_examples,
-        "rollouts_per_example": settings.rollouts_per_example,
+        **{name: saved[name] for name in ("env_args", "num_examples", "rollouts_per_example")},
         "sampling_args": settings.sampling,
         "date": before.get("date") or datetime.now().isoformat(timespec="seconds"),
         "time_ms": before.get("time_ms") or 0,
@@ -297,10 +262,10 @@ def run_evaluation(
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     except KeyboardInterrupt:
-        go_on = (
-            f"vf-eval {settings.env} --resume {folder.name} goes on from {folder}" if folder else ""
-        )
-        say(f"\nstopped; {go_on or 'nothing was kept (-s keeps each rollout as it is finished)'}")
+        go_on = "nothing was kept (-s keeps each rollout as it is finished)"
+        if folder is not None:
+            go_on = f"vf-eval {settings.env} --resume {folder.name} goes on from {folder}"
+        say(f"\nstopped; {go_on}")
         raise
     finally:
         metadata["time_ms"] += round((time.monotonic() - started) * 1000)
@@ -369,7 +334,7 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
         say(chosen.note)
     client, model = open_endpoint(chosen, settings.adapter)
     try:
-        if settings.saves and folder is None:
+        if folder is None and (settings.save_dataset or settings.report):
             folder = new_folder(settings, model)
         metadata = start_metadata(settings, folder, model, chosen.url or "embedded")
         if folder is not None:

@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SUMMARY', 'IMPORTS', 'DATA', 'REWARDS', 'LOAD', 'CHECK', 'TEST', 'PYPROJECT', 'README', 'INIT_EXAMPLES', 'GIT',
-           'INSTALL_EXAMPLES', 'module_name', 'module_text', 'notebook_cell', 'notebook_text', 'package_files',
-           'make_package', 'init_parser', 'init_package', 'main', 'Known', 'known_environments',
-           'list_environments_text', 'repository_url', 'git_requirement', 'requirements_of', 'pip_arguments',
-           'installer', 'install', 'install_parser', 'install_named', 'install_main']
+__all__ = ['SUMMARY', 'GIT', 'module_name', 'fill_template', 'cells_of', 'module_text', 'package_files', 'make_package',
+           'init_parser', 'init_package', 'main', 'Known', 'known_environments', 'list_environments_text',
+           'repository_url', 'git_requirement', 'requirements_of', 'pip_arguments', 'installer', 'install',
+           'install_parser', 'install_named', 'install_main']
 
 # %% ../../nbs/cli/05_init.ipynb #77de68da
-import hashlib
 import importlib.util
 import json
 import keyword
@@ -21,14 +19,15 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import metadata
 from pathlib import Path
+from string import Template
 from typing import Any
 
-from .command import CommandError, CommandParser, run_command
+from .command import CommandError, CommandParser, data_text, run_command
 
 # %% ../../nbs/cli/05_init.ipynb #c1dfd96e
 def module_name(name: str) -> str:
@@ -44,157 +43,38 @@ def module_name(name: str) -> str:
 
 # %% ../../nbs/cli/05_init.ipynb #0ade7c2c
 SUMMARY = "Say a word backwards: replace this with what your environment asks."
-IMPORTS = """\
-from datasets import Dataset
-
-import verifiers_nb as vf
-"""
-DATA = '''\
-WORDS = ["lemon", "river", "candle", "window", "garden", "yellow", "pencil", "thunder", "basket"]
 
 
-def make_dataset(words: list[str]) -> Dataset:
-    """Return a row for each word: a `question` and its `answer`."""
-    rows = [{"question": f"Write the word {word!r} backwards.", "answer": word[::-1]} for word in words]
-    return Dataset.from_list(rows)
-'''
-REWARDS = '''\
-def correct_answer(completion: vf.Messages, answer: str, parser: vf.Parser, **kwargs) -> float:
-    """Score 1.0 for the right answer and else 0.0."""
-    return float(parser.parse_answer(completion) == answer)
-'''
-LOAD = '''\
-def load_environment(num_eval_examples: int = 3, **kwargs) -> vf.Environment:
-    """Make the environment; the last `num_eval_examples` words are for evaluation only."""
-    parser = vf.XMLParser(["think", "answer"])
-    rubric = vf.Rubric([correct_answer, parser.get_format_reward_func()], weights=[1.0, 0.2], parser=parser)
-    return vf.SingleTurnEnv(
-        dataset=make_dataset(WORDS[:-num_eval_examples]),
-        eval_dataset=make_dataset(WORDS[-num_eval_examples:]),
-        system_prompt=f"Answer in this format:\\n{parser.get_format_str()}",
-        parser=parser,
-        rubric=rubric,
-        **kwargs,
-    )
-'''
+def fill_template(file: str, module: str, **values: Any) -> str:
+    """Return a file of the template with the name of the module and other values in place of `$…`."""
+    about = dict(name=module.replace("_", "-"), module=module, summary=SUMMARY)
+    return Template(data_text(f"package/{file}")).substitute(about, **values)
 
 # %% ../../nbs/cli/05_init.ipynb #17ba0791
-CHECK = """\
-RIGHT = "<think>\\nletter by letter\\n</think>\\n<answer>\\n{answer}\\n</answer>"
-WRONG = "<think>\\nhm\\n</think>\\n<answer>\\nno idea\\n</answer>"
-CHEATS = "The answer is {answer}, and it is not in the format."
+def cells_of(notebook: str) -> dict[str, str]:
+    """Return the sources of a notebook's cells by their id."""
+    return {cell["id"]: "".join(cell["source"]) for cell in json.loads(notebook)["cells"]}
 
 
-def attempts(answer: str) -> dict[str, str]:
-    return {"right": RIGHT.format(answer=answer), "wrong": WRONG, "cheats": CHEATS.format(answer=answer)}
-"""
-TEST = """\
-import asyncio
-
-import pytest
-import verifiers_nb as vf
-from {module} import load_environment
-
-{check}
-
-def test_what_is_paid() -> None:
-    env = load_environment()
-    answer = env.get_dataset()["answer"][0]
-    paid = asyncio.run(vf.rehearse(env, attempts(answer))).scores
-    rewards = [paid[name].reward for name in ("right", "wrong", "cheats")]
-    assert rewards == pytest.approx([1.2, 0.2, 0.0])
-"""
-
-
-def module_text() -> str:
-    """Return the module of a new environment."""
-    return "\n\n".join([f'"""{SUMMARY}"""\n\n{IMPORTS}\n{DATA}', REWARDS, LOAD])
-
-# %% ../../nbs/cli/05_init.ipynb #f1abd670
-PYPROJECT = """\
-[project]
-name = "{name}"
-version = "0.1.0"
-description = "{summary}"
-readme = "README.md"
-requires-python = ">=3.11"
-dependencies = ["verifiers_nb>=0.1"]
-
-[project.entry-points."verifiers_nb.environments"]
-{name} = "{module}"
-
-[build-system]
-requires = ["setuptools>=64"]
-build-backend = "setuptools.build_meta"
-
-[tool.setuptools]
-py-modules = ["{module}"]
-
-[tool.pytest.ini_options]
-pythonpath = ["."]
-"""
-README = """\
-# {name}
-
-{summary}
-
-| | |
-|---|---|
-| question | what the model is asked |
-| answer | what is right, and who says so |
-| rewards | `correct_answer` (weight 1.0), `format_reward` (0.2) |
-| arguments | `num_eval_examples`: how many words are for evaluation only |
-
-    vf-install {name}            # or: pip install -e {folder}
-    vf-eval {name} -n 3 -s       # what does a model earn?
-    vf-tui                       # look at its rollouts
-    pytest {folder}
-"""
-
-# %% ../../nbs/cli/05_init.ipynb #2b715a39
-def notebook_cell(kind: str, source: str) -> dict[str, Any]:
-    """Return a cell of a notebook, with an id made from its source."""
-    name = hashlib.sha1(source.encode()).hexdigest()[:8]
-    made = {"cell_type": kind, "id": name, "metadata": {}, "source": source.strip("\n")}
-    return made | ({"execution_count": None, "outputs": []} if kind == "code" else {})
-
-# %% ../../nbs/cli/05_init.ipynb #0716d970
-def notebook_text(module: str) -> str:
-    """Return the environment as a notebook that nbdev exports to its module."""
-    export, first = "#| export\n", 'attempts(env.get_dataset()["answer"][0])'
-    cells = [
-        ("markdown", f"# {module}\n\n> {SUMMARY}"),
-        ("code", f"#| default_exp {module}"),
-        ("code", export + IMPORTS),
-        ("markdown", "## Questions and answers"),
-        ("code", export + DATA),
-        ("code", "make_dataset(WORDS)[0]"),
-        ("markdown", "## What is paid"),
-        ("code", export + REWARDS),
-        ("markdown", "## The environment"),
-        ("code", export + LOAD),
-        ("markdown", "A right completion, a wrong one and one that cheats:"),
-        ("code", CHECK),
-        ("code", f"env = load_environment()\nawait vf.rehearse(env, {first})"),
-        ("markdown", "## The module\n\nThis cell writes it anew (`pip install nbdev`)."),
-        ("code", f'from nbdev.export import nb_export\n\nnb_export("{module}.ipynb", ".")'),
-    ]
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    about = {"metadata": {"kernelspec": kernel}, "nbformat": 4, "nbformat_minor": 5}
-    return json.dumps({"cells": [notebook_cell(*each) for each in cells], **about}, indent=1) + "\n"
+def module_text(cells: Iterable[str]) -> str:
+    """Return the module that a notebook exports."""
+    mark = "#| export\n"
+    exported = [cell.removeprefix(mark) for cell in cells if cell.startswith(mark)]
+    return "\n\n\n".join([f'"""{SUMMARY}"""\n\n{exported[0]}', *exported[1:]]) + "\n"
 
 # %% ../../nbs/cli/05_init.ipynb #472b07b9
-def package_files(name: str, folder: Path, notebook: bool) -> dict[str, str]:
+def package_files(folder: Path, notebook: bool) -> dict[str, str]:
     """Return the files of a new package: their text by their path in its folder."""
     module = folder.name
-    about = dict(name=module.replace("_", "-"), module=module, summary=SUMMARY, folder=folder)
+    written = fill_template("environment.ipynb", module)
+    cells = cells_of(written)
     files = {
-        f"{module}.py": module_text(),
-        f"tests/test_{module}.py": TEST.format(module=module, check=CHECK),
-        "pyproject.toml": PYPROJECT.format(**about),
-        "README.md": README.format(**about),
+        f"{module}.py": module_text(cells.values()),
+        f"tests/test_{module}.py": fill_template("test.txt", module, attempts=cells["attempts"]),
+        "pyproject.toml": fill_template("pyproject.txt", module),
+        "README.md": fill_template("README.txt", module, folder=folder),
     }
-    return files | ({f"{module}.ipynb": notebook_text(module)} if notebook else {})
+    return files | ({f"{module}.ipynb": written} if notebook else {})
 
 # %% ../../nbs/cli/05_init.ipynb #82623bb1
 def make_package(
@@ -206,7 +86,7 @@ def make_package(
     """Write a new package; returns its folder, the files written, and those that were there and are kept."""
     folder = Path(parent).expanduser() / module_name(name)
     written, kept = [], []
-    for path, text in package_files(name, folder, notebook).items():
+    for path, text in package_files(folder, notebook).items():
         target = folder / path
         if target.exists() and not (rewrite_readme and path == "README.md"):
             kept.append(path)
@@ -220,20 +100,9 @@ def make_package(
     return folder, written, kept
 
 # %% ../../nbs/cli/05_init.ipynb #4d134bc0
-INIT_EXAMPLES = """\
-examples:
-  vf-init my-sums                        environments/my_sums: module, test, pyproject, README
-  vf-init my-sums -p ~/tasks --notebook  with the notebook that the module is exported from
-  vf-init my-sums --rewrite-readme       write only the README anew
-
-What is there already is kept. The environment works as it is written: vf-eval my-sums."""
-
-
 def init_parser() -> CommandParser:
     """Return the parser of the command line."""
-    about = "Make a package with a new environment, ready to run and to be changed."
-    usage = "vf-init NAME [-p DIR] [--rewrite-readme] [--notebook]"
-    parser = CommandParser("vf-init", description=about, epilog=INIT_EXAMPLES, usage=usage)
+    parser = CommandParser("vf-init")
     add, where = parser.add_argument, "where to make it (default: ./environments)"
     add("name", metavar="NAME", help="such as my-sums")
     add("-p", "--path", default="./environments", metavar="DIR", help=where)
@@ -245,9 +114,8 @@ def init_parser() -> CommandParser:
 # %% ../../nbs/cli/05_init.ipynb #603ff866
 def init_package(given: Any) -> int:
     """Make a package, and say what was written and what comes next."""
-    folder, written, kept = make_package(
-        given.name, given.path, given.rewrite_readme, given.notebook
-    )
+    options = given.path, given.rewrite_readme, given.notebook
+    folder, written, kept = make_package(given.name, *options)
     for path in written:
         print(f"wrote {folder / path}")
     if kept:
@@ -390,25 +258,9 @@ def install(arguments: Sequence[str], options: Sequence[str] = ()) -> None:
         raise CommandError(f"{' '.join(arguments)} was not installed: {reason.rstrip('.')}")
 
 # %% ../../nbs/cli/05_init.ipynb #375bb16e
-INSTALL_EXAMPLES = """\
-examples:
-  vf-install my-sums                                  from ./environments/my_sums, editable
-  vf-install my-sums -p ~/tasks                       from ~/tasks/my_sums
-  vf-install wordle -r https://github.com/a/tasks     from environments/wordle of a repository
-  vf-install git+https://github.com/a/wordle -b dev   a repository that is an environment
-  vf-install math-python                              what one of ours needs
-  vf-install --list                                   ours, those installed, and those in ./environments
-  vf-install my-sums -- --no-deps                     what follows -- goes to pip"""
-
-
 def install_parser() -> CommandParser:
     """Return the parser of the command line."""
-    about = "Install an environment, so that vf-eval and load_environment find it by name."
-    usage = (
-        "vf-install NAME [-p DIR] [-r [URL]] [-b BRANCH] [-- PIP OPTIONS]\n"
-        "       vf-install --list [-p DIR]"
-    )
-    parser = CommandParser("vf-install", description=about, epilog=INSTALL_EXAMPLES, usage=usage)
+    parser = CommandParser("vf-install")
     add, where = parser.add_argument, "folder of your own environments (default: ./environments)"
     add("name", metavar="NAME", nargs="?", help="an environment, or a git address")
     add("-p", "--path", default="./environments", metavar="DIR", help=where)

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BARS', 'MOST_ROLLOUTS', 'REPORT_CSS', 'Evaluated', 'REPORT_EXAMPLES', 'ReportMeta', 'compute_summary', 'report_name',
-           'value_histogram', 'figure', 'parts_table', 'last_message_row', 'examples_table', 'folded_rollout',
-           'notable_rollouts', 'settings_line', 'large_figures', 'report_html', 'write_page', 'write_html_report',
-           'verdict', 'differences_table', 'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run',
-           'read_run', 'report_parser', 'report_runs', 'main']
+__all__ = ['BARS', 'MOST_ROLLOUTS', 'REPORT_CSS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'value_histogram',
+           'figure', 'parts_table', 'last_message_row', 'examples_table', 'folded_rollout', 'notable_rollouts',
+           'settings_line', 'large_figures', 'report_html', 'write_page', 'write_html_report', 'verdict',
+           'differences_table', 'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'read_run',
+           'report_parser', 'report_runs', 'main']
 
 # %% ../../nbs/cli/01_report.ipynb #77de68da
 import hashlib
@@ -21,7 +21,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from importlib import metadata as installed
 from pathlib import Path
 from statistics import fmean
@@ -137,10 +137,8 @@ def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int 
     rows = []
     for example, mean in hardest:
         bar = score_bar(mean / top, f"mean reward {mean:.2f}")
-        prompt = results.prompt[examples.index(str(example))]
-        rows.append(
-            [figure(mean), bar, str(examples.count(str(example))), last_message_row(prompt)]
-        )
+        prompt = last_message_row(results.prompt[examples.index(str(example))])
+        rows.append([figure(mean), bar, str(examples.count(str(example))), prompt])
     note = f", the {most} hardest of {len(means):,}" if len(means) > most else ", the hardest first"
     return table(["mean reward", "", "rollouts", "prompt"], rows, f"Examples{note}", numbers=[0, 2])
 
@@ -148,15 +146,14 @@ def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int 
 def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str:
     """Draw a rollout: its scores, prompt and completion, folded."""
     error, answer = results.state[i].get("error"), str(results.answer[i])[:500]
+    said = conversation(results.completion[i])
     parts = [f"{escaped(name)} {figure(values[i])}" for name, values in results.metrics.items()]
     head = f"<b>reward {figure(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
     body = [
         f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>',
         f'<p class="vf-failed">failed: {escaped(str(error))}</p>' if error else "",
         marked_text(conversation(results.prompt[i]), label="Prompt"),
-        marked_text(said, label="Completion")
-        if (said := conversation(results.completion[i]))
-        else "",
+        marked_text(said, label="Completion") if said else "",
         f"<p>expected: <code>{escaped(answer)}</code></p>" if answer else "",
     ]
     return f"<details{' open' * open_}><summary>{head}</summary>{''.join(body)}</details>"
@@ -194,15 +191,12 @@ details[open] { padding-bottom: 12px; } details > * { margin: 8px 0 0; } summary
 # %% ../../nbs/cli/01_report.ipynb #472b07b9
 def settings_line(meta: ReportMeta) -> str:
     """Write in a row what was evaluated."""
+    given = [*meta.env_args.items(), *meta.sampling_args.items()]
     facts = [
         f"{meta.num_examples:,} examples × {meta.rollouts_per_example} rollouts",
         f"version {meta.env_version}" if meta.env_version else "",
         meta.api_base_url,
-        *(
-            f"{name}={value!r}"
-            for given in (meta.env_args, meta.sampling_args)
-            for name, value in given.items()
-        ),
+        *(f"{name}={value!r}" for name, value in given),
     ]
     return f'<p class="vf-soft">{" · ".join(one_line(fact, 200) for fact in facts if fact)}</p>'
 
@@ -321,22 +315,13 @@ def write_html_comparison(path: str | Path, first: Evaluated, second: Evaluated)
 # %% ../../nbs/cli/01_report.ipynb #887309d0
 def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
     """Return what the metadata of an evaluation says it is about."""
-    env = str(metadata.get("env_id") or "an environment")
+    known: dict[str, Any] = {"env_id": "an environment", "model": "a model"}
+    known |= {f.name: metadata[f.name] for f in fields(ReportMeta) if metadata.get(f.name)}
     try:
-        version = installed.version(env)
+        version = installed.version(known["env_id"])
     except installed.PackageNotFoundError:
         version = installed.version("verifiers_nb")
-    return ReportMeta(
-        env,
-        version,
-        str(metadata.get("model") or "a model"),
-        metadata.get("num_examples") or 0,
-        metadata.get("rollouts_per_example") or 1,
-        metadata.get("base_url") or "",
-        metadata.get("sampling_args") or {},
-        metadata.get("env_args") or {},
-        metadata.get("weights") or {},
-    )
+    return ReportMeta(**known, env_version=version, api_base_url=metadata.get("base_url") or "")
 
 # %% ../../nbs/cli/01_report.ipynb #1309cfe6
 def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
@@ -351,24 +336,13 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
         results = load_results(file)
     except (ValueError, KeyError) as error:
         raise CommandError(f"{file} holds no rollouts that can be read: {error}") from error
-    metadata = read_metadata(file.parent) or {
-        "env_id": file.stem,
-        "num_examples": len(results.reward),
-    }
-    return meta_of_run(metadata), results
+    unnamed = {"env_id": file.stem, "num_examples": len(results.reward)}
+    return meta_of_run(read_metadata(file.parent) or unnamed), results
 
 # %% ../../nbs/cli/01_report.ipynb #30eb20be
-REPORT_EXAMPLES = """\
-examples:
-  vf-report outputs/evals/addition--verifiers_nb--adder-1m/20260101-120000-abcd
-  vf-report FIRST SECOND -o comparison.html    is the second better, example by example?"""
-
-
 def report_parser() -> CommandParser:
     """Return the parser of the command line."""
-    about = "Write a page about a saved evaluation, or about how a second one differs from it."
-    usage = "vf-report RUN [SECOND] [-o FILE]"
-    parser = CommandParser("vf-report", description=about, epilog=REPORT_EXAMPLES, usage=usage)
+    parser = CommandParser("vf-report")
     add, where = parser.add_argument, "where to write the page (default: beside the rollouts)"
     add("run", metavar="RUN", help="folder of an evaluation, or a file of rollouts")
     add("second", metavar="SECOND", nargs="?", help="another, to compare with it")

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CONFIG', 'SOURCES', 'LEFT_OUT', 'Tables', 'WORDS', 'TITLES', 'SERVERS', 'RUN_FILE', 'SERVER_KEY', 'OWN',
-           'SHIPPED_SETTINGS', 'TRAIN_EXAMPLES', 'SHOWN_SETTINGS', 'Setting', 'read_field', 'read_class', 'source_tree',
-           'first_run_defaults', 'training_settings', 'readings', 'fits', 'read_value', 'flag_of', 'short_help',
-           'add_training_flags', 'unknown_key', 'read_settings_file', 'toml_value', 'write_settings_file',
-           'list_settings', 'TrainSettings', 'suited', 'train_parser', 'settings_files', 'read_settings',
-           'keep_settings', 'facts_of_step', 'step_line', 'StepDisplay', 'named_servers', 'find_client', 'make_trainer',
-           'LogFile', 'WarningPrinter', 'keep_log', 'leave_at_once', 'follow', 'go_on_command', 'what_was_achieved',
-           'what_is_next', 'how_to_go_on', 'train', 'main']
+           'SHOWN_SETTINGS', 'Setting', 'read_field', 'read_class', 'source_tree', 'first_run_defaults',
+           'training_settings', 'readings', 'fits', 'read_value', 'flag_of', 'short_help', 'add_training_flags',
+           'unknown_key', 'read_settings_file', 'toml_value', 'write_settings_file', 'list_settings', 'TrainSettings',
+           'suited', 'train_parser', 'settings_files', 'read_settings', 'keep_settings', 'facts_of_step', 'step_line',
+           'StepDisplay', 'named_servers', 'find_client', 'make_trainer', 'LogFile', 'WarningPrinter', 'keep_log',
+           'leave_at_once', 'follow', 'what_was_achieved', 'what_is_next', 'how_to_go_on', 'train', 'main']
 
 # %% ../../nbs/cli/04_train.ipynb #77de68da
 import argparse
@@ -48,6 +47,7 @@ from verifiers_nb.cli.command import (
     RunSettings,
     add_flags,
     address,
+    data_text,
     flag,
     load,
     read_endpoints,
@@ -208,7 +208,7 @@ TITLES = {"grpo": "settings of GRPO", "lora": "settings of LoRA"}
 
 
 def add_training_flags(
-    parser: CommandParser, tables: Tables, shown: Mapping[str, Iterable[str]]
+    parser: argparse.ArgumentParser, tables: Tables, shown: Mapping[str, Iterable[str]]
 ) -> None:
     """Add a flag for each setting, whose value is `table.name`; `shown` are in the help, by their table."""
     for table, settings in tables.items():
@@ -341,41 +341,15 @@ OWN = {
 }
 
 # %% ../../nbs/cli/04_train.ipynb #231c9ecd
-SHIPPED_SETTINGS: dict[str, dict[str, Any]] = {
-    "grpo": dict(
-        max_steps=60, per_device_train_batch_size=64, gradient_accumulation_steps=1, max_tokens=40,
-        learning_rate=1e-3, warmup_steps=3, max_grad_norm=0.1, beta=0.0, save_steps=20,
-    ),
-    "lora": dict(r=16, lora_alpha=32, target_modules=["gate_proj", "up_proj", "down_proj"]),
-}  # fmt: skip
-
-
 def suited(settings: TrainSettings) -> TrainSettings:
     """Return the settings with those that suit the model of the package, if it is the one to learn."""
     if settings.learner != SHIPPED_MODEL:
         return settings
-    grpo, lora = ({**SHIPPED_SETTINGS[t], **getattr(settings, t)} for t in ("grpo", "lora"))
+    suits = tomllib.loads(data_text("launch/adder-1m.toml"))
+    grpo, lora = suits["grpo"] | settings.grpo, suits["lora"] | settings.lora
     return replace(settings, grpo=grpo, lora=lora)
 
 # %% ../../nbs/cli/04_train.ipynb #d7b12502
-TRAIN_EXAMPLES = """\
-Every setting of GRPOConfig (transformers' TrainingArguments among them) and of LoraConfig is a flag, and
-a line of the tables [grpo] and [lora] of a file; vf-train --settings lists them all. Flags win over the file.
-
-examples:
-  vf-train addition                                     the model of the package, about a minute
-  vf-train addition --max-steps 3 -o outputs/try        three steps, to see that all is well
-  vf-train gsm8k -m Qwen/Qwen3-0.6B --learning-rate 1e-5 --lora-r 16 --max-tokens 512
-  vf-train --settings > run.toml                        all settings, to keep what you need
-  vf-train --settings clip                              those about clipping
-  vf-train addition --config run.toml --max-steps 5
-  vf-train --resume outputs/try --max-steps 6           go on with a run that was stopped, or prolong it
-  vf-train gsm8k -m Qwen/Qwen3-8B --endpoint http://host:8000/v1 --endpoint http://other:8000/v1
-  accelerate launch --multi_gpu --num_processes 2 -m verifiers_nb.cli.train addition
-                                                        (on processors, too: --cpu would start one only)
-
-Ctrl-C saves a checkpoint and says how to go on; a second one leaves at once.
-status: 0 trained, 1 the run failed, 2 a wrong call, 130 stopped."""
 SHOWN_SETTINGS = {
     "grpo": "max_steps learning_rate per_device_train_batch_size num_generations max_tokens temperature beta loss_type "
     "num_batches_ahead save_steps eval_strategy eval_steps seed".split(),
@@ -385,15 +359,7 @@ SHOWN_SETTINGS = {
 # %% ../../nbs/cli/04_train.ipynb #5e63add7
 def train_parser(tables: Tables) -> CommandParser:
     """Return the parser of the command line; a flag that is not given leaves no attribute."""
-    about = (
-        "Train a LoRA adapter with GRPO in an environment. Without a model the small one of the package\n"
-        "learns, so that `vf-train addition` works at once, without a network or a GPU."
-    )
-    usage = "vf-train ENV [options]\n       vf-train --resume DIR [options]\n       vf-train --settings [WORD]"
-    parser = CommandParser(
-        "vf-train", description=about, epilog=TRAIN_EXAMPLES, usage=usage,
-        argument_default=argparse.SUPPRESS,
-    )  # fmt: skip
+    parser = CommandParser("vf-train", argument_default=argparse.SUPPRESS)
     parser.add_argument("env", metavar="ENV", nargs="?", help=ENV_HELP)
     add_flags(parser, TrainSettings)
     add = parser.add_argument_group("the run").add_argument
@@ -628,13 +594,6 @@ def follow(trainer: GRPOTrainer, display: StepDisplay, presses: Presses, resume:
                 with suppress(RuntimeError):  # it has failed meanwhile: `wait` will say so
                     trainer.stop()
 
-# %% ../../nbs/cli/04_train.ipynb #0df8c607
-def go_on_command(folder: Path) -> str:
-    """Return the command that goes on with a run, on as many processes."""
-    count = int(os.environ.get("WORLD_SIZE", "1"))
-    launch = f"accelerate launch --multi_gpu --num_processes {count} -m verifiers_nb.cli.train"
-    return f"{launch if count > 1 else 'vf-train'} --resume {shlex.quote(str(folder))}"
-
 # %% ../../nbs/cli/04_train.ipynb #a190ddba
 def what_was_achieved(history: RunHistory, steps: int, seconds: float) -> str:
     """Return the steps of a run, their time, and the reward at the beginning and at the end."""
@@ -663,13 +622,15 @@ def what_is_next(settings: TrainSettings, adapter: Path) -> str:
 
 # %% ../../nbs/cli/04_train.ipynb #b95c252b
 def how_to_go_on(folder: Path) -> str:
-    """Return where a stopped run is, and how to go on with it."""
+    """Return where a stopped run is, and the command that goes on with it, on as many processes."""
     from verifiers_nb.trainer.checkpoints import whole_checkpoints
 
-    steps = [*whole_checkpoints(folder)]
+    steps, count = [*whole_checkpoints(folder)], int(os.environ.get("WORLD_SIZE", "1"))
     if not steps:
         return "stopped before the end of the first step: there is nothing to keep"
-    return f"stopped; the checkpoint of step {steps[-1]} is whole. Go on with\n\n  {go_on_command(folder)}"
+    launch = f"accelerate launch --multi_gpu --num_processes {count} -m verifiers_nb.cli.train"
+    command = f"{launch if count > 1 else 'vf-train'} --resume {shlex.quote(str(folder))}"
+    return f"stopped; the checkpoint of step {steps[-1]} is whole. Go on with\n\n  {command}"
 
 # %% ../../nbs/cli/04_train.ipynb #5847504f
 def train(settings: TrainSettings, resume: bool, plain: bool, verbose: bool) -> int:

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'TUI_EXAMPLES', 'scores_line', 'checked_message', 'rollout_text',
-           'rollout_row', 'SavedRun', 'evaluation_run', 'find_runs', 'scan', 'RolloutIndex', 'sorted_places',
-           'search_rollouts', 'RolloutList', 'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'tui_parser',
-           'browse', 'main']
+__all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'scores_line', 'checked_message', 'rollout_text', 'rollout_row',
+           'SavedRun', 'evaluation_run', 'find_runs', 'scan', 'RolloutIndex', 'sorted_places', 'search_rollouts',
+           'RolloutList', 'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'tui_parser', 'browse', 'main']
 
 # %% ../../nbs/cli/03_tui.ipynb #77de68da
 import json
@@ -268,8 +267,8 @@ class RolloutList(ScrollView, can_focus=True):
     BINDINGS: ClassVar = [
         Binding("n,down,j", "move(1)", "next"),
         Binding("p,up,k", "move(-1)", "previous"),
-        Binding("pagedown,space", "page(1)", show=False),
-        Binding("pageup", "page(-1)", show=False),
+        Binding("pagedown,space", "move(1, True)", show=False),
+        Binding("pageup", "move(-1, True)", show=False),
         Binding("home,g", "jump(0)", show=False),
         Binding("end,G", "jump(-1)", show=False),
     ]
@@ -299,13 +298,9 @@ class RolloutList(ScrollView, can_focus=True):
         self.refresh()
         self.post_message(self.Moved())
 
-    def action_move(self, by: int) -> None:
-        """Go some rows down."""
-        self.jump(self.cursor + by)
-
-    def action_page(self, by: int) -> None:
-        """Go some screens down."""
-        self.jump(self.cursor + by * max(self.size.height - 1, 1))
+    def action_move(self, by: int, screens: bool = False) -> None:
+        """Go some rows or screens down."""
+        self.jump(self.cursor + by * (max(self.size.height - 1, 1) if screens else 1))
 
     def action_jump(self, row: int) -> None:
         """Go to a row, -1 for the last."""
@@ -549,21 +544,9 @@ class TerminalBrowser(App[None]):
         )
 
 # %% ../../nbs/cli/03_tui.ipynb #44925d71
-TUI_EXAMPLES = """\
-examples:
-  vf-tui                                    what is below this folder: outputs/, environments/*/outputs/
-  vf-tui ~/work outputs/my-training         below other folders
-  vf-tui outputs/evals/addition--m/20260101-120000-abcd
-  vf-tui rollouts.jsonl --env addition      a file, with the checks of that environment's format
-
-keys: Enter opens, n and p go on and back, s sorts, / searches, c compares, y copies, f hides checks, q leaves."""
-
-
 def tui_parser() -> CommandParser:
     """Return the parser of the command line."""
-    about = "Browse saved evaluations and training completions in the terminal."
-    usage = "vf-tui [PATH ...] [--env NAME]"
-    parser = CommandParser("vf-tui", description=about, epilog=TUI_EXAMPLES, usage=usage)
+    parser = CommandParser("vf-tui")
     where = "folders to look below, or files of rollouts (default: this folder)"
     parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help=where)
     named = "the environment whose format is checked (default: that of the evaluation)"

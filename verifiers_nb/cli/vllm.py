@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VLLM_EXAMPLES', 'ServerSettings', 'vllm_parser', 'read_arguments', 'announce', 'serve_until_stopped', 'main']
+__all__ = ['ServerSettings', 'vllm_parser', 'read_arguments', 'announce', 'serve_until_stopped', 'main']
 
 # %% ../../nbs/cli/06_vllm.ipynb #77de68da
 import argparse
@@ -51,11 +51,8 @@ class ServerSettings:
     )
     sleep_mode: bool = flag(False, "let a trainer ask for the GPU's memory for a while")
     restarts: int = flag(
-        2,
-        "how often a server that died starts again (default: 2)",
-        type=whole_number(0),
-        metavar="N",
-    )
+        2, "how often a server that died starts again (default: 2)", type=whole_number(0), metavar="N"
+    )  # fmt: skip
     timeout: float = flag(
         1800, "longest start, in seconds (default: 1800)", type=number, metavar="S"
     )
@@ -64,28 +61,9 @@ class ServerSettings:
     )
 
 # %% ../../nbs/cli/06_vllm.ipynb #bbc46c0e
-VLLM_EXAMPLES = """\
-examples:
-  vf-vllm Qwen/Qwen3-0.6B
-  vf-vllm Qwen/Qwen3-8B --kv-cache-gb 20 --max-lora-rank 64 --port 8000
-  CUDA_VISIBLE_DEVICES=0,1 vf-vllm Qwen/Qwen3-32B -- --tensor-parallel-size 2
-
-What follows -- goes to vLLM, whose options `python -m vllm.entrypoints.openai.api_server --help=all`
-lists. It listens on 127.0.0.1 only. VLLM_API_KEY, if it is set, is the key; else a random one is printed."""
-
-
 def vllm_parser() -> CommandParser:
     """Return the parser of the command line."""
-    about = (
-        "Start a vLLM server on this machine for rollouts and training: with LoRA adapters that can be\n"
-        "exchanged while it runs, exact token ids and log-probabilities, and a cache of a fixed size that\n"
-        "leaves the rest of the GPU to a trainer. Ctrl-C ends it."
-    )
-    usage = "vf-vllm MODEL [options] [-- VLLM OPTIONS]"
-    parser = CommandParser(
-        "vf-vllm", description=about, epilog=VLLM_EXAMPLES, usage=usage,
-        argument_default=argparse.SUPPRESS,
-    )  # fmt: skip
+    parser = CommandParser("vf-vllm", argument_default=argparse.SUPPRESS)
     named = "a name on the hub, a folder, or a model of the package"
     parser.add_argument("model", metavar="MODEL", help=named)
     add_flags(parser, ServerSettings)
