@@ -213,7 +213,7 @@ def write_whole(path: Path, text: str) -> None:
     part.write_text(text, encoding="utf-8")
     os.replace(part, path)
 
-
+# %% ../../nbs/cli/00_command.ipynb #af7b4c6b
 def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
     """Write the metadata of a run."""
     write_whole(folder / "metadata.json", json.dumps(json_safe(metadata), indent=2) + "\n")
