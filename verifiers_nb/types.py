@@ -9,8 +9,9 @@ from __future__ import annotations
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
            'OPENAI_TYPES', 'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore',
            'RolloutScores', 'ProcessedOutputs', 'part_text', 'content_text', 'part_label', 'messages_to_printable',
-           'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'sanitize_tool_calls',
-           'maybe_await', 'calls_text', 'rich_text', 'print_prompt_completions_sample', 'setup_logging']
+           'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'plain_messages',
+           'sanitize_tool_calls', 'maybe_await', 'calls_text', 'rich_text', 'print_prompt_completions_sample',
+           'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
 import json
@@ -225,16 +226,21 @@ def tool_call_dict(call: Any) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": function}
 
 # %% ../nbs/00_types.ipynb #971b5f92
-def sanitize_tool_calls(messages: Messages) -> Messages:
-    """Copy messages with each tool call as JSON text, for a dataset column."""
+def plain_messages(messages: Messages, write: Callable[[Any], Any] = dict) -> Messages:
+    """Copy messages with their tool calls, which clients give as objects, as `write` makes them."""
     if isinstance(messages, str):
         return messages
     return [
-        {**message, "tool_calls": [json.dumps(tool_call_dict(call)) for call in calls]}
+        {**message, "tool_calls": [write(tool_call_dict(call)) for call in calls]}
         if (calls := message.get("tool_calls"))
         else message
         for message in messages
     ]
+
+
+def sanitize_tool_calls(messages: Messages) -> Messages:
+    """Copy messages with each tool call as JSON text, for a dataset column."""
+    return plain_messages(messages, json.dumps)
 
 # %% ../nbs/00_types.ipynb #ba49ec9b
 async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

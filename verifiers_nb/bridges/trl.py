@@ -22,7 +22,7 @@ from ..envs.environment import Environment
 from ..envs.multiturn import MultiTurnEnv, SingleTurnEnv, check_state, initial_state
 from ..envs.prompts import RolloutRows, repeated_rows, rollout_rows
 from ..envs.rollouts import derive_seed
-from ..envs.store import load_results, plain_messages
+from ..envs.store import load_results
 from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
 from ..rubrics.rubric import group_ids, indices_of, score_many
 from verifiers_nb.types import (
@@ -33,6 +33,7 @@ from verifiers_nb.types import (
     RolloutScore,
     State,
     maybe_await,
+    plain_messages,
 )
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FEWEST_WORDS', 'CONTINUATION_JUDGE_PROMPT', 'GRADES', 'ABOUT', 'continuation_row', 'grade_value', 'grade_reward',
+__all__ = ['FEWEST_WORDS', 'CONTINUATION_JUDGE_PROMPT', 'GRADES', 'grade_reward', 'ABOUT', 'continuation_row', 'grade_value',
            'load_environment']
 
 # %% ../../nbs/environments/continuation_quality.ipynb #77de68da
@@ -16,12 +16,9 @@ from .load import EnvironmentCard
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.xml import OneAnswerParser
-from ..rubrics.judge import JudgeClient, JudgeRubric
-from ..types import Messages, State
+from ..rubrics.judge import JudgeClient, JudgeRubric, judge_reward
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from datasets import Dataset
 
 # %% ../../nbs/environments/continuation_quality.ipynb #c1dfd96e
@@ -61,18 +58,7 @@ def grade_value(verdict: str) -> float:
     return GRADES.get(grade.strip().rstrip("+-").upper(), 0.0)
 
 # %% ../../nbs/environments/continuation_quality.ipynb #8684162e
-async def grade_reward(
-    judge: Callable[..., Awaitable[str]],
-    prompt: Messages,
-    completion: Messages,
-    answer: str,
-    state: State,
-    **kwargs: Any,
-) -> float:
-    """Score a continuation by the judge's grade; an empty one is 0.0 and not shown to the judge."""
-    if not str(completion).strip():
-        return 0.0
-    return grade_value(await judge(prompt, completion, answer, state))
+grade_reward = judge_reward(grade_value, "grade_reward")
 
 # %% ../../nbs/environments/continuation_quality.ipynb #f1abd670
 ABOUT = EnvironmentCard(tags=("single-turn", "completions", "base-model"), judge=True)

@@ -6,37 +6,30 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SIMPLEQA_JUDGE_PROMPT', 'LABELS', 'ABOUT', 'gives', 'judged', 'judged_correct', 'not_attempted', 'load_environment']
+__all__ = ['SIMPLEQA_JUDGE_PROMPT', 'LABELS', 'judged_correct', 'not_attempted', 'ABOUT', 'gives', 'load_environment']
 
 # %% ../../nbs/environments/simpleqa.ipynb #77de68da
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
-from ..parsers.base import assistant_texts
-from ..rubrics.judge import JudgeClient, JudgeRubric, value_of
-from ..types import Messages, State
+from verifiers_nb.rubrics.judge import (
+    JUDGED_TEXTS,
+    JudgeClient,
+    JudgeRubric,
+    judge_reward,
+    value_of,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
     from datasets import Dataset
 
 # %% ../../nbs/environments/simpleqa.ipynb #c1dfd96e
-SIMPLEQA_JUDGE_PROMPT = """A model was asked a question about a fact. Compare its response with the reference answer.
+SIMPLEQA_JUDGE_PROMPT = f"""A model was asked a question about a fact. Compare its response with the reference answer.
 
-<question>
-{question}
-</question>
-
-<reference_answer>
-{answer}
-</reference_answer>
-
-<response>
-{response}
-</response>
+{JUDGED_TEXTS}
 
 Choose one:
 A: CORRECT. The response commits to the reference answer, in whatever words, and says nothing that contradicts it.
@@ -53,35 +46,8 @@ def gives(verdict: str, letter: str) -> float:
     return value_of(verdict, dict.fromkeys((letter, label, f"{letter} {label}"), 1.0))
 
 # %% ../../nbs/environments/simpleqa.ipynb #b1d57811
-async def judged(
-    letter: str,
-    judge: Callable[..., Awaitable[str]],
-    prompt: Messages,
-    completion: Messages,
-    answer: str,
-    state: State,
-) -> float:
-    """Return 1.0 when the judge gives this letter to a completion, else 0.0."""
-    if not "".join(assistant_texts(completion)[-1:]).strip():
-        return float(letter == "C")
-    return gives(await judge(prompt, completion, answer, state), letter)
-
-# %% ../../nbs/environments/simpleqa.ipynb #e9b0e116
-async def judged_correct(
-    judge: Any, prompt: Messages, completion: Messages, answer: str, state: State, **kwargs: Any
-) -> float:
-    """Score a correct answer 1.0, any other 0.0."""
-    return await judged("A", judge, prompt, completion, answer, state)
-
-
-judged_correct.__name__ = "correct_answer_reward_func"  # the name of the metric
-
-# %% ../../nbs/environments/simpleqa.ipynb #3f7459c2
-async def not_attempted(
-    judge: Any, prompt: Messages, completion: Messages, answer: str, state: State, **kwargs: Any
-) -> float:
-    """Count a response that gives no answer."""
-    return await judged("C", judge, prompt, completion, answer, state)
+judged_correct = judge_reward(partial(gives, letter="A"), "correct_answer_reward_func")
+not_attempted = judge_reward(partial(gives, letter="C"), "not_attempted", unanswered=1.0)
 
 # %% ../../nbs/environments/simpleqa.ipynb #7b52009b
 ABOUT = EnvironmentCard(tags=("qa", "judge", "single-turn", "openai-compatible"), judge=True)

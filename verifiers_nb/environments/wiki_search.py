@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Page', 'Embed', 'ABOUT', 'page_sections', 'read_pages', 'sample_pages', 'embed_words', 'ServedEmbeddings',
-           'fill_collection', 'WikiIndex', 'WikiTools', 'verdict_reward', 'wiki_rubric', 'load_environment']
+__all__ = ['Page', 'Embed', 'verdict_reward', 'ABOUT', 'page_sections', 'read_pages', 'sample_pages', 'embed_words',
+           'ServedEmbeddings', 'fill_collection', 'WikiIndex', 'WikiTools', 'load_environment']
 
 # %% ../../nbs/environments/wiki_search.ipynb #77de68da
 import json
 import math
-import os
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from hashlib import blake2b
 from importlib.resources import as_file, files
@@ -28,13 +27,12 @@ from verifiers_nb.envs.xml_tools import (
     PARSER_FIELDS,
     XML_TOOLS_PROMPT,
     XMLToolEnv,
-    tool_execution_reward_func,
-    tool_metrics,
+    add_tool_rewards,
     tool_prompt,
 )
 from ..parsers.xml import OneAnswerParser
-from ..rubrics.judge import JudgeClient, JudgeRubric, is_local, value_of
-from ..types import Messages, State
+from ..rubrics.judge import JudgeClient, JudgeRubric, judge_reward, value_of
+from ..support.calls import api_key
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -94,15 +92,11 @@ class ServedEmbeddings:
     @cached_property
     def client(self) -> Any:
         """Return OpenAI's client, with the key of the environment variable; a local server needs none."""
-        key = os.environ.get(self.key_var)
-        if not key and not is_local(self.base_url):
-            raise ValueError(
-                f"The embeddings of {self.base_url} need an API key: set the environment variable "
-                f"{self.key_var}, or give embed=..., a function of texts."
-            )
+        purpose, hint = f"The model at {self.base_url}", "embed=..., a function of texts"
+        key = api_key(self.key_var, purpose, self.base_url, hint)
         from openai import OpenAI
 
-        return OpenAI(base_url=self.base_url, api_key=key or "none")
+        return OpenAI(base_url=self.base_url, api_key=key)
 
     def __call__(self, texts: Sequence[str]) -> list[list[float]]:
         """Return a vector for each text."""
@@ -208,36 +202,7 @@ class WikiTools:
         return sections[int(number)]
 
 # %% ../../nbs/environments/wiki_search.ipynb #12c6fc06
-async def verdict_reward(
-    judge: Callable[..., Awaitable[str]],
-    prompt: Messages,
-    completion: Messages,
-    answer: str,
-    state: State,
-    parser: OneAnswerParser,
-    **kwargs: Any,
-) -> float:
-    """Score 1.0 when the judge finds the answer right; a reply without one is 0.0."""
-    if not (parser.parse_answer(completion) or "").strip():
-        return 0.0
-    return value_of(await judge(prompt, completion, answer, state), {"yes": 1.0}, "verdict")
-
-
-verdict_reward.__name__ = "judge_reward_func"  # the name of the metric
-
-# %% ../../nbs/environments/wiki_search.ipynb #fc98036b
-def wiki_rubric(
-    judge_client: Any, judge_model: str, tools: Sequence[Callable[..., Any]]
-) -> JudgeRubric:
-    """Return the rubric: the judge's verdict, calls that worked, form, and metrics for each tool."""
-    parser = OneAnswerParser(PARSER_FIELDS)
-    rubric = JudgeRubric(parser=parser, judge_client=judge_client, judge_model=judge_model)
-    rubric.add_reward_func(verdict_reward)
-    rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
-    rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
-    for metric in (metric for tool in tools for metric in tool_metrics(tool.__name__)):
-        rubric.add_reward_func(metric, weight=0.0)
-    return rubric
+verdict_reward = judge_reward(lambda verdict: value_of(verdict, {"yes": 1.0}, "verdict"))
 
 # %% ../../nbs/environments/wiki_search.ipynb #f6e1126c
 ABOUT = EnvironmentCard(
@@ -283,7 +248,11 @@ def load_environment(
     wiki = WikiTools(pages, WikiIndex(pages, embed, name, None if offline else chroma_db_dir))
     tools = (wiki.search_pages, wiki.view_sections, wiki.read_section)
     client = judge_client or JudgeClient(judge_base_url, judge_api_key_var)
-    rubric = wiki_rubric(client, judge_model, tools)
+    rubric = JudgeRubric(
+        OneAnswerParser(PARSER_FIELDS), judge_client=client, judge_model=judge_model
+    )
+    rubric.add_reward_func(verdict_reward)
+    add_tool_rewards(rubric, tools)
     prompt = tool_prompt(XML_TOOLS_PROMPT, tools)
     return XMLToolEnv(
         tools, dataset=dataset, system_prompt=prompt, parser=rubric.parser, rubric=rubric, **kwargs

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
 from ..envs.data import load_example_dataset
-from ..envs.tools import tool_name
 from verifiers_nb.envs.xml_tools import (
     PARSER_FIELDS,
     XML_TOOLS_PROMPT,
     XMLToolEnv,
-    tool_execution_reward_func,
-    tool_metrics,
+    add_tool_rewards,
     tool_prompt,
 )
 from ..parsers.xml import OneAnswerParser
@@ -61,10 +59,7 @@ def load_environment(
         system_prompt = tool_prompt(system_prompt or XML_TOOLS_PROMPT, tools)
     parser = OneAnswerParser(PARSER_FIELDS)
     rubric = MathRubric(parser=parser)
-    rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
-    rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
-    for metric in (metric for tool in tools for metric in tool_metrics(tool_name(tool))):
-        rubric.add_reward_func(metric, weight=0.0)
+    add_tool_rewards(rubric, tools)
     return XMLToolEnv(
         tools,
         max_turns,

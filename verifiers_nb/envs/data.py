@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Row', 'LETTERS', 'MATH_SETS', 'OTHER_SETS', 'EXAMPLE_SETS', 'sample_rows', 'hub_answers', 'cache_only', 'load_rows',
-           'row_count', 'first_rows', 'split_rows', 'check_counts', 'row_random', 'with_options', 'read_gpqa',
+__all__ = ['SourceRow', 'LETTERS', 'EXAMPLE_SETS', 'sample_rows', 'hub_answers', 'cache_only', 'load_rows', 'row_count',
+           'first_rows', 'split_rows', 'check_counts', 'generated_sets', 'row_random', 'with_options', 'read_gpqa',
            'read_problem', 'read_aime2024', 'read_aime2025', 'read_gsm8k', 'read_math', 'read_mmlu', 'read_mmlu_pro',
            'read_open_book', 'read_code', 'is_python', 'ExampleSet', 'load_example_dataset']
 
@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from random import Random
@@ -129,13 +130,23 @@ def check_counts(num_train_examples: int, num_eval_examples: int) -> None:
             f"are generated; they are {num_train_examples} and {num_eval_examples}."
         )
 
+# %% ../../nbs/envs/09_data.ipynb #f9336060
+def generated_sets(
+    make: Callable[[range], Dataset], first: int, train: int, held_out: int
+) -> dict[str, Callable[[], Dataset] | None]:
+    """Return an environment's `dataset` and `eval_dataset` as functions that make rows from `first` on."""
+    check_counts(train, held_out)
+    middle = first + train
+    splits = {"dataset": range(first, middle), "eval_dataset": range(middle, middle + held_out)}
+    return {name: partial(make, numbers) if numbers else None for name, numbers in splits.items()}
+
 # %% ../../nbs/envs/09_data.ipynb #d435a6cd
 def row_random(seed: int, index: int) -> random.Random:
     """Return the random generator of one row."""
     return random.Random(derive_seed(seed, index))
 
 # %% ../../nbs/envs/09_data.ipynb #3ef8f853
-Row: TypeAlias = Mapping[str, Any]
+SourceRow: TypeAlias = Mapping[str, Any]
 LETTERS = "ABCDEFGHIJ"
 
 
@@ -145,7 +156,7 @@ def with_options(question: str, options: Sequence[str]) -> str:
     return f"{question.strip()}\n\n" + "\n".join(listed)
 
 # %% ../../nbs/envs/09_data.ipynb #95509af3
-def read_gpqa(row: Row, rng: Random) -> tuple[str, str]:
+def read_gpqa(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Shuffle the options; the answer is the letter at which the right one ends up."""
     names = ["Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
     rng.shuffle(names)
@@ -153,53 +164,53 @@ def read_gpqa(row: Row, rng: Random) -> tuple[str, str]:
     return with_options(row["Question"], options), LETTERS[names.index("Correct Answer")]
 
 # %% ../../nbs/envs/09_data.ipynb #cbcd9e96
-def read_problem(row: Row, rng: Random) -> tuple[str, str]:
+def read_problem(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read a problem whose answer has a column of its own."""
     return row["problem"], str(row["answer"])
 
 
-def read_aime2024(row: Row, rng: Random) -> tuple[str, str]:
+def read_aime2024(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read a problem whose answer is written with three digits."""
     return row["problem"], str(int(row["answer"]))
 
 
-def read_aime2025(row: Row, rng: Random) -> tuple[str, str]:
+def read_aime2025(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read a problem whose answer may carry a unit."""
     return row["question"], re.sub(r"[^0-9.]", "", row["answer"])
 
 
-def read_gsm8k(row: Row, rng: Random) -> tuple[str, str]:
+def read_gsm8k(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read a word problem whose answer follows the solution and `####`."""
     return row["question"], extract_hash_answer(row["answer"])
 
 
-def read_math(row: Row, rng: Random) -> tuple[str, str]:
+def read_math(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read a problem whose answer is boxed at the end of the solution."""
     return row["problem"], extract_boxed_answer(row["solution"])
 
 # %% ../../nbs/envs/09_data.ipynb #b4f70432
-def read_mmlu(row: Row, rng: Random) -> tuple[str, str]:
+def read_mmlu(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read options with the index of the right one."""
     return with_options(row["question"], row["choices"]), LETTERS[row["answer"]]
 
 
-def read_mmlu_pro(row: Row, rng: Random) -> tuple[str, str]:
+def read_mmlu_pro(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read up to ten options with the letter of the right one."""
     return with_options(row["question"], row["options"]), row["answer"]
 
 
-def read_open_book(row: Row, rng: Random) -> tuple[str, str]:
+def read_open_book(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read options that bring labels of their own, which need not be letters."""
     labels, options = row["choices"]["label"], row["choices"]["text"]
     return with_options(row["question_stem"], options), LETTERS[labels.index(row["answerKey"])]
 
 
-def read_code(row: Row, rng: Random) -> tuple[str, str]:
+def read_code(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read a coding problem, whose answer is JSON text with its tests."""
     return row["prompt"], row["verification_info"]
 
 
-def is_python(row: Row) -> bool:
+def is_python(row: SourceRow) -> bool:
     """Say whether a coding problem asks for Python."""
     return "programming language python" in row["prompt"][:200].lower()
 
@@ -214,35 +225,33 @@ class ExampleSet:
     path: str
     split: str
     sample: str
-    read: Callable[[Row, Random], tuple[str, str]] = read_problem
+    read: Callable[[SourceRow, Random], tuple[str, str]] = read_problem
     configs: Sequence[str | None] = (None,)
-    keep: Callable[[Row], bool] | None = None
+    keep: Callable[[SourceRow], bool] | None = None
 
 # %% ../../nbs/envs/09_data.ipynb #25abb77b
-MATH_SETS: Mapping[str, ExampleSet] = {
+EXAMPLE_SETS: Mapping[str, ExampleSet] = {
     "aime2024": ExampleSet("HuggingFaceH4/aime_2024", "train", "olympiad", read_aime2024),
     "aime2025": ExampleSet(
         "opencompass/AIME2025", "test", "aime2025", read_aime2025, ("AIME2025-I", "AIME2025-II")
     ),
     "amc2023": ExampleSet("knoveleng/AMC-23", "train", "olympiad"),
+    "gpqa_diamond": ExampleSet("Idavidrein/gpqa", "train", "gpqa", read_gpqa, ("gpqa_diamond",)),
+    "gpqa_main": ExampleSet("Idavidrein/gpqa", "train", "gpqa", read_gpqa, ("gpqa_main",)),
     "gsm8k": ExampleSet("openai/gsm8k", "test", "gsm8k", read_gsm8k, ("main",)),
     "math": ExampleSet("chiayewken/competition_math", "train", "math", read_math),
     "math500": ExampleSet("HuggingFaceH4/MATH-500", "test", "olympiad"),
+    "mmlu": ExampleSet("cais/mmlu", "dev", "mmlu", read_mmlu, ("all",)),
+    "mmlu_pro": ExampleSet("TIGER-Lab/MMLU-Pro", "validation", "mmlu_pro", read_mmlu_pro),
+    "openbookqa": ExampleSet(
+        "allenai/openbookqa", "train", "openbookqa", read_open_book, ("main",)
+    ),
     "openrs": ExampleSet("knoveleng/open-rs", "train", "olympiad"),
     "openrs_easy": ExampleSet(
         "knoveleng/open-rs", "train", "olympiad", keep=lambda row: row["level"] == "Easy"
     ),
     "openrs_hard": ExampleSet(
         "knoveleng/open-rs", "train", "olympiad", keep=lambda row: row["level"] == "Hard"
-    ),
-}
-OTHER_SETS: Mapping[str, ExampleSet] = {
-    "gpqa_diamond": ExampleSet("Idavidrein/gpqa", "train", "gpqa", read_gpqa, ("gpqa_diamond",)),
-    "gpqa_main": ExampleSet("Idavidrein/gpqa", "train", "gpqa", read_gpqa, ("gpqa_main",)),
-    "mmlu": ExampleSet("cais/mmlu", "dev", "mmlu", read_mmlu, ("all",)),
-    "mmlu_pro": ExampleSet("TIGER-Lab/MMLU-Pro", "validation", "mmlu_pro", read_mmlu_pro),
-    "openbookqa": ExampleSet(
-        "allenai/openbookqa", "train", "openbookqa", read_open_book, ("main",)
     ),
     "prime_code": ExampleSet(
         "PrimeIntellect/verifiable-coding-problems",
@@ -252,7 +261,6 @@ OTHER_SETS: Mapping[str, ExampleSet] = {
         keep=is_python,
     ),
 }
-EXAMPLE_SETS = dict(sorted({**MATH_SETS, **OTHER_SETS}.items()))
 
 # %% ../../nbs/envs/09_data.ipynb #7899169a
 def load_example_dataset(

@@ -15,7 +15,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .data import check_counts
+from .data import generated_sets
 from .multiturn import SingleTurnEnv
 from .prompts import Once
 from ..parsers.base import Parser
@@ -75,24 +75,20 @@ class ReasoningGymEnv(SingleTurnEnv):
         if find_spec("reasoning_gym") is None:
             hint = "ReasoningGymEnv needs reasoning_gym: pip install 'verifiers_nb[envs]'"
             raise ImportError(hint, name="reasoning_gym")
-        check_counts(num_train_examples, num_eval_examples)
+        sets = generated_sets(self.make_rows, 0, num_train_examples, num_eval_examples)
         size = num_train_examples + num_eval_examples
         self.tasks = Once(partial(make_tasks, gym, size, seed))
         self.entries: dict[int, dict[str, Any]] = {}
         parser = parser or XMLParser(["think", "answer"])
-        form = getattr(parser, "get_format_str", str)()
-        splits = (range(num_train_examples), range(num_train_examples, size))
-        train, held_out = (partial(self.make_rows, split) if split else None for split in splits)
+        if system_prompt is None:
+            form = getattr(parser, "get_format_str", str)()
+            system_prompt = REASONING_SYSTEM_PROMPT.format(form=form)
         rewards = [self.check_answer, parser.get_format_reward_func()]
         super().__init__(
-            dataset=train,
-            eval_dataset=held_out,
-            system_prompt=REASONING_SYSTEM_PROMPT.format(form=form)
-            if system_prompt is None
-            else system_prompt,
+            system_prompt=system_prompt,
             parser=parser,
             rubric=rubric or Rubric(rewards, weights=[1.0, 0.2], parser=parser),
-            **kwargs,
+            **{**sets, **kwargs},
         )
 
     def entry(self, index: int) -> dict[str, Any]:
@@ -105,17 +101,12 @@ class ReasoningGymEnv(SingleTurnEnv):
         """Return these puzzles as rows."""
         from datasets import Dataset
 
-        entries = map(self.entry, indices)
-        return Dataset.from_list(
-            [
-                {
-                    "question": entry["question"],
-                    "answer": str(entry["answer"]),
-                    "info": {"index": i},
-                }
-                for i, entry in zip(indices, entries, strict=True)
-            ]
-        )
+        rows = []
+        for index in indices:
+            puzzle = self.entry(index)
+            question, answer = puzzle["question"], str(puzzle["answer"])
+            rows.append({"question": question, "answer": answer, "info": {"index": index}})
+        return Dataset.from_list(rows)
 
     def check_answer(self, completion: Messages, info: Info, parser: Parser) -> float:
         """Return the task's own score of the answer, in [0, 1]; no answer scores 0.0."""

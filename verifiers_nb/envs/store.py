@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'READ_COLUMN', 'PERCENTILES', 'plain_messages', 'rollout_record', 'to_line', 'repair', 'from_line',
-           'read_places', 'read_rollouts', 'read_at', 'changed_settings', 'same_inputs', 'restore_state',
-           'restore_rollout', 'RolloutStore', 'outputs_from_records', 'load_results', 'StoredRollouts', 'StoredColumn',
-           'StoredOutputs', 'stored_outputs', 'results_columns', 'results_dataset', 'results_frame', 'percentile',
-           'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
-           'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
+__all__ = ['INPUTS', 'READ_COLUMN', 'PERCENTILES', 'rollout_record', 'to_line', 'repair', 'from_line', 'read_places',
+           'read_rollouts', 'read_at', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout',
+           'RolloutStore', 'outputs_from_records', 'load_results', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
+           'stored_outputs', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
+           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
+           'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
@@ -19,9 +19,10 @@ import math
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
 from operator import itemgetter
 from pathlib import Path
-from statistics import NormalDist, fmean
+from statistics import NormalDist, fmean, pstdev, quantiles
 from typing import IO, TYPE_CHECKING, Any
 
 import orjson
@@ -31,25 +32,13 @@ from verifiers_nb.types import (
     Rollout,
     State,
     Turn,
+    plain_messages,
     sanitize_tool_calls,
-    tool_call_dict,
 )
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from pandas import DataFrame
-
-# %% ../../nbs/envs/01_store.ipynb #c1dfd96e
-def plain_messages(messages: Any) -> Any:
-    """Return messages with their tool calls, which clients give as objects, as dicts."""
-    if isinstance(messages, str):
-        return messages
-    return [
-        {**message, "tool_calls": [tool_call_dict(call) for call in message["tool_calls"]]}
-        if message.get("tool_calls")
-        else message
-        for message in messages
-    ]
 
 # %% ../../nbs/envs/01_store.ipynb #97c2d36f
 INPUTS = ("prompt", "completion", "answer", "task", "info")
@@ -257,7 +246,7 @@ class StoredRollouts(Sequence[dict[str, Any]]):
 
     def __init__(self, path: Path, places: Iterable[int]) -> None:
         self.path, self.places = path, array("Q", places)
-        self.latest: tuple[int, dict[str, Any]] = (-1, {})
+        self.read = lru_cache(maxsize=1)(partial(read_at, path))
 
     def __len__(self) -> int:
         return len(self.places)
@@ -265,13 +254,7 @@ class StoredRollouts(Sequence[dict[str, Any]]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        place, latest = self.places[index], self.latest
-        if latest[0] != place:
-            latest = self.latest = (
-                place,
-                read_at(self.path, place),
-            )  # one assignment: threads may read
-        return latest[1]
+        return self.read(self.places[index])
 
 # %% ../../nbs/envs/01_store.ipynb #fc074d50
 class StoredColumn(Sequence[Any]):
@@ -363,28 +346,19 @@ def results_frame(
 
     return pandas.DataFrame(results_columns(results, state_columns))
 
-# %% ../../nbs/envs/01_store.ipynb #0cc5db60
+# %% ../../nbs/envs/01_store.ipynb #1435e2cf
 PERCENTILES = (5, 25, 50, 75, 95)
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Return a percentile of sorted values, interpolated linearly."""
-    place = (len(ordered) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
-
-# %% ../../nbs/envs/01_store.ipynb #1435e2cf
 def distribution(values: Iterable[float]) -> dict[str, float]:
     """Return `mean`, `std` (of the values themselves), `n` and percentiles; NaN where there are none."""
-    ordered = sorted(values)
+    known = list(values)
+    figures = [math.nan] * (2 + len(PERCENTILES))
+    if known:
+        cuts = quantiles(known if len(known) > 1 else 2 * known, n=100, method="inclusive")
+        figures = [fmean(known), pstdev(known), *(cuts[percent - 1] for percent in PERCENTILES)]
     names = ["mean", "std", *(f"p{percent}" for percent in PERCENTILES)]
-    if not ordered:
-        return {**dict.fromkeys(names, math.nan), "n": 0}
-    mean = fmean(ordered)
-    std = math.sqrt(fmean([(value - mean) ** 2 for value in ordered]))
-    figures = [mean, std, *(percentile(ordered, percent) for percent in PERCENTILES)]
-    return {**dict(zip(names, figures, strict=True)), "n": len(ordered)}
+    return {**dict(zip(names, figures, strict=True)), "n": len(known)}
 
 # %% ../../nbs/envs/01_store.ipynb #35935434
 def standard_error(values: Sequence[float], examples: Sequence[Hashable]) -> float:

@@ -16,11 +16,10 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .data import check_counts
+from .data import generated_sets
 from .multiturn import MultiTurnEnv
 from ..parsers.base import Parser, identity
 from ..parsers.xml import XMLParser
@@ -165,23 +164,18 @@ class TextArenaEnv(MultiTurnEnv):
         words: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        check_counts(num_train_examples, num_eval_examples)
+        sets = generated_sets(self.make_rows, seed, num_train_examples, num_eval_examples)
         self.game, self.feedback_fn = make_game(game, words), feedback_fn
         new_game(self.game, seed)  # one that can't be played is an error now, not at the first row
         parser = parser or XMLParser(["think", "guess"], answer_field="guess")
-        form = getattr(parser, "get_format_str", str)()
-        middle = seed + num_train_examples
-        splits = (range(seed, middle), range(middle, middle + num_eval_examples))
-        train, held_out = (partial(self.make_rows, split) if split else None for split in splits)
+        if system_prompt is None:
+            form = getattr(parser, "get_format_str", str)()
+            system_prompt = GAME_SYSTEM_PROMPT.format(form=form)
         super().__init__(
-            dataset=train,
-            eval_dataset=held_out,
-            system_prompt=GAME_SYSTEM_PROMPT.format(form=form)
-            if system_prompt is None
-            else system_prompt,
+            system_prompt=system_prompt,
             parser=parser,
             rubric=rubric or Rubric([game_reward], parser=parser),
-            **{"max_turns": 30, **kwargs},
+            **{"max_turns": 30, **sets, **kwargs},
         )
 
     def game_row(self, seed: int) -> dict[str, Any]:

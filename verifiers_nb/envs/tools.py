@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'SECTION', 'ARGUMENT', 'MAX_LENGTH', 'MAX_BITS', 'MAX_FACTORIAL', 'OPERATORS', 'FUNCTIONS', 'CONSTANTS',
-           'ASK_MODEL', 'MAX_PAGE', 'read_docstring', 'tool_name', 'tool_docstring', 'tool_parameters', 'BriefSchema',
-           'parameter_type', 'property_schema', 'Tool', 'parameter_adapter', 'make_tool', 'convert_func_to_oai_tool',
-           'python', 'refuse_beyond', 'power', 'multiply', 'factorial', 'compute', 'calculator', 'needed_key',
-           'list_results', 'search', 'search_ddg', 'check_public', 'PublicOnly', 'PageText', 'read_page', 'ask']
+__all__ = ['logger', 'SECTION', 'ARGUMENT', 'MAX_LENGTH', 'MAX_BITS', 'MAX_FACTORIAL', 'OPERATORS', 'MATH_FUNCTIONS', 'FUNCTIONS',
+           'CONSTANTS', 'ASK_MODEL', 'MAX_PAGE', 'read_docstring', 'tool_name', 'tool_docstring', 'tool_parameters',
+           'BriefSchema', 'parameter_type', 'property_schema', 'Tool', 'parameter_adapter', 'make_tool',
+           'convert_func_to_oai_tool', 'python', 'refuse_beyond', 'power', 'multiply', 'factorial', 'compute',
+           'calculator', 'list_results', 'search', 'search_ddg', 'check_public', 'PublicOnly', 'PageText', 'read_page',
+           'ask']
 
 # %% ../../nbs/envs/05_tools.ipynb #77de68da
 import ast
@@ -37,6 +38,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
+from ..support.calls import api_key
 from ..support.sandbox import run_python
 
 # %% ../../nbs/envs/05_tools.ipynb #c1dfd96e
@@ -305,11 +307,9 @@ OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
     ast.UAdd: operator.pos,
     ast.USub: operator.neg,
 }
+MATH_FUNCTIONS = "ceil cos degrees exp floor gcd log log10 log2 radians sin sqrt tan"
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **{
-        name: getattr(math, name) for name in ("ceil", "cos", "exp", "floor", "gcd", "log", "log10")
-    },
-    **{name: getattr(math, name) for name in ("log2", "sin", "sqrt", "tan", "degrees", "radians")},
+    **{name: getattr(math, name) for name in MATH_FUNCTIONS.split()},
     **{"abs": abs, "max": max, "min": min, "pow": power, "round": round, "factorial": factorial},
 }
 CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
@@ -354,13 +354,6 @@ def calculator(expression: str) -> str:
     except (SyntaxError, RecursionError, MemoryError):
         return "Error: this is not an arithmetic expression, or it is nested too deeply"
 
-# %% ../../nbs/envs/05_tools.ipynb #162eb272
-def needed_key(name: str, purpose: str) -> str:
-    """Return an API key from the environment; raises `ValueError` with a hint where it is missing."""
-    if not (key := os.environ.get(name)):
-        raise ValueError(f"{purpose} needs an API key: set the environment variable {name}.")
-    return key
-
 # %% ../../nbs/envs/05_tools.ipynb #635b7adb
 def list_results(results: list[dict[str, Any]], link: str, text: str) -> str:
     """Return search results as a list of titles, addresses and excerpts."""
@@ -375,7 +368,7 @@ def search(query: str, num_results: int = 5) -> str:
         query: What to search for.
         num_results: How many results to list.
     """
-    key = needed_key("BRAVE_API_KEY", "search (Brave Search, brave.com/search/api)")
+    key = api_key("BRAVE_API_KEY", "search (Brave Search, brave.com/search/api)")
     address = "https://api.search.brave.com/res/v1/web/search?"
     headers = {"X-Subscription-Token": key, "Accept": "application/json"}
     request = Request(address + urlencode({"q": query, "count": num_results}), headers=headers)
@@ -464,7 +457,7 @@ def ask(question: str, url: str) -> str:
         question: What you want to know.
         url: The address of the page, for instance one that a search has found.
     """
-    key = needed_key("OPENAI_API_KEY", f"ask (the page is read by {ASK_MODEL})")
+    key = api_key("OPENAI_API_KEY", f"ask (the page is read by {ASK_MODEL})")
     from openai import OpenAI
 
     prompt = f"Answer from this web page only.\n\n<page>\n{read_page(url)}\n</page>\n\n{question}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PARSER_FIELDS', 'XML_TOOLS_PROMPT', 'tool_prompt', 'read_tool', 'XMLToolEnv', 'outcomes', 'worked_share',
-           'tool_execution_reward_func', 'tool_metrics']
+           'tool_execution_reward_func', 'tool_metrics', 'add_tool_rewards']
 
 # %% ../../nbs/envs/13_xml_tools.ipynb #7b3453f6
 import json
@@ -15,9 +15,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from .tool_env import ToolEnv
-from .tools import convert_func_to_oai_tool
+from .tools import convert_func_to_oai_tool, tool_name
 from ..parsers.base import assistant_texts
 from ..parsers.xml import OneAnswerParser, XMLParser
+from ..rubrics.rubric import Rubric
 from ..types import ChatMessage, Messages, RewardFunc, State
 
 # %% ../../nbs/envs/13_xml_tools.ipynb #270457b8
@@ -124,3 +125,12 @@ def tool_metrics(name: str) -> list[RewardFunc]:
         return measure
 
     return [metric(kind, figure) for kind, figure in figures.items()]
+
+# %% ../../nbs/envs/13_xml_tools.ipynb #29ff334d
+def add_tool_rewards(rubric: Rubric, tools: Sequence[Callable[..., Any]]) -> None:
+    """Add the share of calls that worked and the form, at 0.2 each, and the metrics of each tool."""
+    rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
+    rubric.add_reward_func(rubric.parser.get_format_reward_func(), weight=0.2)
+    for tool in tools:
+        for metric in tool_metrics(tool_name(tool)):
+            rubric.add_reward_func(metric, weight=0.0)

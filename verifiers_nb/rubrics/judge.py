@@ -7,12 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'JUDGE_PLACES', 'KEPT_ANSWERS', 'SCORE_PATTERN', 'fill_prompt',
-           'judge_question', 'is_local', 'JudgeClient', 'AskedOnce', 'JudgeRubric', 'read_verdict', 'score_of',
-           'value_of']
+           'judge_question', 'JudgeClient', 'AskedOnce', 'JudgeRubric', 'read_verdict', 'score_of', 'value_of',
+           'judge_reward']
 
 # %% ../../nbs/rubrics/02_judge.ipynb #77de68da
 import asyncio
-import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
@@ -23,12 +22,13 @@ from weakref import WeakValueDictionary
 from ..parsers.base import Parser
 from .rubric import Rubric
 from verifiers_nb.support.calls import (
+    api_key,
     as_async_client,
     request_arguments,
     with_retries,
     without_retries,
 )
-from ..types import Messages, SamplingArgs, State, content_text
+from ..types import Messages, RewardFunc, SamplingArgs, State, content_text
 
 # %% ../../nbs/rubrics/02_judge.ipynb #fe5dbbce
 JUDGED_TEXTS = """<question>
@@ -72,11 +72,6 @@ def judge_question(template: str, prompt: Messages, answer: Any, response: Any) 
     said = "" if response is None else str(response)
     return fill_prompt(template, question=content_text(last), answer=str(answer), response=said)
 
-# %% ../../nbs/rubrics/02_judge.ipynb #156e0789
-def is_local(base_url: str) -> bool:
-    """Return whether an address is on this machine."""
-    return any(host in base_url for host in ("//localhost", "//127.", "//0.0.0.0"))
-
 # %% ../../nbs/rubrics/02_judge.ipynb #b12aca0f
 class JudgeClient:
     """OpenAI's async client, by default for OpenAI itself, made when it is first used.
@@ -91,15 +86,12 @@ class JudgeClient:
     @cached_property
     def client(self) -> Any:
         """Return the client; raises `ValueError` where the key is missing."""
-        key = os.environ.get(self.key_var)
-        if not key and not is_local(self.base_url or ""):
-            raise ValueError(
-                f"The judge at {self.base_url or 'OpenAI'} needs an API key: set the environment "
-                f"variable {self.key_var}, or give judge_client=AsyncOpenAI(base_url=..., api_key=...)."
-            )
+        address = self.base_url or "OpenAI"
+        hint = "judge_client=AsyncOpenAI(base_url=..., api_key=...)"
+        key = api_key(self.key_var, f"The judge at {address}", address, hint)
         from openai import AsyncOpenAI
 
-        return AsyncOpenAI(base_url=self.base_url, api_key=key or "none")
+        return AsyncOpenAI(base_url=self.base_url, api_key=key)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # copying and pickling look for these before there is a client
@@ -222,3 +214,27 @@ def value_of(verdict: str, values: Mapping[str, float], tag: str = "grade") -> f
     """Return the value of the one label that a judge gives, in any case; anything else is 0.0."""
     label = re.sub(r"[\W_]+", " ", read_verdict(verdict, tag) or "").strip().lower()
     return next((value for known, value in values.items() if known.lower() == label), 0.0)
+
+# %% ../../nbs/rubrics/02_judge.ipynb #8b73597c
+def judge_reward(
+    read: Callable[[str], float], name: str = "judge_reward_func", unanswered: float = 0.0
+) -> RewardFunc:
+    """Return a reward function that reads the judge's verdict on a response.
+
+    A response in which the parser finds no answer is `unanswered`, and not shown to the judge.
+    """
+
+    async def reward(
+        judge: Callable[..., Awaitable[str]],
+        prompt: Messages,
+        completion: Messages,
+        answer: Any,
+        state: State,
+        parser: Parser,
+    ) -> float:
+        if not str(parser.parse_answer(completion) or "").strip():
+            return unanswered
+        return read(await judge(prompt, completion, answer, state))
+
+    reward.__name__ = name
+    return reward

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PASSING_STATUS', 'PASSING_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'is_passing', 'pause_asked', 'with_retries',
-           'without_retries', 'request_arguments', 'CreateInThreads', 'is_coroutine', 'as_async_client']
+           'without_retries', 'request_arguments', 'CreateInThreads', 'is_coroutine', 'as_async_client', 'api_key']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
 import inspect
+import os
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -151,3 +152,15 @@ def as_async_client(client: Any) -> Any:
     threads = Threads()
     chat, text = (create and CreateInThreads(create, threads) for create in creates)
     return SimpleNamespace(chat=SimpleNamespace(completions=chat), completions=text)
+
+# %% ../../nbs/support/01_calls.ipynb #5a96c86e
+def api_key(name: str, purpose: str, address: str = "", instead: str = "") -> str:
+    """Return the key in an environment variable; without one "none" for a server on this machine.
+
+    Raises `ValueError` for any other address; `instead` is what can be given in place of a key.
+    """
+    key = os.environ.get(name)
+    if not key and not any(host in address for host in ("//localhost", "//127.", "//0.0.0.0")):
+        hint = f", or give {instead}" if instead else ""
+        raise ValueError(f"{purpose} needs an API key: set the environment variable {name}{hint}.")
+    return key or "none"

@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['NEWNS', 'NEWIPC', 'NEWUSER', 'NEWNET', 'NOBODY', 'REFUSED', 'OWN_PROCESS_ONLY', 'CLONE', 'CLONE3', 'ARCHITECTURES',
            'LOAD', 'EQUAL', 'AT_LEAST', 'ANY_BIT', 'RETURN', 'CALL_NUMBER', 'ARCHITECTURE', 'FIRST_ARGUMENT', 'ALLOW',
-           'NOT_PERMITTED', 'NOT_IMPLEMENTED', 'set_limits', 'check', 'enter_user_namespace', 'leave_network',
-           'make_files_read_only', 'filter_program', 'refuse_calls', 'confine', 'main']
+           'NOT_PERMITTED', 'NOT_IMPLEMENTED', 'set_limits', 'check', 'enter_user_namespace', 'make_files_read_only',
+           'filter_program', 'refuse_calls', 'confine', 'main']
 
 # %% ../../nbs/support/03_confine.ipynb #77de68da
 import ctypes
@@ -56,11 +56,6 @@ def enter_user_namespace(libc: ctypes.CDLL) -> None:
     for name, text in {"setgroups": "deny", **maps}.items():
         with open(f"/proc/self/{name}", "w") as file:
             file.write(text)
-
-# %% ../../nbs/support/03_confine.ipynb #6ef47148
-def leave_network(libc: ctypes.CDLL) -> None:
-    """Keep no network interface, and no shared memory."""
-    check(libc.unshare(NEWNET | NEWIPC))
 
 # %% ../../nbs/support/03_confine.ipynb #74bca66b
 def make_files_read_only(libc: ctypes.CDLL, folder: str, file_mb: int) -> None:
@@ -152,7 +147,7 @@ def confine(folder: str, seconds: float, memory_mb: int, file_mb: int) -> list[s
     libc = ctypes.CDLL(None, use_errno=True)
     steps: dict[str, Callable[[], None]] = {
         "user": lambda: enter_user_namespace(libc),
-        "network": lambda: leave_network(libc),
+        "network": lambda: check(libc.unshare(NEWNET | NEWIPC)),  # shared memory, too
         "files": lambda: make_files_read_only(libc, folder, file_mb),
         "calls": lambda: refuse_calls(libc),
     }
