@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from verifiers_nb.widgets.view import SCRIPT, WAITING
+from verifiers_nb.widgets.html import widget_file
+from verifiers_nb.widgets.view import SCRIPT
 
 pytestmark = pytest.mark.browser
 
@@ -30,7 +31,7 @@ MODEL = """async source => {
 @pytest.fixture
 def drawn(page):
     """Return a page in which the script has drawn two buttons."""
-    page.set_content(PAGE.format(css=WAITING))
+    page.set_content(PAGE.format(css=widget_file("view.css")))
     page.evaluate(MODEL, SCRIPT)
     return page
 

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PICTURE', 'MOST_PICTURE', 'ROLES', 'MOST_MESSAGES', 'CONVERSATION_CSS', 'Decode', 'MODES', 'LEAST', 'UNLIKELY',
-           'SAMPLED', 'BETTER', 'WORSE', 'MOST_TOKENS', 'MOST_READ', 'NAMED', 'LEGENDS', 'TOKENS_CSS', 'picture_html',
-           'content_html', 'call_parts', 'calls_html', 'editor_html', 'message_html', 'spoken_messages',
-           'conversation_html', 'rewards_html', 'token_texts', 'decoder', 'shade', 'drawn_part', 'colour_marks',
-           'sequence_html', 'tokens_html']
+__all__ = ['PICTURE', 'MOST_PICTURE', 'ROLES', 'MOST_MESSAGES', 'Decode', 'LEAST', 'UNLIKELY', 'SAMPLED', 'BETTER', 'WORSE',
+           'MOST_TOKENS', 'MOST_READ', 'NAMED', 'LEGENDS', 'picture_html', 'content_html', 'call_parts', 'calls_of',
+           'calls_html', 'editor_html', 'message_html', 'spoken_messages', 'conversation_html', 'rewards_html',
+           'token_texts', 'decoder', 'shade', 'drawn_part', 'colour_marks', 'sequence_html', 'tokens_html']
 
 # %% ../../nbs/widgets/06_conversation.ipynb #77de68da
 import json
@@ -81,15 +80,20 @@ def call_parts(call: Any) -> tuple[str, str, str]:
     return str(given.get("id")), str(name), lines
 
 # %% ../../nbs/widgets/06_conversation.ipynb #0e1c3ce2
-def calls_html(calls: Any) -> str:
-    """Draw tool calls."""
+def calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
+    """List the tool calls of a message; what is no list has none."""
+    calls = message.get("tool_calls")
+    return calls if isinstance(calls, (list, tuple)) else ()
+
+# %% ../../nbs/widgets/06_conversation.ipynb #9f4b7e64
+def calls_html(message: Mapping[str, Any]) -> str:
+    """Draw the tool calls of a message."""
     drawn = ""
-    for call in calls[:50] if isinstance(calls, (list, tuple)) else ():
+    for call in calls_of(message)[:50]:
         _, name, arguments = call_parts(call)
         given = marked_text(arguments, label=f"Arguments of {name}") if arguments else ""
-        drawn += (
-            f'<div class="vf-call"><p>calls <code>{escaped(name[:120])}</code></p>{given}</div>'
-        )
+        title = f"<p>calls <code>{escaped(name[:120])}</code></p>"
+        drawn += f'<div class="vf-call">{title}{given}</div>'
     return drawn
 
 # %% ../../nbs/widgets/06_conversation.ipynb #4ec16bb9
@@ -116,7 +120,7 @@ def message_html(
         thought = marked_text(str(thought), label="Reasoning")
         body = f"<details><summary>reasoning</summary>{thought}</details>"
     body += "" if editor else content_html(message.get("content"), named)
-    body += calls_html(message.get("tool_calls"))
+    body += calls_html(message)
     body = body or '<p class="vf-soft">An empty message.</p>'
     head = f'<header><b>{escaped(visible(role)[:40])}</b>{result * bool(answers)}<span class="vf-gap-wide"></span>{press}</header>'
     return f'<section class="vf-message vf-role-{kind}" aria-label="{one_line(named)}">{head}{body}</section>'
@@ -141,12 +145,7 @@ def conversation_html(
 ) -> str:
     """Draw a rollout's messages; `edited` is the number of the one that is being edited, and its text."""
     messages, asked = spoken_messages(prompt, completion)
-    called = [
-        call
-        for each in messages
-        if isinstance(calls := each.get("tool_calls"), (list, tuple))
-        for call in calls
-    ]
+    called = [call for each in messages for call in calls_of(each)]
     names = {identity: name for identity, name, _ in map(call_parts, called)}
     half, left_out, drawn = MOST_MESSAGES // 2, len(messages) - MOST_MESSAGES, ""
     for number, message in enumerate(messages):
@@ -162,30 +161,6 @@ def conversation_html(
         answers = names.get(str(message.get("tool_call_id")), "")
         drawn += message_html(message, number, answers, editor, press)
     return f'<div class="vf-conversation">{drawn}</div>'
-
-# %% ../../nbs/widgets/06_conversation.ipynb #b3f0c7f6
-CONVERSATION_CSS = """
-.vf-conversation { display: grid; gap: 10px; }
-.vf-message { min-width: 0; border-left: 3px solid var(--role, var(--line)); padding-left: 12px; }
-.vf-message > header { display: flex; gap: 8px; align-items: baseline; margin-bottom: 4px; min-height: 24px; }
-.vf-message > header b { color: var(--role, var(--soft)); font-weight: 600; font-size: 12px; }
-.vf-gap-wide { flex: 1; }
-.vf-message .vf-text { padding: 7px 11px; line-height: 1.6; background: var(--shade); border-color: transparent; }
-.vf-message .vf-text + * { margin-top: 6px; }
-.vf-message button { border-color: transparent; }
-.vf-message:is(:hover, :focus-within) button, .vf-buttons button { border-color: var(--line); }
-.vf-role-user, .vf-role-prompt { --role: var(--hue-0); } .vf-role-assistant, .vf-role-completion { --role: var(--hue-2); }
-.vf-role-tool { --role: var(--hue-1); } .vf-role-system { --role: var(--hue-3); }
-.vf-call > p { margin: 0 0 4px; color: var(--soft); font-size: 12px; } .vf-call { margin-top: 6px; }
-.vf-sampled { max-width: none; margin: 0; display: flex; gap: 10px; align-items: center; color: var(--soft); font-size: 11px; }
-.vf-sampled::before, .vf-sampled::after { content: ""; flex: 1; border-top: 1px solid var(--line); }
-.vf-picture { max-width: 100%; max-height: 20rem; min-width: 24px; border: 1px solid var(--line); border-radius: 6px; display: block; }
-.vf-editor { width: 100%; font: 12.5px/1.6 var(--jp-code-font-family, monospace); color: var(--ink); background: var(--paper);
-  border: 1px solid var(--accent); border-radius: 6px; padding: 7px 11px; resize: vertical; display: block; }
-.vf-buttons { display: flex; gap: 8px; margin-top: 6px; }
-.vf-parts { margin-bottom: 14px; } .vf-parts caption { font-size: 12px; color: var(--soft); font-weight: 500; padding: 0; }
-.vf-parts td { padding-top: 3px; padding-bottom: 3px; }
-"""
 
 # %% ../../nbs/widgets/06_conversation.ipynb #9e6a55b6
 def rewards_html(record: Mapping[str, Any], weights: Mapping[str, float]) -> str:
@@ -226,7 +201,6 @@ def decoder(tokenizer: Any) -> Decode:
     return lambda ids: tokenizer.decode(ids, **plain)
 
 # %% ../../nbs/widgets/06_conversation.ipynb #f423b3fd
-MODES = ("logprob", "mask", "advantage")
 LEAST = 4.0  # nats below which a token has the full colour: a chance of 2 in 100
 UNLIKELY, SAMPLED, BETTER, WORSE = 1, 3, 2, 4  # hues
 
@@ -302,8 +276,8 @@ def tokens_html(
     record: Mapping[str, Any], decode: Decode | None, mode: str, advantage: float | None
 ) -> str:
     """Draw the tokens of a rollout, coloured by `mode`: "logprob", "mask" or "advantage"."""
-    if mode not in MODES:
-        raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(MODES)}.")
+    if mode not in LEGENDS:
+        raise ValueError(f"mode is {mode!r}; it must be one of {', '.join(LEGENDS)}.")
     turns, missing = rollout_turns(dict(record)), ""
     if not turns:
         missing = "The tokens of this rollout are not known: its server did not send them."
@@ -321,10 +295,3 @@ def tokens_html(
         name = f"Tokens, sequence {number}"
         drawn += sequence_html(sequence, decode, mode, advantage or 0.0, name)
     return f'<div class="vf-tokens"><p>{legend}</p>{drawn}</div>'
-
-# %% ../../nbs/widgets/06_conversation.ipynb #0796beda
-TOKENS_CSS = """
-.vf-tokens > p, .vf-sequence > p { max-width: none; margin-bottom: 6px; } .vf-sequence + .vf-sequence { margin-top: 16px; }
-.vf-tokens .vf-text { max-height: 30rem; } .vf-tokens .vf-text span { border-radius: 2px; }
-.vf-sequence table { width: auto; margin-top: 12px; } .vf-sequence :is(th, td) { padding-right: 28px; width: auto; }
-"""

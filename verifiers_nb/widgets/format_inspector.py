@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INSPECTOR_CSS', 'MOST_EDITED', 'inspection_marks', 'verdict_sign', 'checks_html', 'score_html', 'place_name',
-           'fix_html', 'advice_html', 'inspection_html', 'FormatInspector']
+__all__ = ['MOST_EDITED', 'inspection_marks', 'verdict_sign', 'checks_html', 'score_html', 'place_name', 'fix_html',
+           'advice_html', 'inspection_html', 'FormatInspector']
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #77de68da
 import asyncio
@@ -29,9 +29,9 @@ from verifiers_nb.widgets.html import (
     escaped,
     marked_text,
     table,
+    widget_file,
 )
 from verifiers_nb.widgets.inspection import (
-    SURVEY_CSS,
     Fix,
     Inspection,
     Listed,
@@ -123,11 +123,9 @@ def advice_html(seen: Inspection, live: bool) -> str:
     if seen.fix:
         advice += fix_html(seen.text, seen.fix, live)
     elif seen.most - seen.score > 1e-9:
-        looking, none = (
-            "Looking for what would fix it …" * live,
-            "No insertion was found that gains points.",
-        )
-        advice += f'<p class="vf-soft">{looking if seen.quick else none}</p>'
+        words = "No insertion was found that gains points."
+        words = "Looking for what would fix it …" * live if seen.quick else words
+        advice += f'<p class="vf-soft">{words}</p>'
     return f'<div class="vf-advice">{advice}</div>' if advice else ""
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #24e01b9d
@@ -136,29 +134,6 @@ def inspection_html(seen: Inspection, live: bool = False, head: str = "") -> str
     text = marked_text(seen.text, inspection_marks(seen), "Text with its fields and faults")
     left = f'<div class="vf-head">{score_html(seen)}{head}</div>{text}{advice_html(seen, live)}'
     return f'<div class="vf-columns"><div>{left}</div>{checks_html(seen.checks)}</div>'
-
-# %% ../../nbs/widgets/03_format_inspector.ipynb #fa35e192
-INSPECTOR_CSS = """
-.vf-columns { display: grid; grid-template-columns: minmax(0, 11fr) minmax(0, 10fr); gap: 20px 28px; align-items: start; }
-.vf-score { margin: 0; } .vf-score .vf-soft { margin-left: 4px; }
-.vf-step { display: flex; gap: 8px; align-items: center; color: var(--soft); font-size: 12px; }
-.vf-sign { font-size: 13px; } .vf-is-good { color: var(--good); } .vf-is-bad { color: var(--bad); }
-.vf-advice { margin-top: 10px; } .vf-advice p { margin: 0 0 6px; } .vf-advice button { margin-left: 4px; }
-.vf-checks caption { font-size: 13px; padding-top: 6px; }
-.vf-checks tbody tr { cursor: default; }
-.vf-checks td:last-child { overflow-wrap: anywhere; }
-.vf-foot { display: flex; justify-content: flex-end; margin-top: 12px; }
-@container (max-width: 720px) {
-  .vf-columns { grid-template-columns: minmax(0, 1fr); }
-}
-@container (max-width: 520px) {
-  .vf-checks thead { display: none; }
-  .vf-checks tbody tr { display: grid; grid-template-columns: 20px 1fr auto auto; padding: 4px 0; }
-  .vf-checks td { padding: 1px 8px 1px 0; width: auto; }
-  .vf-checks td:nth-child(4)::before { content: "× "; color: var(--soft); }
-  .vf-checks td:last-child { grid-column: 2 / -1; color: var(--soft); }
-}
-"""
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #9e6a55b6
 MOST_EDITED = 20_000  # characters in the text box; a browser lays out every one of them
@@ -173,7 +148,7 @@ class FormatInspector(Panel):
     """
 
     label = "Format inspector"
-    css = INSPECTOR_CSS + SURVEY_CSS
+    css = widget_file("format_inspector.css") + widget_file("survey.css")
 
     def __init__(
         self, source: Any, completions: Any = None, commands: Sequence[Command] = ()
@@ -279,10 +254,9 @@ class FormatInspector(Panel):
             raise ValueError(f"No check {check!r}; there are {', '.join(self.survey.columns)}.")
         self.page, self.listed = 0, None
         if check is not None:
-            score = (
-                "full score" if low >= 1 else f"{low:g} to {high:g}" * ((low, high) != (0.0, 1.0))
-            )
-            self.listed = Listed(self.survey.losers(check, low, high), check, score)
+            some = "" if (low, high) == (0.0, 1.0) else f"{low:g} to {high:g}"
+            scores = "full score" if low >= 1 else some
+            self.listed = Listed(self.survey.losers(check, low, high), check, scores)
         self.refresh()
         return self.listed.rows if self.listed else range(len(self.survey.rows))
 

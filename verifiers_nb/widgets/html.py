@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'PAGE_ROWS', 'SCHEMES', 'COLOURS', 'TYPE', 'MARKS', 'MOST_KEYS', 'LIT',
-           'PARTS', 'STYLE', 'visible', 'escaped', 'one_line', 'Mark', 'within', 'pieces', 'windows', 'opening',
-           'piece', 'marked_text', 'score_bar', 'bin_scores', 'action', 'bin_name', 'histogram', 'table',
-           'pressable_row', 'shortcut_attributes', 'button', 'pager', 'framed', 'Snapshot']
+__all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'PAGE_ROWS', 'MOST_KEYS', 'LIT', 'STYLE', 'visible', 'escaped',
+           'one_line', 'Mark', 'within', 'pieces', 'windows', 'opening', 'piece', 'marked_text', 'score_bar',
+           'bin_scores', 'action', 'bin_name', 'histogram', 'table', 'pressable_row', 'shortcut_attributes', 'button',
+           'pager', 'widget_file', 'framed', 'Snapshot']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -203,9 +205,8 @@ def histogram(
             f'<rect class="vf-fill" x="{place * step + 1}" y="{height - tall:.1f}" width="{step - 2}" height="{tall:.1f}" rx="1.5"/></g>'
         )
     about = "" if live and act else f' role="img" aria-label="{one_line(label)}. {", ".join(said)}"'
-    size = (
-        f'width="{width}" height="{height + 1}" style="min-width:{width}px;height:{height + 1}px"'
-    )
+    sized = f"min-width:{width}px;height:{height + 1}px"
+    size = f'width="{width}" height="{height + 1}" style="{sized}"'
     line = f'<path class="vf-line" d="M0 {height + 0.5}H{width}"/>'
     return f'<svg class="vf-histogram"{about} {size} viewBox="0 0 {width} {height + 1}">{line}{bars}</svg>'
 
@@ -277,96 +278,24 @@ def pager(page: int, count: int, live: bool) -> str:
     return f'<nav class="vf-pager" aria-label="Pages">{before}<span>{shown}</span>{after}</nav>'
 
 # %% ../../nbs/widgets/00_html.ipynb #761f22b2
-SCHEMES = {
-    "light": ("[data-jp-theme-light=true]", ".vscode-light", "html[theme=light]"),
-    "dark": ("[data-jp-theme-light=false]", ".vscode-dark", "html[theme=dark]"),
-}
-COLOURS = """
-.vf { color-scheme: light dark;
-  --ink: var(--jp-ui-font-color1, light-dark(#1d2126, #e4e7eb));
-  --soft: light-dark(#5b636d, #a3acb8);
-  --paper: var(--jp-layout-color1, light-dark(#fff, #15181c));
-  --shade: light-dark(#f4f6f8, #20252b);
-  --line: light-dark(#d9dee4, #3a424c);
-  --accent: light-dark(#1a5fb4, #8fbcff);
-  --good: light-dark(#156c3f, #63d297);
-  --bad: light-dark(#b42d12, #ff9b80);
-  --part: light-dark(#c2710c, #f0b35e);
-  --hue-0: light-dark(#2a6bd4, #82b4ff); --hue-1: light-dark(#b35c00, #ffb066);
-  --hue-2: light-dark(#0b7d70, #55d6c6); --hue-3: light-dark(#7a45c4, #c3a1ff);
-  --hue-4: light-dark(#b8327f, #ff94cc); --hue-5: light-dark(#5f6f10, #c6d65a); }
-""" + "\n".join(
-    f"{', '.join(f'{place} .vf' for place in places)} {{ color-scheme: {scheme}; }}"
-    for scheme, places in SCHEMES.items()
-)
-
-# %% ../../nbs/widgets/00_html.ipynb #0286dd55
-TYPE = """
-container-type: inline-size; box-sizing: border-box; width: 100%; padding: 4px 2px;
-color: var(--ink); font: 13px/1.5 var(--jp-ui-font-family, system-ui, sans-serif);
-*, *::before { box-sizing: border-box; }
-h3 { font-size: 13px; font-weight: 600; margin: 0 0 8px; color: var(--ink); }
-p { margin: 0 0 8px; max-width: 72ch; }
-.vf-soft { color: var(--soft); }
-code, .vf-text { font-family: var(--jp-code-font-family, ui-monospace, "DejaVu Sans Mono", monospace); font-size: 12.5px; }
-code { background: var(--shade); color: var(--ink); padding: 1px 4px; border-radius: 3px; white-space: pre-wrap;
-  overflow-wrap: anywhere; unicode-bidi: isolate; }
-.vf-text { margin: 0; padding: 12px 14px; max-height: 24rem; overflow: auto; white-space: pre-wrap;
-  overflow-wrap: anywhere; line-height: 1.75; color: var(--ink); background: var(--paper); contain: content;
-  border: 1px solid var(--line); border-radius: 6px; tab-size: 4; }
-.vf-text bdi { display: block; }
-.vf-text i { font-style: normal; font-size: 0.85em; color: var(--bad); background: var(--shade); border-radius: 2px; }
-.vf-big { font-size: 24px; font-weight: 500; line-height: 1.1; letter-spacing: -0.01em; font-variant-numeric: tabular-nums; }
-.vf-number { font-variant-numeric: tabular-nums; }
-"""
-MARKS = """
-.vf-text span { border-radius: 3px; -webkit-box-decoration-break: clone; box-decoration-break: clone; }
-.vf-field, .vf-token { background: color-mix(in srgb, var(--hue) calc(16% * var(--tint, 1)), transparent); }
-.vf-token { background: color-mix(in srgb, var(--hue) calc(55% * var(--tint, 1)), transparent); }
-.vf-fault { text-decoration: underline wavy var(--bad) 1.2px; text-underline-offset: 3px; }
-.vf-name { font: 600 11px/1 var(--jp-ui-font-family, system-ui, sans-serif); margin: 0 4px 0 1px; padding: 2px 2px 2px 5px;
-  color: color-mix(in srgb, var(--hue) 80%, var(--ink)); border: 1px solid currentColor; border-radius: 9px;
-  user-select: none; vertical-align: 1px; white-space: nowrap; }
-.vf-gap, .vf-caret { color: var(--bad); user-select: none; font-weight: 700; }
-.vf-caret { font-size: 11px; padding: 0 2px; } .vf-gap { font-size: 1.4em; line-height: 0; }
-.vf-insert { color: var(--good); background: color-mix(in srgb, var(--good) 12%, transparent); text-decoration: none;
-  border: 1px dashed var(--good); border-radius: 3px; padding: 0 2px; user-select: none; display: inline-block; line-height: 1.35; }
-.vf-cut { display: block; margin: 6px 0; padding: 3px 8px; text-align: center; font: 12px/1.4 var(--jp-ui-font-family, sans-serif);
-  color: var(--soft); background: var(--shade); border-radius: 4px; user-select: none; }
-"""
+@cache
+def widget_file(name: str) -> str:
+    """Return a style or a script of `data/widgets`."""
+    return (files("verifiers_nb") / "data" / "widgets" / name).read_text(encoding="utf-8")
 
 # %% ../../nbs/widgets/00_html.ipynb #fb644351
 MOST_KEYS = 24
 LIT = ",\n".join(
-    f'&:has([data-for="{key}"]:is(:hover, :focus, :focus-within)) [data-mark~="{key}"]'
+    f'.vf.vf:has([data-for="{key}"]:is(:hover, :focus, :focus-within)) [data-mark~="{key}"]'
     for key in range(MOST_KEYS)
 )
-PARTS = f"""
-{LIT} {{ background: color-mix(in srgb, var(--accent) 26%, transparent); box-shadow: 0 0 0 2px var(--accent); }}
-table {{ border-collapse: collapse; width: 100%; margin: 0; font-size: 13px; border: 0; table-layout: auto; }}
-caption {{ text-align: left; font-weight: 600; padding: 0 0 6px; color: var(--ink); caption-side: top; }}
-th {{ font-weight: 500; color: var(--soft); border-bottom: 1px solid var(--line); font-size: 12px; }}
-th, td {{ text-align: left; vertical-align: top; padding: 5px 12px 5px 0; max-width: none; background: none;
-  white-space: normal; overflow-wrap: break-word; line-height: 1.45; }}
-th.vf-number, td.vf-number {{ text-align: right; white-space: nowrap; }}
-td:has(> svg:only-child), td.vf-number {{ width: 1%; }} td > .vf-bar {{ margin-top: 6px; }}
-tbody tr, tbody tr:nth-child(odd) {{ background: none; border-bottom: 1px solid color-mix(in srgb, var(--line) 55%, transparent); }}
-tbody tr:last-child {{ border-bottom: 0; }}
-tbody tr:is([tabindex], [data-act]):is(:hover, :focus, :focus-within) {{ background: var(--shade); }}
-:focus-visible {{ outline: 2px solid var(--accent); outline-offset: 1px; border-radius: 3px; }}
-button {{ font: inherit; font-size: 12px; color: var(--accent); background: none; border: 1px solid var(--line); border-radius: 5px;
-  padding: 2px 9px; cursor: pointer; line-height: 1.5; white-space: nowrap; }}
-button:hover:not(:disabled), button[aria-pressed=true] {{ background: var(--shade); border-color: var(--accent); }}
-button:disabled {{ color: var(--soft); opacity: 0.6; cursor: default; }}
-.vf-bar, .vf-histogram {{ display: block; overflow: visible; max-width: none; }}
-.vf-track {{ fill: color-mix(in srgb, var(--soft) 22%, transparent); }} .vf-hit {{ fill: transparent; }}
-.vf-good {{ --fill: var(--good); }} .vf-part {{ --fill: var(--part); }} .vf-fill {{ fill: var(--fill); }}
-.vf-line {{ stroke: var(--line); fill: none; }} .vf-histogram [data-act] {{ cursor: pointer; }}
-.vf-histogram [data-act]:is(:hover, :focus) .vf-hit {{ fill: color-mix(in srgb, var(--accent) 16%, transparent); }}
-.vf-head {{ display: flex; flex-wrap: wrap; justify-content: space-between; align-items: baseline; gap: 4px 16px; margin-bottom: 8px; }}
-.vf-pager {{ display: flex; gap: 10px; align-items: center; color: var(--soft); font-size: 12px; padding: 6px 0 0; }}
+STYLE = (
+    widget_file("style.css")
+    + LIT
+    + """ {
+  background: color-mix(in srgb, var(--accent) 26%, transparent); box-shadow: 0 0 0 2px var(--accent); }
 """
-STYLE = f"{COLOURS}\n.vf.vf {{ {TYPE}{MARKS}{PARTS} }}"
+)
 
 # %% ../../nbs/widgets/00_html.ipynb #64e095fe
 def framed(body: str, label: str, css: str = "") -> str:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Spans', 'CLOSERS', 'LONGEST_END', 'FILLERS', 'LONGEST_RUN', 'Insertions', 'MOST_EDGES', 'MOST_GRAMMAR', 'SIGNS',
-           'SEARCH_SECONDS', 'PATIENCE', 'LEAST_TRIES', 'SURVEY_CSS', 'safe_checks', 'tag_of', 'tag_spans',
-           'think_spans', 'named_spans', 'trimmed', 'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar',
-           'filler', 'spell', 'runs', 'missing_part', 'open_brackets', 'insert', 'places', 'candidates',
-           'without_overlap', 'continuations', 'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop', 'inspect_text',
-           'Survey', 'inspected_text', 'survey_completions', 'survey_table', 'Listed', 'list_html', 'survey_html']
+           'SEARCH_SECONDS', 'PATIENCE', 'LEAST_TRIES', 'safe_checks', 'tag_of', 'tag_spans', 'think_spans',
+           'named_spans', 'trimmed', 'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar', 'filler',
+           'spell', 'runs', 'missing_part', 'open_brackets', 'insert', 'places', 'candidates', 'continuations',
+           'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop', 'inspect_text', 'Survey', 'inspected_text',
+           'survey_completions', 'survey_table', 'Listed', 'list_html', 'survey_html']
 
 # %% ../../nbs/widgets/02_inspection.ipynb #77de68da
 import json
@@ -55,12 +55,9 @@ def safe_checks(source: Any, given: Any, commands: Sequence[Command] = ()) -> li
     try:
         if isinstance(source, Verifier):
             return list(source.verify(given).checks)
-        found = (
-            source.checks(given, commands)
-            if isinstance(source, AbstractParseFunction)
-            else source.checks(given)
-        )
-        return list(found)
+        if isinstance(source, AbstractParseFunction):
+            return list(source.checks(given, commands))
+        return list(source.checks(given))
     except Exception as error:
         reason = f"{type(source).__name__} failed on this text: {error!r:.300}"
         return [Check("checks", 1.0, 0.0, None, reason)]
@@ -168,11 +165,6 @@ class Contract:
         describe = getattr(self.source, "get_format_str", None)
         return describe() if callable(describe) else ""
 
-    @property
-    def takes_calls(self) -> bool:
-        """Whether the format reads tool calls too."""
-        return isinstance(self.source, AbstractParseFunction)
-
 # %% ../../nbs/widgets/02_inspection.ipynb #0ade7c2c
 def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
     """Return the contract of a parser, a verifier or a structural tag, or the contract that is given."""
@@ -252,9 +244,9 @@ def runs(strings: Sequence[str]) -> Iterator[tuple[int, int, str]]:
                 yield first, last, joined
 
 # %% ../../nbs/widgets/02_inspection.ipynb #de861b60
-def missing_part(text: str, at: int, wanted: str) -> str:
-    """Leave out of an insertion what the text already has before or after its place."""
-    for size in range(len(wanted) - 1, 1, -1):
+def missing_part(text: str, at: int, wanted: str, least: int = 2) -> str:
+    """Leave out of an insertion what the text already has before or after its place, if it is not too short."""
+    for size in range(len(wanted) - 1, least - 1, -1):
         if text.endswith(wanted[:size], 0, at):
             return wanted[size:]
         if text.startswith(wanted[-size:], at):
@@ -314,12 +306,6 @@ def candidates(text: str, at: Sequence[int], strings: Sequence[str]) -> set[Inse
                 found.add(((start, around[0]), (end, around[1])))
     return found
 
-# %% ../../nbs/widgets/02_inspection.ipynb #b4eaaed4
-def without_overlap(wanted: str, rest: str) -> str:
-    """Leave out of an insertion the end that the rest of the text already has."""
-    sizes = range(len(wanted), 0, -1)
-    return wanted[: -next((size for size in sizes if rest.startswith(wanted[-size:])), 0) or None]
-
 # %% ../../nbs/widgets/02_inspection.ipynb #91032ad7
 MOST_GRAMMAR = 50_000  # characters matched with a tag
 SIGNS = frozenset(b"\"'`,:;.=-{}[]()<>/")
@@ -342,7 +328,7 @@ def continuations(tag: StructuralTag, text: str) -> set[Insertions]:
         wanted.append(chr(byte) + matcher.find_jump_forward_string())
         matcher.rollback()
     if end := finish_grammar(matcher):
-        wanted += [end, without_overlap(end, text[at:])]
+        wanted += [end, missing_part(text, at, end, 1)]
     return {((at, each),) for each in wanted if each}
 
 # %% ../../nbs/widgets/02_inspection.ipynb #9d04ce8e
@@ -526,14 +512,16 @@ def survey_completions(source: Any, completions: Any, commands: Sequence[Command
     column = getattr(completions, "completion", completions)
     column = column["completion"] if isinstance(column, Mapping) else column
     if isinstance(column, str):
-        raise TypeError(
-            "completions is a list of strings or of messages, got one string: put it in a list."
+        message = (
+            "completions is one string, not a list of strings or of messages: put it in a list."
         )
+        raise TypeError(message)
+    takes_calls = isinstance(contract.source, AbstractParseFunction)
     survey = Survey(contract, [], [])
     for number, completion in enumerate(column, 1):
         turns = responses_of(completion)
         for turn_number, turn in enumerate(turns, 1):
-            whole = contract.takes_calls and turn["tool_calls"]
+            whole = takes_calls and turn["tool_calls"]
             survey.rows.append(turn if whole else content_text(turn["message"]))
             survey.names.append(f"{number}.{turn_number}" if len(turns) > 1 else str(number))
     return survey
@@ -578,10 +566,8 @@ def list_html(survey: Survey, listed: Listed, at: int | None, page: int, live: b
         total = survey.totals[row]
         bar = score_bar(total / most if most else 1.0, f"{total:.2f} of {most:.2f}", 48)
         if listed.check is None:
-            scores = {
-                name: column[row] for name, column in survey.columns.items() if row < len(column)
-            }
-            losing = [name for name, score in scores.items() if score < 1]
+            columns = survey.columns.items()
+            losing = [name for name, scores in columns if row < len(scores) and scores[row] < 1]
             why = ", ".join(losing) or "every check is met"
         else:
             why = survey.reason(row, listed.check)
@@ -595,33 +581,9 @@ def list_html(survey: Survey, listed: Listed, at: int | None, page: int, live: b
     pages = pager(page, len(listed.rows), live)
     return f'<div class="vf-list" data-list>{rows}<div class="vf-row">{pages}{close}</div></div>'
 
-# %% ../../nbs/widgets/02_inspection.ipynb #70b706f0
-SURVEY_CSS = """
-.vf-many { margin-top: 26px; padding-top: 16px; border-top: 1px solid var(--line); }
-.vf-many td { vertical-align: middle; }
-.vf-list td { overflow-wrap: anywhere; } .vf-list td.vf-number { overflow-wrap: normal; }
-.vf-many .vf-head b { font-size: 15px; font-weight: 600; }
-.vf-many > table { margin-bottom: 20px; max-width: 46rem; } .vf-list .vf-bar { margin: 0; }
-.vf-row { display: flex; flex-wrap: wrap; gap: 4px 16px; align-items: end; }
-.vf-list td:last-child { color: var(--soft); font-family: var(--jp-code-font-family, monospace); font-size: 12px; width: 44%;
-  max-width: 0; overflow: hidden; text-overflow: ellipsis; white-space: nowrap; unicode-bidi: isolate; }
-.vf-list tbody tr { cursor: pointer; } .vf-list tr[aria-current=true] { box-shadow: inset 3px 0 var(--accent); }
-.vf-list td:first-child { padding-left: 9px; }
-@container (max-width: 520px) {
-  .vf-many > table :is(th, td):nth-child(2), .vf-list thead, .vf-list td:nth-child(3) { display: none; }
-  .vf-list tbody tr { display: grid; grid-template-columns: 3.6em 3.2em minmax(0, 1fr); }
-  .vf-list td { padding: 3px 8px 3px 0; } .vf-list td:last-child { grid-area: 1 / 3; width: auto; max-width: none; }
-  .vf-list td:nth-child(4) { grid-area: 2 / 3; padding-top: 0; }
-}
-"""
-
 # %% ../../nbs/widgets/02_inspection.ipynb #e834c579
 def survey_html(
-    survey: Survey,
-    listed: Listed | None = None,
-    at: int | None = None,
-    page: int = 0,
-    live: bool = False,
+    survey: Survey, listed: Listed | None, at: int | None = None, page: int = 0, live: bool = False
 ) -> str:
     """Draw many completions: the checks, then a list of some, by default of all.
 

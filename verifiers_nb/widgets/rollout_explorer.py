@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'EXPLORER_CSS', 'Press', 'PRESSES', 'SHIPPED', 'facts_html', 'article_html', 'find_decoder', 'steps_html',
-           'views_html', 'write_rollouts', 'bound', 'RolloutExplorer']
+__all__ = ['VIEWS', 'Press', 'PRESSES', 'SHIPPED', 'facts_html', 'article_html', 'find_decoder', 'steps_html', 'views_html',
+           'write_rollouts', 'bound', 'RolloutExplorer']
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #77de68da
 import copy
@@ -15,6 +15,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,8 +25,6 @@ from ..envs.store import outputs_from_records, results_dataset, to_line
 from ..inference.client import get_tokenizer, model_path
 from ..types import GenerateOutputs, SamplingArgs, State, content_text
 from verifiers_nb.widgets.conversation import (
-    CONVERSATION_CSS,
-    TOKENS_CSS,
     Decode,
     conversation_html,
     decoder,
@@ -33,9 +32,8 @@ from verifiers_nb.widgets.conversation import (
     spoken_messages,
     tokens_html,
 )
-from .html import PAGE_ROWS, button, escaped
+from .html import PAGE_ROWS, button, escaped, widget_file
 from verifiers_nb.widgets.rollout_table import (
-    LIST_CSS,
     RUN_SETTINGS,
     groups_html,
     input_html,
@@ -102,6 +100,7 @@ def article_html(
     return f'<article aria-label="Rollout {number + 1}">{parts}{body}</article>'
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #8df6d80c
+@cache
 def find_decoder(model: str) -> Decode | None:
     """Return what decodes the tokens of a model; None if it has no name or is not on this machine."""
     try:  # a name that is no folder would be asked for at the hub
@@ -144,27 +143,6 @@ def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:
     with written.open("wb") as file:
         file.writelines(to_line({**row.record, "index": i}) for i, row in enumerate(rows))
     return written
-
-# %% ../../nbs/widgets/07_rollout_explorer.ipynb #902ba3cd
-EXPLORER_CSS = """
-.vf-columns { display: grid; grid-template-columns: minmax(0, 11fr) minmax(0, 12fr); gap: 20px 28px; align-items: start; }
-.vf-columns.vf-stacked { grid-template-columns: minmax(0, 1fr); }
-.vf-pair { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 20px 28px; align-items: start; }
-.vf-pair article:first-child { box-shadow: inset 3px 0 var(--hue-3); padding-left: 14px; }
-.vf-pair article:last-child { box-shadow: inset 3px 0 var(--accent); padding-left: 14px; }
-.vf-bar-row { display: flex; flex-wrap: wrap; gap: 8px 16px; justify-content: space-between; margin-bottom: 12px; }
-.vf-bar-row > div, .vf-foot .vf-buttons { display: flex; flex-wrap: wrap; gap: 6px; } .vf-bar-row .vf-views { gap: 0; }
-.vf-views button { border-radius: 0; margin-left: -1px; } .vf-views button:first-child { border-radius: 5px 0 0 5px; margin: 0; }
-.vf-views button:last-child { border-radius: 0 5px 5px 0; } .vf-views button[aria-pressed=true] { font-weight: 600; }
-.vf-facts { display: flex; flex-wrap: wrap; gap: 2px 12px; align-items: baseline; margin: 0 0 10px; max-width: none; }
-.vf-foot { display: flex; flex-wrap: wrap; gap: 8px 16px; align-items: end; justify-content: space-between; margin-top: 18px; padding-top: 12px;
-  border-top: 1px solid var(--line); }
-.vf-note { margin: 0; color: var(--soft); overflow-wrap: anywhere; max-width: none; } .vf-note.vf-error { color: var(--bad); }
-.vf-steps { display: flex; gap: 10px; align-items: center; margin-bottom: 14px; }
-.vf-nothing { color: var(--soft); padding: 18px 0; }
-@container (max-width: 800px) { .vf-columns { grid-template-columns: minmax(0, 1fr); } }
-@container (max-width: 640px) { .vf-pair { grid-template-columns: minmax(0, 1fr); } .vf-views button { padding: 2px 6px; } }
-"""
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #1983f411
 def bound(text: str, none: float) -> float:
@@ -215,8 +193,9 @@ class RolloutExplorer(Panel):
     """
 
     label = "Rollout explorer"
-    css = LIST_CSS + CONVERSATION_CSS + TOKENS_CSS + EXPLORER_CSS
-    at: int | None
+    css = "".join(
+        map(widget_file, ("rollout_table.css", "conversation.css", "rollout_explorer.css"))
+    )
     pinned: int | None
     by_prompt: bool
     settings: dict[str, str]
@@ -243,7 +222,6 @@ class RolloutExplorer(Panel):
         self.query, self.by_prompt, self.page, self.view_name = Query(), False, 0, "text"
         self.edited: tuple[int, str] | None = None
         self.note, self.refused, self.file_name = "", False, "rollouts.jsonl"
-        self._decoders: dict[str, Any] = {}
         self._lock, self._due = threading.RLock(), False
         self._read_step(None)
         super().__init__()
@@ -252,8 +230,11 @@ class RolloutExplorer(Panel):
 
     def _read_step(self, step: int | None) -> None:
         steps = self.source.steps()
-        self.step = steps[-1] if steps and step is None else step
-        self.table = self.source.table(self.step)
+        step = steps[-1] if steps and step is None else step
+        self.table, self.step = (
+            self.source.table(step),
+            step,
+        )
         self.selected = self.table.select(self.query)
         self.at = self.selected[0] if self.selected else None
         self.page, self.pinned, self._stamp = 0, None, self._written()
@@ -448,10 +429,7 @@ class RolloutExplorer(Panel):
         """Return what decodes the tokens of a record; None if its tokenizer is not known, or not on this machine."""
         if self.tokenizer is not None:
             return decoder(self.tokenizer)
-        name = str((record.get("run") or {}).get("model") or self.model or "")
-        if name not in self._decoders:
-            self._decoders[name] = find_decoder(name)
-        return self._decoders[name]
+        return find_decoder(str((record.get("run") or {}).get("model") or self.model or ""))
 
     # What is pressed
 
@@ -500,9 +478,8 @@ class RolloutExplorer(Panel):
     def drawing(self, live: bool) -> str:
         """Draw what to run, the list, and the rollout that is shown or the two that are compared."""
         rows, preparing = self.table.rows, "loading the model" if self.client is None else ""
-        above = ""
-        if self.env is not None:
-            above = run_html(self.settings, self.live_run, live, preparing)
+        run = run_html(self.settings, self.live_run, live, preparing)
+        above = run if self.env is not None else ""
         above += steps_html(self.source.steps(), self.step, live)
         if not rows:
             return f'{above}<p class="vf-nothing">There is no rollout yet.</p>{self._note_html()}'

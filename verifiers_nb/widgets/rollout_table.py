@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RUN_SETTINGS', 'LIST_CSS', 'input_html', 'duration_text', 'progress_html', 'run_html', 'query_words', 'query_html',
-           'flags', 'asked_html', 'rows_html', 'groups_html']
+__all__ = ['RUN_SETTINGS', 'input_html', 'duration_text', 'progress_html', 'run_html', 'query_words', 'query_html', 'flags',
+           'asked_html', 'rows_html', 'groups_html']
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #77de68da
 import math
@@ -185,40 +185,6 @@ def rows_html(
     head = ["#", "Reward", "", "Tokens", "Prompt and completion"]
     listed = table(head, drawn, "Rollouts", [0, 1, 3]) + pager(page, len(numbers), live)
     return f'<div class="vf-rollouts" data-list>{listed}</div>'
-
-# %% ../../nbs/widgets/05_rollout_table.ipynb #0716d970
-LIST_CSS = """
-.vf-form { display: flex; flex-wrap: wrap; gap: 8px 10px; align-items: end; }
-.vf-form label { display: grid; gap: 2px; font-size: 11px; color: var(--soft); width: 7.2em; } .vf-form label.vf-wide { flex: 1 1 14em; width: auto; }
-.vf-form input { font: 13px/1.4 var(--jp-ui-font-family, system-ui, sans-serif); color: var(--ink); background: var(--paper); width: 100%;
-  border: 1px solid var(--line); border-radius: 5px; padding: 4px 8px; font-variant-numeric: tabular-nums; }
-.vf-form input::placeholder { color: var(--soft); opacity: 0.8; }
-.vf-form .vf-buttons { margin: 0; } .vf-form .vf-buttons button { font-size: 13px; padding: 4px 16px; }
-.vf-run .vf-buttons button:first-child { background: var(--accent); color: var(--paper); border-color: var(--accent); font-weight: 600; }
-.vf-run { margin-bottom: 16px; } .vf-run:empty { display: none; }
-.vf-progress { display: flex; gap: 12px; align-items: center; margin: 10px 0 0; font-variant-numeric: tabular-nums; color: var(--soft); max-width: none; }
-.vf-error { color: var(--bad); margin: 8px 0 0; overflow-wrap: anywhere; }
-.vf-query { margin-bottom: 14px; } .vf-choices { display: flex; flex-wrap: wrap; gap: 8px 18px; margin-top: 8px; }
-.vf-choices > div { display: flex; } .vf-choices > div button { border-radius: 0; margin-left: -1px; }
-.vf-choices > div button:first-child { border-radius: 5px 0 0 5px; margin: 0; } .vf-choices > div button:last-child { border-radius: 0 5px 5px 0; }
-.vf-choices button[aria-pressed=true] { font-weight: 600; position: relative; }
-.vf-rollouts tbody tr { cursor: pointer; } .vf-rollouts tr[aria-current=true] { box-shadow: inset 3px 0 var(--accent); background: var(--shade); }
-.vf-rollouts tr.vf-pinned { box-shadow: inset 3px 0 var(--hue-3); }
-.vf-rollouts caption { position: absolute; clip-path: inset(50%); } .vf-rollouts td:first-child { padding-left: 9px; }
-.vf-rollouts table { table-layout: auto; } .vf-rollouts td:last-child { width: 99%; max-width: 0; }
-.vf-asked, .vf-said { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; unicode-bidi: isolate; }
-.vf-said { color: var(--soft); font: 12px/1.5 var(--jp-code-font-family, monospace); }
-.vf-groups table { table-layout: fixed; } .vf-groups td:last-child { width: auto; max-width: none; }
-.vf-groups th:nth-child(2), .vf-groups th:nth-child(3) { width: 5.5em; }
-.vf-flag { margin-left: 8px; font-size: 11px; padding: 0 5px; border-radius: 8px; color: var(--part); border: 1px solid currentColor; }
-.vf-flag-failed { color: var(--bad); } .vf-flag-branch { color: var(--hue-3); }
-@container (max-width: 520px) {
-  .vf-rollouts :is(th, td):nth-child(4), .vf-rollouts :is(th, td):nth-child(3) { display: none; }
-  .vf-groups :is(th, td):nth-child(4) { display: table-cell; } .vf-groups :is(th, td):nth-child(2) { display: none; }
-  .vf-form label { width: calc(50% - 5px); } .vf-form label.vf-wide { flex-basis: 100%; }
-  .vf-progress { flex-wrap: wrap; gap: 4px 12px; }
-}
-"""
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #ce4aba12
 def groups_html(

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ONLY', 'SORTS', 'logger', 'Inputs', 'Row', 'sampled', 'Query', 'messages_text', 'last_text', 'RolloutTable', 'Group',
-           'prompt_groups', 'advantage_of', 'OutputRecords', 'table_from_outputs', 'table_from_file', 'step_files',
-           'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn', 'branch_env',
-           'split_at']
+__all__ = ['Record', 'ONLY', 'SORTS', 'logger', 'Inputs', 'Row', 'sampled', 'Query', 'messages_text', 'last_text', 'RolloutTable',
+           'Group', 'prompt_groups', 'advantage_of', 'OutputRecords', 'table_from_outputs', 'table_from_file',
+           'step_files', 'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn',
+           'branch_env', 'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -50,6 +50,9 @@ from verifiers_nb.types import (
 )
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #c1dfd96e
+Record = dict[str, Any]
+
+
 @dataclass(slots=True)
 class Row:
     """Know the numbers by which a list sorts and filters a rollout; `record` is all of it, read from `source[at]`.
@@ -58,7 +61,7 @@ class Row:
     counted. `parent`: the row that this one branched off.
     """
 
-    source: Sequence[dict[str, Any]] = field(repr=False)
+    source: Sequence[Record] = field(repr=False)
     at: int
     prompt: int
     reward: float
@@ -69,12 +72,12 @@ class Row:
     text: str | None = field(default=None, repr=False)
 
     @property
-    def record(self) -> dict[str, Any]:
+    def record(self) -> Record:
         """All of the rollout, as `envs.store` keeps it."""
         return self.source[self.at]
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #71b75189
-def sampled(state: dict[str, Any]) -> tuple[int, bool]:
+def sampled(state: Record) -> tuple[int, bool]:
     """Count the tokens that a rollout's model sampled, and say whether the limit cut one of its answers off."""
     turns = [(turn["completion_ids"], turn["finish_reason"]) for turn in state.get("turns") or ()]
     for response in state.get("responses") or ():
@@ -136,13 +139,7 @@ class RolloutTable:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def add(
-        self,
-        source: Sequence[dict[str, Any]],
-        at: int,
-        known: dict[str, Any],
-        state: dict[str, Any],
-    ) -> Row:
+    def add(self, source: Sequence[Record], at: int, known: Record, state: Record) -> Row:
         """Add the rollout that is `source[at]`.
 
         `known`: its `prompt, answer, task, reward, error`, so that it need not be read; `state`: where
@@ -220,7 +217,7 @@ def advantage_of(table: RolloutTable, number: int) -> float | None:
     return row.reward - sum(other.reward for other in group) / len(group)
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #9e6a55b6
-class OutputRecords(Sequence[dict[str, Any]]):
+class OutputRecords(Sequence[Record]):
     """Give results that are in memory as records, each made when it is looked at."""
 
     def __init__(self, results: GenerateOutputs) -> None:
@@ -241,7 +238,7 @@ def table_from_outputs(results: GenerateOutputs) -> RolloutTable:
     """Take the numbers of the rollouts of an evaluation."""
     table, column = RolloutTable(), results.prompt
     stored = column.rollouts if isinstance(column, StoredColumn) else None  # read from a file
-    records: Sequence[dict[str, Any]] = stored or OutputRecords(results)
+    records: Sequence[Record] = stored or OutputRecords(results)
     for at, reward in enumerate(results.reward):
         if stored:
             known = state = stored[at]

@@ -6,28 +6,27 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Point', 'MOST_POINTS', 'MOST_STRIPS', 'CURVES_CSS', 'RECENT', 'smooth', 'thin', 'figure_text', 'ticks', 'Curve',
+__all__ = ['Point', 'MOST_POINTS', 'MOST_STRIPS', 'RECENT', 'MOST_SAMPLES', 'smooth', 'thin', 'figure_text', 'ticks', 'Curve',
            'Axes', 'axes_html', 'curve_html', 'hover_steps', 'hover_html', 'curve_words', 'last_values', 'chart_html',
-           'RunHistory', 'run_curves', 'recent_mean', 'run_warnings', 'Completion', 'StepCompletions',
-           'read_completions', 'checkpoint_steps']
+           'RunHistory', 'run_curves', 'recent_mean', 'run_warnings', 'StepCompletions', 'read_completions',
+           'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
 import json
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .html import escaped, one_line, visible
 from verifiers_nb.widgets.rollouts import (
     Query,
+    Row,
     last_text,
-    messages_text,
-    step_files,
     table_from_file,
 )
 
@@ -110,10 +109,9 @@ def axes_html(axes: Axes) -> tuple[str, str]:
     """Draw the lines of the round values, and what is written beside them."""
     grid = names = ""
     for mark in axes.marks:
-        grid += f'<path class="vf-grid" d="M0 {axes.y(mark):.1f}H100"/>'
-        names += (
-            f'<i class="vf-y" style="top:{axes.y(mark):.1f}%" data-text="{figure_text(mark)}"></i>'
-        )
+        y, text = f"{axes.y(mark):.1f}", figure_text(mark)
+        grid += f'<path class="vf-grid" d="M0 {y}H100"/>'
+        names += f'<i class="vf-y" style="top:{y}%" data-text="{text}"></i>'
     names += f'<i class="vf-x" data-text="step {axes.first:,}"></i>'
     if axes.last > axes.first:
         names += f'<i class="vf-x vf-end" data-text="{axes.last:,}"></i>'
@@ -208,36 +206,6 @@ def chart_html(title: str, curves: Sequence[Curve], strength: float = 0.0, note:
         f"{beside}{hover_html(curves, axes)}</div></figure>"
     )
 
-# %% ../../nbs/widgets/08_run.ipynb #887309d0
-CURVES_CSS = """
-.vf-charts { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(290px, 100%), 1fr)); gap: 22px 28px; }
-.vf-chart { margin: 0; min-width: 0; display: flex; flex-direction: column; justify-content: space-between; }
-.vf-chart figcaption { display: flex; flex-wrap: wrap; align-items: baseline; gap: 2px 8px; margin: 0 0 13px; font-size: 13px; text-align: left; color: var(--ink); }
-.vf-chart figcaption > b { font-weight: 600; } .vf-chart figcaption .vf-soft { font-size: 12px; }
-.vf-chart .vf-last { margin-left: auto; font-variant-numeric: tabular-nums; font-weight: 600; }
-.vf-words { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%); white-space: nowrap; }
-.vf-plot { position: relative; height: 118px; margin: 0 0 20px 54px; }
-.vf-plot svg { position: absolute; inset: 0; width: 100%; height: 100%; max-width: none; overflow: visible; }
-.vf-plot path { vector-effect: non-scaling-stroke; fill: none; }
-.vf-plot i { position: absolute; font: 10.5px/1 var(--jp-ui-font-family, system-ui, sans-serif); color: var(--soft);
-  font-variant-numeric: tabular-nums; white-space: pre; pointer-events: none; }
-.vf-plot i::after { content: attr(data-text); }
-.vf-plot .vf-y { right: calc(100% + 8px); transform: translateY(-50%); }
-.vf-plot .vf-x { top: calc(100% + 8px); left: 0; } .vf-plot .vf-end { left: auto; right: 0; }
-.vf-plot .vf-spot { width: 8px; height: 8px; margin: -4px; border: 2px solid var(--hue); border-radius: 50%; background: var(--paper); }
-.vf-grid { stroke: color-mix(in srgb, var(--line) 70%, transparent); }
-.vf-curve path { stroke: var(--hue); stroke-width: 1.75; stroke-linejoin: round; } .vf-curve .vf-raw { stroke-width: 1; opacity: 0.32; }
-.vf-key { display: flex; flex-wrap: wrap; gap: 0 14px; width: 100%; font-size: 12px; font-variant-numeric: tabular-nums; }
-.vf-key b { font-weight: 400; color: var(--soft); }
-.vf-key span::before { content: ""; display: inline-block; width: 10px; height: 3px; border-radius: 2px; background: var(--hue);
-  margin-right: 5px; vertical-align: 3px; }
-.vf-at { position: absolute; top: -6px; bottom: 0; } .vf-plot .vf-at i { display: none; top: 0; bottom: 0; width: 1px; background: var(--soft); z-index: 1; }
-.vf-at:hover i { display: block; }
-.vf-plot .vf-at i::after { position: absolute; top: 0; left: 7px; padding: 4px 7px; font-size: 11px; line-height: 1.45; color: var(--ink);
-  background: var(--paper); border: 1px solid var(--line); border-radius: 4px; }
-.vf-plot .vf-at .vf-flip::after { left: auto; right: 7px; }
-"""
-
 # %% ../../nbs/widgets/08_run.ipynb #16c760e1
 class RunHistory:
     """Hold the lines of a run's `metrics.jsonl`; `read` adds those that were written since."""
@@ -301,20 +269,18 @@ def run_curves(history: RunHistory) -> list[tuple[str, str, list[Curve]]]:
     evaluated = Curve("evaluation", history.points("eval_reward"), dots=True)
     names = history.names("rewards/")
     parts = [Curve(name.removeprefix("rewards/"), history.points(name)) for name in names]
-    single = (
+    pictures = [
+        ("Reward", "mean of a step", [reward, evaluated]),
+        ("Parts of the reward", "", parts),
+    ]
+    for title, note, name in (
         ("Length", "tokens per completion", "completions/mean_length"),
         ("Entropy", "how open the next token is", "entropy"),
         ("KL", "distance from the reference", "kl"),
         ("Gap", "sampler against trainer", "gap"),
-    )
-    rest = [
-        (title, note, [Curve(title.lower(), history.points(name))]) for title, note, name in single
-    ]
-    return [
-        ("Reward", "mean of a step", [reward, evaluated]),
-        ("Parts of the reward", "", parts),
-        *rest,
-    ]
+    ):
+        pictures.append((title, note, [Curve(title.lower(), history.points(name))]))
+    return pictures
 
 # %% ../../nbs/widgets/08_run.ipynb #1bbc7501
 RECENT = 10  # lines
@@ -328,85 +294,49 @@ def recent_mean(history: RunHistory, name: str) -> float:
 # %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
 def run_warnings(history: RunHistory) -> list[str]:
     """Say in words what is wrong with a run of late."""
-    said = []
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, now = (recent_mean(history, name) for name in names)
-    if flat >= 0.9:
-        said.append(
-            f"The reward is constant: in {flat:.0%} of the groups every rollout got the same, which teaches nothing. "
-            "Choose prompts that are solved sometimes, or rewards that tell answers apart."
-        )
     entropy = [value for _, value in history.points("entropy")]
     before = sum(entropy[:RECENT]) / RECENT
-    if len(entropy) >= 2 * RECENT and now < 0.25 * before:
-        said.append(
-            f"The entropy is collapsing: {now:.3g}, where the run began with {before:.3g}. Rollouts of a group grow alike; "
-            "a lower learning rate, a higher temperature or a larger beta keeps them apart."
-        )
-    if cut >= 0.9:
-        said.append(
-            f"Nearly everything is truncated: {cut:.0%} of the completions end at the limit. Raise max_tokens, or reward brevity."
-        )
-    if failed > 0:
-        said.append(
-            f"Rollouts fail: {failed:.1f} in a step. Their errors are in the files of rollouts; they teach nothing."
-        )
-    if gap > 0.1:
-        said.append(
-            f"The sampler is not the trainer's model: their log-probabilities are {gap:.2g} apart. "
-            "Check base model, temperature and precision of the server."
-        )
-    return said
-
-# %% ../../nbs/widgets/08_run.ipynb #adfdf9fb
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """Hold what the dashboard shows of a rollout; `advantage` is None before the step has learnt from it."""
-
-    prompt: str
-    text: str
-    reward: float
-    advantage: float | None = None
-    parts: Mapping[str, float] = field(default_factory=dict)
-    truncated: bool = False
-    error: str = ""
+    found = {
+        f"The reward is constant: in {flat:.0%} of the groups every rollout got the same, which teaches nothing. "
+        "Choose prompts that are solved sometimes, or rewards that tell answers apart.": flat
+        >= 0.9,
+        f"The entropy is collapsing: {now:.3g}, where the run began with {before:.3g}. Rollouts of a group grow alike; "
+        "a lower learning rate, a higher temperature or a larger beta keeps them apart.": (
+            len(entropy) >= 2 * RECENT and now < 0.25 * before
+        ),
+        f"Nearly everything is truncated: {cut:.0%} of the completions end at the limit. "
+        "Raise max_tokens, or reward brevity.": cut >= 0.9,
+        f"Rollouts fail: {failed:.1f} in a step. Their errors are in the files of rollouts; "
+        "they teach nothing.": failed > 0,
+        f"The sampler is not the trainer's model: their log-probabilities are {gap:.2g} apart. "
+        "Check base model, temperature and precision of the server.": gap > 0.1,
+    }
+    return [words for words, is_so in found.items() if is_so]
 
 # %% ../../nbs/widgets/08_run.ipynb #89c94980
 @dataclass(frozen=True, slots=True)
 class StepCompletions:
-    """Hold the best rollouts of a step, best first, and the worst, worst first."""
+    """Hold the best rollouts of a step, best first, and the worst, worst first; `count` is of all."""
 
     step: int
     count: int
-    best: Sequence[Completion] = ()
-    worst: Sequence[Completion] = ()
+    best: Sequence[Row] = ()
+    worst: Sequence[Row] = ()
 
 # %% ../../nbs/widgets/08_run.ipynb #98849887
-def read_completions(
-    folder: str | Path, step: int | None = None, most: int = 4
-) -> StepCompletions | None:
-    """Read the best and the worst rollouts of the generation that a step learns from; by default the last.
+MOST_SAMPLES = 4  # of each half
 
-    Each half has `most` at most, and none is in both. None where nothing was generated yet.
-    """
-    files = step_files(Path(folder))
-    steps = [number for number in files if step is None or number <= step] or [*files][:1]
-    if not steps:
-        return None
-    table = table_from_file(files[steps[-1]])
-    ranked = table.select(Query(sort="reward", descending=True))
 
-    def completion(number: int) -> Completion:
-        row, record = table.rows[number], table.rows[number].record
-        asked, said = last_text(record["prompt"]), messages_text(record["completion"])
-        parts, error = record.get("metrics") or {}, str(record.get("error") or "")
-        advantage = record.get("advantage")
-        return Completion(asked, said, row.reward, advantage, parts, row.truncated, error)
-
+def read_completions(step: int, file: Path) -> StepCompletions:
+    """Read the best and the worst rollouts of the generation that a step learns from."""
+    table = table_from_file(file)
+    ranked = [table.rows[i] for i in table.select(Query(sort="reward", descending=True))]
     half = (len(ranked) + 1) // 2
-    best, worst = ranked[: min(half, most)], ranked[half:][-most:][::-1]
-    halves = [completion(number) for number in best], [completion(number) for number in worst]
-    return StepCompletions(steps[-1], len(ranked), *halves)
+    halves = ranked[: min(half, MOST_SAMPLES)], ranked[half:][-MOST_SAMPLES:][::-1]
+    best, worst = ([replace(row, source=[row.record], at=0) for row in rows] for rows in halves)
+    return StepCompletions(step, len(ranked), best, worst)
 
 # %% ../../nbs/widgets/08_run.ipynb #57915113
 def checkpoint_steps(folder: str | Path) -> list[int]:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LATE', 'PHASES', 'SPLIT', 'DASHBOARD_CSS', 'DashboardState', 'run_buttons', 'head_html', 'key_figures_html',
-           'phases_html', 'split_html', 'settings_html', 'curves_html', 'sample_html', 'completions_html',
-           'evaluations', 'checkpoints_html', 'dashboard_html']
+__all__ = ['LATE', 'PHASES', 'SPLIT', 'DashboardState', 'run_buttons', 'head_html', 'key_figures_html', 'phases_html',
+           'split_html', 'settings_html', 'curves_html', 'sample_html', 'completions_html', 'evaluations',
+           'checkpoints_html', 'dashboard_html']
 
 # %% ../../nbs/widgets/09_run_view.ipynb #77de68da
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING
 from ..trainer.control import CHANGEABLE
 from .html import button, escaped, marked_text, one_line, table
 from .rollout_table import duration_text
+from .rollouts import Row, last_text, messages_text
 from verifiers_nb.widgets.run import (
-    CURVES_CSS,
-    Completion,
     RunHistory,
     StepCompletions,
     chart_html,
@@ -204,23 +203,25 @@ def curves_html(view: DashboardState, live: bool) -> str:
         return '<p class="vf-soft vf-empty">The first step has not been logged yet: curves begin with it.</p>'
     slider = f'<span class="vf-soft">smoothed by {view.smoothing:.2f}</span>'
     if live:
+        box = f'<input type="range" min="0" max="0.98" step="0.02" value="{view.smoothing:g}" data-act="smooth">'
         slider = (
-            f'<label class="vf-smooth">Smoothing <input type="range" min="0" max="0.98" step="0.02" value="{view.smoothing:g}" '
-            f'data-act="smooth"><span>{view.smoothing:.2f}</span></label>'
+            f'<label class="vf-smooth">Smoothing {box}<span>{view.smoothing:.2f}</span></label>'
         )
     return f'<section><div class="vf-head"><h3>Curves</h3>{slider}</div><div class="vf-charts">{charts}</div></section>'
 
 # %% ../../nbs/widgets/09_run_view.ipynb #32bca8a0
-def sample_html(sample: Completion) -> str:
+def sample_html(row: Row) -> str:
     """Draw one completion with its reward, its parts and its prompt."""
-    facts = [] if sample.advantage is None else [f"advantage {sample.advantage:+.3g}"]
-    facts += [f"{escaped(name[:40])} {value:.3g}" for name, value in [*sample.parts.items()][:6]]
-    facts += ["truncated"] * sample.truncated
-    facts += [f"failed: {escaped(sample.error[:200])}"] * bool(sample.error)
-    text = marked_text(sample.text, label="Completion", most=1600)
+    record, advantage = row.record, row.record.get("advantage")
+    metrics = [*(record.get("metrics") or {}).items()][:6]
+    facts = [] if advantage is None else [f"advantage {advantage:+.3g}"]
+    facts += [f"{escaped(name[:40])} {value:.3g}" for name, value in metrics]
+    facts += ["truncated"] * row.truncated
+    facts += [f"failed: {escaped(str(record['error'])[:200])}"] * row.failed
+    text = marked_text(messages_text(record["completion"]), label="Completion", most=1600)
     return (
-        f'<article class="vf-sample"><p><b class="vf-number">{sample.reward:.2f}</b> <span class="vf-soft">{" · ".join(facts)}</span></p>'
-        f'<p class="vf-soft vf-prompt">{one_line(sample.prompt, 240)}</p>{text}</article>'
+        f'<article class="vf-sample"><p><b class="vf-number">{row.reward:.2f}</b> <span class="vf-soft">{" · ".join(facts)}</span></p>'
+        f'<p class="vf-soft vf-prompt">{one_line(last_text(record["prompt"]), 240)}</p>{text}</article>'
     )
 
 # %% ../../nbs/widgets/09_run_view.ipynb #d435a6cd
@@ -246,11 +247,9 @@ def evaluations(view: DashboardState) -> dict[int, dict[str, float]]:
     """Collect the evaluations of each step; those that were asked for here count last."""
     found: dict[int, dict[str, float]] = {}
     for line in [*view.history.lines, *({**s, "step": step} for step, s in view.scores.items())]:
-        named = {
-            name.removeprefix("eval_"): line[name] for name in line if name.startswith("eval_")
-        }
-        if "reward" in named:
-            found[int(line["step"])] = named
+        names = [name for name in line if name.startswith("eval_")]
+        if "eval_reward" in names:
+            found[int(line["step"])] = {name.removeprefix("eval_"): line[name] for name in names}
     return found
 
 # %% ../../nbs/widgets/09_run_view.ipynb #bab325a8
@@ -271,9 +270,8 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
         here = step == view.checkpoints[-1] == view.step
         press = button("Evaluate", "evaluate", live, disabled=off, step=step)
         press += button("Roll back", "roll_back", live, disabled=off or here, step=step)
-        rows.append(
-            [f"{step:,}", reward, ", ".join(parts), f'<div class="vf-buttons">{press}</div>']
-        )
+        press = f'<div class="vf-buttons">{press}</div>'
+        rows.append([f"{step:,}", reward, ", ".join(parts), press])
     note = '<p class="vf-soft">Stop the run to evaluate a checkpoint or to roll back to it.</p>'
     drawn = table(["Step", "Reward", "Parts", ""], rows, "Checkpoints", numbers=[0])
     note *= live and view.is_active
@@ -284,59 +282,7 @@ def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: how it is, what it does, what is wrong, curves, completions, checkpoints."""
     warnings = "".join(f"<li>{escaped(words)}</li>" for words in run_warnings(view.history))
     warned = f'<ul class="vf-warnings" aria-label="Warnings">{warnings}</ul>' if warnings else ""
-    top = (
-        head_html(view, live)
-        + key_figures_html(view)
-        + phases_html(view)
-        + split_html(view.history)
-    )
+    top = head_html(view, live) + key_figures_html(view) + phases_html(view)
+    top += split_html(view.history)
     body = curves_html(view, live) + completions_html(view, live) + checkpoints_html(view, live)
     return f'<div class="vf-run">{top}</div>{warned}{settings_html(view, live)}{body}'
-
-# %% ../../nbs/widgets/09_run_view.ipynb #887309d0
-DASHBOARD_CSS = (
-    CURVES_CSS
-    + """
-.vf-condition { font-size: 18px; font-weight: 600; letter-spacing: -0.01em; display: inline-flex; align-items: center; gap: 9px; }
-.vf-dot { width: 10px; height: 10px; border-radius: 50%; background: var(--soft); } .vf-dot.vf-is-good { background: var(--good); }
-.vf-dot.vf-is-bad { background: var(--bad); } .vf-buttons { display: flex; gap: 6px; flex-wrap: wrap; }
-.vf-said { color: var(--bad); }
-.vf-figures { display: flex; flex-wrap: wrap; gap: 8px 36px; margin: 10px 0 12px; padding: 0; }
-.vf-figures dt { font-size: 12px; font-weight: 400; color: var(--soft); margin: 0; padding: 0; float: none; width: auto; text-align: left; background: none; }
-.vf-figures dd { font-size: 19px; font-weight: 500; margin: 0; letter-spacing: -0.01em; font-variant-numeric: tabular-nums; white-space: nowrap; }
-.vf-progress { height: 6px; border-radius: 3px; background: color-mix(in srgb, var(--soft) 22%, transparent); overflow: hidden; }
-.vf-progress span { display: block; height: 100%; border-radius: 3px; background: var(--accent); transition: width 0.3s; }
-.vf-phases { display: flex; flex-wrap: wrap; align-items: center; gap: 6px 14px; margin: 14px 0 0; font-size: 12px; font-variant-numeric: tabular-nums; }
-.vf-phases ol { display: flex; list-style: none; margin: 0; padding: 0; border: 1px solid var(--line); border-radius: 6px; overflow: hidden; }
-.vf-phases li { margin: 0; padding: 2px 12px; color: var(--soft); } .vf-phases li + li { border-left: 1px solid var(--line); }
-.vf-phases .vf-now { color: var(--paper); background: var(--accent); font-weight: 600; }
-.vf-split { margin-top: 12px; } .vf-shares { display: flex; gap: 2px; height: 8px; margin-bottom: 5px; }
-.vf-shares span { background: var(--hue); border-radius: 2px; min-width: 2px; }
-.vf-key .vf-plain { color: var(--soft); } .vf-key .vf-plain::before { display: none; }
-.vf-warnings { list-style: none; margin: 16px 0 0; padding: 0; display: grid; gap: 6px; }
-.vf-warnings li { margin: 0; padding: 7px 12px; border-left: 3px solid var(--part); border-radius: 0 5px 5px 0; max-width: none;
-  background: color-mix(in srgb, var(--part) 11%, transparent); }
-.vf-settings { display: flex; flex-wrap: wrap; align-items: center; gap: 8px 20px; margin: 18px 0 0; padding: 10px 14px; background: var(--shade);
-  border-radius: 6px; font-size: 12.5px; font-variant-numeric: tabular-nums; }
-.vf-settings b { font-weight: 400; color: var(--soft); } .vf-settings label { display: inline-flex; align-items: center; gap: 8px; }
-input[type=text] { font: inherit; font-variant-numeric: tabular-nums; width: 84px; color: var(--ink); background: var(--paper);
-  border: 1px solid var(--line); border-radius: 5px; padding: 3px 8px; }
-section { margin-top: 26px; } section h3 { font-size: 15px; margin: 0; } section h3 .vf-soft { font-weight: 400; font-size: 12px; margin-left: 6px; }
-section > .vf-head { margin-bottom: 12px; align-items: center; }
-.vf-smooth { display: inline-flex; align-items: center; gap: 8px; font-size: 12px; color: var(--soft); }
-.vf-smooth input { width: 140px; accent-color: var(--accent); } .vf-smooth span { min-width: 2.2em; font-variant-numeric: tabular-nums; color: var(--ink); }
-.vf-samples { display: grid; grid-template-columns: repeat(2, minmax(0, 1fr)); gap: 8px 28px; align-items: start; }
-.vf-samples h4 { font-size: 12px; font-weight: 500; color: var(--soft); margin: 0 0 6px; }
-.vf-sample { margin-bottom: 14px; } .vf-sample p { margin: 0 0 3px; max-width: none; font-size: 12px; }
-.vf-sample .vf-number { font-size: 14px; margin-right: 6px; } .vf-sample .vf-text { max-height: 9.5rem; padding: 8px 12px; line-height: 1.55; }
-.vf-prompt { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.vf-scroll { max-height: 17rem; overflow: auto; } .vf-checkpoints caption { font-size: 15px; } .vf-checkpoints td { vertical-align: middle; }
-.vf-checkpoints td:first-child, .vf-checkpoints th:first-child { padding-right: 28px; }
-.vf-checkpoints .vf-buttons { justify-content: flex-end; flex-wrap: nowrap; } .vf-checkpoints > p { margin: 8px 0 0; font-size: 12px; }
-.vf-best { color: var(--good); border: 1px solid currentColor; border-radius: 9px; padding: 0 7px; font-size: 11px; margin-left: 6px; }
-.vf-empty { margin-top: 20px; } .vf-foot { display: flex; justify-content: flex-end; margin-top: 18px; }
-@container (max-width: 640px) { .vf-samples { grid-template-columns: minmax(0, 1fr); } .vf-figures { gap: 8px 24px; }
-  .vf-settings label { width: 100%; display: grid; grid-template-columns: 7.5em auto 1fr; }
-  .vf-charts { grid-template-columns: minmax(0, 1fr); } }
-"""
-)

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.control import CHANGEABLE
-from .html import Snapshot
+from .html import Snapshot, widget_file
 from .rollouts import step_files
 from .run import RunHistory, checkpoint_steps, read_completions
-from .run_view import DASHBOARD_CSS, DashboardState, dashboard_html
+from .run_view import DashboardState, dashboard_html
 from .view import Panel, has_subshells
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class TrainingDashboard(Panel):
     """
 
     label = "Training dashboard"
-    css = DASHBOARD_CSS
+    css = widget_file("curves.css") + widget_file("run_view.css")
 
     def __init__(self, trainer: GRPOTrainer | str | Path, smoothing: float = 0.6) -> None:
         self.trainer = None if isinstance(trainer, (str, Path)) else trainer
@@ -87,9 +87,8 @@ class TrainingDashboard(Panel):
         self._chosen: int | None = None  # the step whose completions are shown; None: the last
         self._shown: tuple[int, int] | None = None  # that step, and when its file was written
         if self.trainer is None and not (self.run.history.path.exists() or step_files(self.folder)):
-            raise FileNotFoundError(
-                f"{self.folder} is not the folder of a run: it has neither metrics.jsonl nor rollouts."
-            )
+            message = "is not the folder of a run: it has neither metrics.jsonl nor rollouts."
+            raise FileNotFoundError(f"{self.folder} {message}")
         self.read()
         super().__init__()
         if self.trainer is not None:
@@ -122,7 +121,7 @@ class TrainingDashboard(Panel):
         try:
             found = None if step is None else (step, files[step].stat().st_mtime_ns)
             if found != self._shown:
-                run.completions = None if step is None else read_completions(self.folder, step)
+                run.completions = None if step is None else read_completions(step, files[step])
             self._shown = found
         except (OSError, ValueError, KeyError):  # replaced while it was read: read the next time
             self._shown = None
@@ -167,17 +166,14 @@ class TrainingDashboard(Panel):
     def steered(self) -> GRPOTrainer:
         """Return the trainer; a folder has none."""
         if self.trainer is None:
-            raise RuntimeError(
-                "This run is read from its files: give the dashboard its trainer to steer it."
-            )
+            message = "This run is read from its files: give the dashboard its trainer to steer it."
+            raise RuntimeError(message)
         return self.trainer
 
     def work(self, words: str, job: Callable[[], Any]) -> None:
         """Do something that takes time in a thread; `words` say meanwhile what."""
         if self.is_busy:
-            raise RuntimeError(
-                "This has to wait until the run, or what is done beside it, is over."
-            )
+            raise RuntimeError("Wait until the run, or what is done beside it, is over.")
         self.run.working = words
 
         def go() -> None:
@@ -194,8 +190,8 @@ class TrainingDashboard(Panel):
     def evaluate(self, step: int) -> None:
         """Evaluate the checkpoint of a step, without waiting for it."""
         trainer, scores = self.steered(), self.run.scores
-        job = lambda: scores.update({step: evaluate_checkpoint(trainer, step)})  # noqa: E731
-        self.work(f"Evaluating step {step:,}", job)
+        words = f"Evaluating step {step:,}"
+        self.work(words, lambda: scores.update({step: evaluate_checkpoint(trainer, step)}))
 
     def roll_back(self, step: int) -> None:
         """Go back to the checkpoint of a step; what came after it is moved aside."""

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PATCH', 'KEYS', 'CONNECT', 'DRAW', 'RENDER', 'SCRIPT', 'CONTROLS', 'WAITING', 'View', 'keep_subshell',
-           'has_subshells', 'Panel']
+__all__ = ['SCRIPT', 'View', 'keep_subshell', 'has_subshells', 'Panel']
 
 # %% ../../nbs/widgets/01_view.ipynb #77de68da
 from abc import abstractmethod
@@ -19,145 +18,17 @@ import ipywidgets
 import traitlets
 from IPython.display import display, update_display
 
-from .html import STYLE, Snapshot, button, framed
+from .html import STYLE, Snapshot, button, framed, widget_file
 
 # %% ../../nbs/widgets/01_view.ipynb #c1dfd96e
-PATCH = """
-function patch(old, fresh) {
-  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
-  if (old.nodeType !== Node.ELEMENT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
-  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
-  for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
-  if (old.nodeName === "INPUT" && old !== document.activeElement) old.value = fresh.value;
-  const before = [...old.childNodes], after = [...fresh.childNodes];
-  after.forEach((node, i) => before[i] ? patch(before[i], node) : old.append(node));
-  before.slice(after.length).forEach((node) => node.remove());
-}
-"""
-
-# %% ../../nbs/widgets/01_view.ipynb #fe5dbbce
-KEYS = """
-const STEP = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, Home: -Infinity, End: Infinity };
-const isTyping = (node) => node.matches("input:not([type=range], [type=checkbox]), textarea, select");
-
-function move(list, from, step) {
-  const rows = [...list.querySelectorAll("[tabindex]")].filter((row) => row.closest("[data-list]") === list);
-  const at = Math.min(Math.max(rows.indexOf(from) + step, 0), rows.length - 1);
-  rows[at]?.focus();
-}
-
-function press(root, event) {
-  const node = event.target;
-  const row = node.closest("[data-list] [tabindex]");
-  if (row && event.key in STEP) { move(row.closest("[data-list]"), row, STEP[event.key]); return true; }
-  if (["Enter", " "].includes(event.key)) {
-    if (!node.matches("[data-act]:not(button)")) return false;
-    node.dispatchEvent(new MouseEvent("click", { bubbles: true }));
-    return true;
-  }
-  const bound = [...root.querySelectorAll("[aria-keyshortcuts]")].find((each) => each.getAttribute("aria-keyshortcuts") === event.key);
-  if (!bound || bound.disabled) return false;
-  isTyping(bound) ? bound.focus() : bound.click();
-  return true;
-}
-"""
-
-# %% ../../nbs/widgets/01_view.ipynb #b1d57811
-CONNECT = """
-const PAGE = (globalThis.verifiersPage ??= String(Math.random()));
-
-function connect(model, root) {
-  const ask = () => model.send({ ask: "are you there?" });
-  const asking = setInterval(ask, 1000);
-  const answered = () => { clearInterval(asking); root.inert = false; root.removeAttribute("data-waiting"); };
-  root.inert = true;
-  root.setAttribute("data-waiting", "");
-  model.on("msg:custom", answered);
-  ask();
-  return () => { clearInterval(asking); model.off("msg:custom", answered); };
-}
-"""
-
-# %% ../../nbs/widgets/01_view.ipynb #7b52009b
-DRAW = """
-function drawing(model, root) {
-  if (!model.get("page")) { model.set("page", PAGE); model.save_changes(); }
-  root.toggleAttribute("data-restored", model.get("page") !== PAGE);
-  return () => {
-    const fresh = root.cloneNode(), parsed = document.createElement("template");
-    parsed.innerHTML = model.get("html");
-    fresh.append(parsed.content);
-    const focused = root.contains(document.activeElement);
-    patch(root, fresh);
-    if (focused && !root.contains(document.activeElement)) root.focus({ preventScroll: true });  // so that keys go on
-  };
-}
-
-function scrollToMark(root, event) {
-  const key = event.target.closest("[data-for]")?.dataset.for;
-  const mark = key && root.querySelector(`[data-mark~="${CSS.escape(key)}"]`), text = mark?.closest(".vf-text");
-  if (text) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - text.clientHeight / 3;
-}
-"""
-
-# %% ../../nbs/widgets/01_view.ipynb #bd307a3e
-RENDER = """
-function render({ model, el }) {
-  const root = el.appendChild(document.createElement("div"));
-  Object.assign(root, { tabIndex: -1, style: "outline: none" });
-  const draw = drawing(model, root), disconnect = connect(model, root);
-  const tell = (node, more) => model.send({ ...node.dataset, ...more });
-  let pending;
-  root.addEventListener("click", (event) => {
-    const node = event.target.closest("[data-act]");
-    if (node && !isTyping(node)) tell(node, {});
-  });
-  const typed = (event) => {
-    const node = event.target.closest("[data-act]"), say = () => tell(node, { value: event.target.value });
-    clearTimeout(pending);
-    if (node) event.type === "change" ? say() : pending = setTimeout(say, 120);
-  };
-  root.addEventListener("input", typed);
-  root.addEventListener("change", typed);  // so that what was typed comes before what is pressed next
-  const listen = (event) => {
-    const plain = !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey && event.key.length > 1);
-    if (!plain || !root.contains(event.target) || isTyping(event.target)) return;
-    if (press(root, event)) event.preventDefault();
-    if (!["Tab", "Escape"].includes(event.key)) event.stopPropagation();
-  };
-  window.addEventListener("keydown", listen, true);  // JupyterLab listens on the document, one step later
-  root.addEventListener("focusin", (event) => scrollToMark(root, event));
-  model.on("change:html", draw);
-  draw();
-  return () => {
-    disconnect();
-    model.off("change:html", draw);
-    window.removeEventListener("keydown", listen, true);
-  };
-}
-export default { render };
-"""
-SCRIPT = PATCH + KEYS + CONNECT + DRAW + RENDER
-
-# %% ../../nbs/widgets/01_view.ipynb #1574bddb
-CONTROLS = """
-.vf-control.widget-textarea { flex-direction: column; width: 100%; height: auto; margin: 0 0 6px; }
-.vf-control.widget-textarea > label { width: auto; text-align: left; line-height: 1.6; font-weight: 600; }
-.vf-control.widget-textarea > textarea { font: 12.5px/1.55 var(--jp-code-font-family, monospace); min-height: 7.5em; resize: vertical; }
-"""
-WAITING = """
-@keyframes vf-appear { from { visibility: hidden; } to { visibility: visible; } }
-[data-waiting]::before { content: "Waiting for the kernel …"; display: block; font: 12px/1.6 var(--jp-ui-font-family, sans-serif);
-  color: var(--jp-ui-font-color2, GrayText); animation: vf-appear 1s step-end; }
-[data-restored] [data-act=freeze], :not([data-restored]) > .vf .vf-again { display: none; }
-"""
+SCRIPT = widget_file("view.js")
 
 # %% ../../nbs/widgets/01_view.ipynb #0716d970
 class View(anywidget.AnyWidget):
     """Show HTML, and report what is pressed in it to `on_action`."""
 
     _esm = SCRIPT
-    _css = STYLE + CONTROLS + WAITING
+    _css = STYLE + widget_file("view.css")
     html = traitlets.Unicode().tag(sync=True)
     page = traitlets.Unicode().tag(sync=True)  # the page that drew it first; none yet: ""
 

@@ -1,0 +1,102 @@
+function patch(old, fresh) {
+  if (old.nodeType !== fresh.nodeType || old.nodeName !== fresh.nodeName) return old.replaceWith(fresh);
+  if (old.nodeType !== Node.ELEMENT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
+  for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
+  for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value) old.setAttribute(name, value);
+  if (old.nodeName === "INPUT" && old !== document.activeElement) old.value = fresh.value;
+  const before = [...old.childNodes], after = [...fresh.childNodes];
+  after.forEach((node, i) => before[i] ? patch(before[i], node) : old.append(node));
+  before.slice(after.length).forEach((node) => node.remove());
+}
+
+const STEP = { ArrowDown: 1, j: 1, ArrowUp: -1, k: -1, Home: -Infinity, End: Infinity };
+const isTyping = (node) => node.matches("input:not([type=range], [type=checkbox]), textarea, select");
+
+function move(list, from, step) {
+  const rows = [...list.querySelectorAll("[tabindex]")].filter((row) => row.closest("[data-list]") === list);
+  const at = Math.min(Math.max(rows.indexOf(from) + step, 0), rows.length - 1);
+  rows[at]?.focus();
+}
+
+function press(root, event) {
+  const node = event.target;
+  const row = node.closest("[data-list] [tabindex]");
+  if (row && event.key in STEP) { move(row.closest("[data-list]"), row, STEP[event.key]); return true; }
+  if (["Enter", " "].includes(event.key)) {
+    if (!node.matches("[data-act]:not(button)")) return false;
+    node.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+    return true;
+  }
+  const bound = [...root.querySelectorAll("[aria-keyshortcuts]")].find((each) => each.getAttribute("aria-keyshortcuts") === event.key);
+  if (!bound || bound.disabled) return false;
+  isTyping(bound) ? bound.focus() : bound.click();
+  return true;
+}
+
+const PAGE = (globalThis.verifiersPage ??= String(Math.random()));
+
+function connect(model, root) {
+  const ask = () => model.send({ ask: "are you there?" });
+  const asking = setInterval(ask, 1000);
+  const answered = () => { clearInterval(asking); root.inert = false; root.removeAttribute("data-waiting"); };
+  root.inert = true;
+  root.setAttribute("data-waiting", "");
+  model.on("msg:custom", answered);
+  ask();
+  return () => { clearInterval(asking); model.off("msg:custom", answered); };
+}
+
+function drawing(model, root) {
+  if (!model.get("page")) { model.set("page", PAGE); model.save_changes(); }
+  root.toggleAttribute("data-restored", model.get("page") !== PAGE);
+  return () => {
+    const fresh = root.cloneNode(), parsed = document.createElement("template");
+    parsed.innerHTML = model.get("html");
+    fresh.append(parsed.content);
+    const focused = root.contains(document.activeElement);
+    patch(root, fresh);
+    if (focused && !root.contains(document.activeElement)) root.focus({ preventScroll: true });  // so that keys go on
+  };
+}
+
+function scrollToMark(root, event) {
+  const key = event.target.closest("[data-for]")?.dataset.for;
+  const mark = key && root.querySelector(`[data-mark~="${CSS.escape(key)}"]`), text = mark?.closest(".vf-text");
+  if (text) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - text.clientHeight / 3;
+}
+
+function render({ model, el }) {
+  const root = el.appendChild(document.createElement("div"));
+  Object.assign(root, { tabIndex: -1, style: "outline: none" });
+  const draw = drawing(model, root), disconnect = connect(model, root);
+  const tell = (node, more) => model.send({ ...node.dataset, ...more });
+  let pending;
+  root.addEventListener("click", (event) => {
+    const node = event.target.closest("[data-act]");
+    if (node && !isTyping(node)) tell(node, {});
+  });
+  const typed = (event) => {
+    const node = event.target.closest("[data-act]"), say = () => tell(node, { value: event.target.value });
+    clearTimeout(pending);
+    if (node) event.type === "change" ? say() : pending = setTimeout(say, 120);
+  };
+  root.addEventListener("input", typed);
+  root.addEventListener("change", typed);  // so that what was typed comes before what is pressed next
+  const listen = (event) => {
+    const plain = !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey && event.key.length > 1);
+    if (!plain || !root.contains(event.target) || isTyping(event.target)) return;
+    if (press(root, event)) event.preventDefault();
+    if (!["Tab", "Escape"].includes(event.key)) event.stopPropagation();
+  };
+  window.addEventListener("keydown", listen, true);  // JupyterLab listens on the document, one step later
+  root.addEventListener("focusin", (event) => scrollToMark(root, event));
+  model.on("change:html", draw);
+  draw();
+  return () => {
+    disconnect();
+    model.off("change:html", draw);
+    window.removeEventListener("keydown", listen, true);
+  };
+}
+
+export default { render };
