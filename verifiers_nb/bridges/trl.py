@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SCORES', 'finish_elsewhere', 'score_completions', 'rubric_reward', 'template_message', 'as_object', 'prompt_key',
-           'rows_by_prompt', 'last_sequence', 'trl_columns', 'embedded_client', 'push_policy', 'trl_sampling',
-           'TRLRollouts', 'TRLKeywords', 'to_trl', 'best_rollouts', 'sft_row', 'sft_dataset']
+__all__ = ['SCORES', 'finish_elsewhere', 'score_completions', 'rubric_reward', 'template_function', 'template_message',
+           'prompt_key', 'rows_by_prompt', 'last_sequence', 'trl_columns', 'embedded_client', 'push_policy',
+           'trl_sampling', 'TRLRollouts', 'to_trl', 'best_rollouts', 'sft_row', 'sft_dataset']
 
 # %% ../../nbs/bridges/00_trl.ipynb #77de68da
 import copy
 import json
 import warnings
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ..envs.environment import Environment
 from ..envs.multiturn import MultiTurnEnv, SingleTurnEnv, check_state, initial_state
@@ -81,26 +82,23 @@ def rubric_reward(env: Environment) -> Callable[..., Awaitable[list[float | None
 
     return rubric
 
+# %% ../../nbs/bridges/00_trl.ipynb #73b5fe70
+def template_function(function: dict[str, Any]) -> dict[str, Any]:
+    """Return a called function with its arguments as an object; text that is no JSON stays as it is."""
+    arguments = function["arguments"]
+    with suppress(ValueError):
+        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
+    return {**function, "arguments": arguments}
+
 # %% ../../nbs/bridges/00_trl.ipynb #f1abd670
 def template_message(message: ChatMessage) -> ChatMessage:
     """Return a message as chat templates read it: without None, arguments of calls as objects."""
     message = {key: value for key, value in message.items() if value is not None}
     if calls := message.get("tool_calls"):
-        functions = [{**call["function"]} for call in calls]
-        for function in functions:
-            function["arguments"] = as_object(function["arguments"])
         message["tool_calls"] = [
-            {**call, "function": function} for call, function in zip(calls, functions, strict=True)
+            {**call, "function": template_function(call["function"])} for call in calls
         ]
     return message
-
-# %% ../../nbs/bridges/00_trl.ipynb #73b5fe70
-def as_object(arguments: Any) -> Any:
-    """Return a call's arguments as an object; text that is no JSON stays as the model wrote it."""
-    try:
-        return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:
-        return arguments
 
 # %% ../../nbs/bridges/00_trl.ipynb #b3f0c7f6
 def prompt_key(prompt: Messages) -> str:
@@ -140,9 +138,8 @@ def trl_columns(outputs: GenerateOutputs, end: int) -> dict[str, list[Any]]:
 
     Raises `RuntimeError` when every rollout failed.
     """
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("prompt_ids", "completion_ids", "logprobs", "env_mask", SCORES)
-    }
+    names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", SCORES)
+    rows = []
     for index, state in enumerate(outputs.state):
         score, sequence = None, last_sequence(state)
         if sequence is None:
@@ -152,10 +149,8 @@ def trl_columns(outputs: GenerateOutputs, end: int) -> dict[str, list[Any]]:
             metrics = {name: values[index] for name, values in outputs.metrics.items()}
             score = RolloutScore(reward=outputs.reward[index], metrics=metrics)
         cut = (sequence.ids[start:], sequence.logprobs[start:], sequence.mask[start:])
-        for column, value in zip(
-            columns.values(), (sequence.ids[:start], *cut, score), strict=True
-        ):
-            column.append(value)
+        rows.append((sequence.ids[:start], *cut, score))
+    columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     if not any(columns[SCORES]):
         error = outputs.state[0].get("error") or "no response had token ids"
         raise RuntimeError(f"All {len(outputs.state)} rollouts failed; the first: {error}")
@@ -251,17 +246,8 @@ class TRLRollouts:
         push_policy(self.client, network)
         self.pushed = (trainer, trainer.state.global_step)
 
-# %% ../../nbs/bridges/00_trl.ipynb #fc074d50
-class TRLKeywords(TypedDict):
-    """The keywords of TRL's `GRPOTrainer` that an environment can fill."""
-
-    train_dataset: Dataset
-    eval_dataset: Dataset | None
-    reward_funcs: Callable[..., Awaitable[list[float | None]]]
-    rollout_func: TRLRollouts | None
-
 # %% ../../nbs/bridges/00_trl.ipynb #73316a26
-def to_trl(env: Environment, client: Any = None) -> TRLKeywords:
+def to_trl(env: Environment, client: Any = None) -> dict[str, Any]:
     """Return what TRL's `GRPOTrainer` takes of an environment, as its keywords.
 
     An environment that asks once and has no tools leaves generating to TRL and has no `rollout_func`;
@@ -274,12 +260,12 @@ def to_trl(env: Environment, client: Any = None) -> TRLKeywords:
     train, held_out = env.get_dataset(), env.eval_dataset
     once = isinstance(env, SingleTurnEnv) and not env.oai_tools
     sets = [repeated_rows(data) for data in (train, held_out) if data is not None]
-    return TRLKeywords(
-        train_dataset=train,
-        eval_dataset=held_out,
-        reward_funcs=rubric_reward(env),
-        rollout_func=None if once and client is None else TRLRollouts(env, sets, client),
-    )
+    return {
+        "train_dataset": train,
+        "eval_dataset": held_out,
+        "reward_funcs": rubric_reward(env),
+        "rollout_func": None if once and client is None else TRLRollouts(env, sets, client),
+    }
 
 # %% ../../nbs/bridges/00_trl.ipynb #92cfceb3
 def best_rollouts(results: GenerateOutputs, min_reward: float, per_prompt: int | None) -> list[int]:

@@ -130,14 +130,7 @@ class MetricsFile(TrainerCallback):
         if state.is_world_process_zero:
             keep_metrics(args.output_dir, until=state.global_step)
 
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if not state.is_world_process_zero:
             return
         line = json.dumps({"step": state.global_step, "time": time.time(), **(logs or {})})
@@ -169,26 +162,15 @@ class RewardBar(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            unit="step",
-            desc="GRPO",
+            total=state.max_steps, initial=state.global_step, unit="step", desc="GRPO",
             disable=not state.is_local_process_zero,
-        )
+        )  # fmt: skip
 
-    def on_log(
-        self,
-        args: Any,
-        state: Any,
-        control: Any,
-        logs: dict[str, float] | None = None,
-        **kwargs: Any,
-    ) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "reward" in logs:
             length = logs["completions/mean_length"]
-            self.bar.set_postfix_str(
-                f"reward {logs['reward']:.3f}, {length:.0f} tokens", refresh=False
-            )
+            shown = f"reward {logs['reward']:.3f}, {length:.0f} tokens"
+            self.bar.set_postfix_str(shown, refresh=False)
             self.bar.update(state.global_step - self.bar.n)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -197,14 +179,11 @@ class RewardBar(TrainerCallback):
 # %% ../../nbs/trainer/11_checkpoints.ipynb #d717d235
 def replace_progress(trainer: Trainer) -> None:
     """Show our progress bar in place of transformers' own, unless progress was turned off."""
-    wanted = not trainer.args.disable_tqdm
     for callback in list(trainer.callback_handler.callbacks):
-        if (
-            isinstance(callback, (PrinterCallback, ProgressCallback))
-            or "Notebook" in type(callback).__name__
-        ):
+        plain = isinstance(callback, (PrinterCallback, ProgressCallback))
+        if plain or "Notebook" in type(callback).__name__:
             trainer.remove_callback(callback)
-    if wanted:
+    if not trainer.args.disable_tqdm:
         trainer.add_callback(RewardBar())
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #ad5afd00
@@ -218,13 +197,12 @@ def peak_memory() -> float:
 # %% ../../nbs/trainer/11_checkpoints.ipynb #fdcf28f6
 def set_learning_rate(optimizer: Any, scheduler: LRScheduler, rate: float) -> None:
     """Let a schedule go on with another learning rate; the optimizer has it at once."""
-    bases = getattr(scheduler, "base_lrs", [])
-    for i, group in enumerate(optimizer.param_groups):
-        base = bases[i] if i < len(bases) else group.get("initial_lr", group["lr"])
+    for group in optimizer.param_groups:
+        base = group.get("initial_lr", group["lr"])
         group["lr"] = rate * (group["lr"] / base if base else 1.0)
         group["initial_lr"] = rate
-        if i < len(bases):
-            bases[i] = rate
+    if hasattr(scheduler, "base_lrs"):
+        scheduler.base_lrs = [rate] * len(scheduler.base_lrs)
     scheduler._last_lr = [group["lr"] for group in optimizer.param_groups]
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #be8969e1
@@ -238,9 +216,9 @@ class FollowRequests(TrainerCallback):
         self.trainer.run.begin(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        trainer = self.trainer
-        trainer.run.step = state.global_step
-        if on_first(trainer.accelerator, lambda: trainer.must_stop):
+        run, guard = self.trainer.run, self.trainer.guard
+        run.step = state.global_step
+        if on_first(self.trainer.accelerator, lambda: guard.requested or run.wish == "stop"):
             control.should_training_stop = control.should_save = True
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #eb1467bb
@@ -300,11 +278,6 @@ class ResumableTrainer(Trainer):
             if self.guard.requested:
                 raise KeyboardInterrupt
         return result
-
-    @property
-    def must_stop(self) -> bool:
-        """True once Ctrl-C was pressed or `stop` was called."""
-        return self.guard.requested or self.run.wish == "stop"
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> RunControl:
         """Train in a thread, and return at once."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'CONSTRAINTS', 'check_template', 'render', 'fitting_prompts', 'check_gap', 'warn_of_constraints',
-           'claim_client', 'release_client', 'RewardWatch']
+__all__ = ['logger', 'CONSTRAINTS', 'check_gap', 'warn_of_constraints', 'claim_client', 'release_client', 'check_template',
+           'render', 'training_prompts', 'RewardWatch']
 
 # %% ../../nbs/trainer/12_checks.ipynb #77de68da
 import logging
@@ -22,77 +22,6 @@ if TYPE_CHECKING:
 
     from verifiers_nb.envs.environment import Environment
 
-# %% ../../nbs/trainer/12_checks.ipynb #c1dfd96e
-logger = logging.getLogger(__name__)
-
-
-def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `ValueError` for a tokenizer without a chat template, or one without a generation prompt."""
-    if not getattr(tokenizer, "chat_template", None):
-        raise ValueError(
-            "The tokenizer has no chat template, and this environment talks in messages. Set "
-            "tokenizer.chat_template, or use an environment with message_type='completion'."
-        )
-    chat = [{"role": "user", "content": "?"}]
-    silent, asked = (
-        tokenizer.apply_chat_template(chat, add_generation_prompt=ask, tokenize=False)
-        for ask in (False, True)
-    )
-    if silent == asked:
-        raise ValueError(
-            "The chat template ignores add_generation_prompt: the model is never told that it is its "
-            "turn. Add to its end, in the words of your model's roles: {% if add_generation_prompt "
-            "%}<|im_start|>assistant\\n{% endif %}"
-        )
-
-# %% ../../nbs/trainer/12_checks.ipynb #0ade7c2c
-def render(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> str:
-    """Return the text that the model sees of a prompt."""
-    if isinstance(prompt, str):
-        return prompt
-    text = tokenizer.apply_chat_template(
-        prompt, tools=tools or None, add_generation_prompt=True, tokenize=False
-    )
-    return str(text)
-
-# %% ../../nbs/trainer/12_checks.ipynb #aa1694d0
-def fitting_prompts(
-    env: Environment, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
-) -> Dataset:
-    """Return the training set without prompts that are too long; says how many those were.
-
-    Raises `ValueError` when too few are left for a generation.
-    """
-    dataset = env.get_dataset()
-    room = args.max_seq_len - 1
-    limit = room if args.max_prompt_length is None else min(args.max_prompt_length, room)
-    texts = [render(prompt, tokenizer, env.oai_tools) for prompt in dataset["prompt"][:]]
-    long = {i: text for i, text in enumerate(texts) if len(text.encode()) > limit}
-    lengths = {
-        i: len(tokenizer(text, add_special_tokens=False).input_ids) for i, text in long.items()
-    }
-    too_long = {i: length for i, length in lengths.items() if length > limit}
-    if too_long:
-        logger.warning(
-            "%d of %d prompts have more than %d tokens (the longest %d) and are left out: see "
-            "max_prompt_length and max_seq_len.",
-            len(too_long), len(dataset), limit, max(too_long.values()),
-        )  # fmt: skip
-        dataset = dataset.select([i for i in range(len(dataset)) if i not in too_long])
-    if len(dataset) < args.prompts_per_generation:
-        raise ValueError(
-            f"{len(dataset)} prompts can be trained on, and {args.prompts_per_generation} are wanted "
-            f"at a time ({args.rollouts_per_generation} rollouts in groups of "
-            f"{args.num_generations}). "
-            + (
-                f"{len(too_long)} were too long: raise max_prompt_length or max_seq_len. "
-                if too_long
-                else ""
-            )
-            + "Use a smaller per_device_train_batch_size or more data."
-        )
-    return dataset
-
 # %% ../../nbs/trainer/12_checks.ipynb #bd307a3e
 def check_gap(gap: float, limit: float = 0.1) -> None:
     """Raise `RuntimeError` when the sampler's log-probabilities are not the trainer's, on average."""
@@ -105,6 +34,7 @@ def check_gap(gap: float, limit: float = 0.1) -> None:
         )
 
 # %% ../../nbs/trainer/12_checks.ipynb #1574bddb
+logger = logging.getLogger(__name__)
 CONSTRAINTS = (
     "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice",
     "guided_grammar", "structural_tag", "allowed_token_ids", "bad_words", "logit_bias",
@@ -145,6 +75,74 @@ def release_client(client: Any) -> None:
         client.release()
     else:
         client.is_training = False
+
+# %% ../../nbs/trainer/12_checks.ipynb #c1dfd96e
+def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raise `ValueError` for a tokenizer without a chat template, or one without a generation prompt."""
+    if not getattr(tokenizer, "chat_template", None):
+        raise ValueError(
+            "The tokenizer has no chat template, and this environment talks in messages. Set "
+            "tokenizer.chat_template, or use an environment with message_type='completion'."
+        )
+    chat = [{"role": "user", "content": "?"}]
+    silent, asked = (
+        tokenizer.apply_chat_template(chat, add_generation_prompt=ask, tokenize=False)
+        for ask in (False, True)
+    )
+    if silent == asked:
+        raise ValueError(
+            "The chat template ignores add_generation_prompt: the model is never told that it is its "
+            "turn. Add to its end, in the words of your model's roles: {% if add_generation_prompt "
+            "%}<|im_start|>assistant\\n{% endif %}"
+        )
+
+# %% ../../nbs/trainer/12_checks.ipynb #0ade7c2c
+def render(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> str:
+    """Return the text that the model sees of a prompt."""
+    if isinstance(prompt, str):
+        return prompt
+    text = tokenizer.apply_chat_template(
+        prompt, tools=tools or None, add_generation_prompt=True, tokenize=False
+    )
+    return str(text)
+
+# %% ../../nbs/trainer/12_checks.ipynb #aa1694d0
+def training_prompts(
+    env: Environment, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
+) -> Dataset:
+    """Return the training set without prompts that are too long; says how many those were.
+
+    First checks what the environment asks of tokenizer and sampler. Raises `ValueError` when too few
+    prompts are left for a generation.
+    """
+    if env.message_type == "chat":
+        check_template(tokenizer)
+    warn_of_constraints(env.sampling_args)
+    dataset = env.get_dataset()
+    room = args.max_seq_len - 1
+    limit = room if args.max_prompt_length is None else min(args.max_prompt_length, room)
+    texts = [render(prompt, tokenizer, env.oai_tools) for prompt in dataset["prompt"][:]]
+    long = {i: text for i, text in enumerate(texts) if len(text.encode()) > limit}
+    lengths = {
+        i: len(tokenizer(text, add_special_tokens=False).input_ids) for i, text in long.items()
+    }
+    too_long = {i: length for i, length in lengths.items() if length > limit}
+    if too_long:
+        logger.warning(
+            "%d of %d prompts have more than %d tokens (the longest %d) and are left out: see "
+            "max_prompt_length and max_seq_len.",
+            len(too_long), len(dataset), limit, max(too_long.values()),
+        )  # fmt: skip
+        dataset = dataset.select([i for i in range(len(dataset)) if i not in too_long])
+    if len(dataset) < args.prompts_per_generation:
+        reason = f"{len(too_long)} were too long: raise max_prompt_length or max_seq_len. "
+        raise ValueError(
+            f"{len(dataset)} prompts can be trained on, and {args.prompts_per_generation} are wanted "
+            f"at a time ({args.rollouts_per_generation} rollouts in groups of "
+            f"{args.num_generations}). {reason if too_long else ''}"
+            "Use a smaller per_device_train_batch_size or more data."
+        )
+    return dataset
 
 # %% ../../nbs/trainer/12_checks.ipynb #d435a6cd
 class RewardWatch:

@@ -96,12 +96,7 @@ def check_objective(args: Any) -> None:
         )
 
 # %% ../../nbs/trainer/00_config.ipynb #dd86bada
-AT_LEAST = {
-    "num_iterations": 1,
-    "ref_model_sync_steps": 1,
-    "max_concurrent": 1,
-    "num_batches_ahead": 0,
-}
+AT_LEAST = dict(num_iterations=1, ref_model_sync_steps=1, max_concurrent=1, num_batches_ahead=0)
 POSITIVE = ("temperature", "epsilon", "importance_cap", "max_seq_len", "async_generation_timeout")
 
 
@@ -218,8 +213,7 @@ class GRPOConfig(TrainingArguments):
         self.per_device_train_batch_size *= self.gradient_accumulation_steps
         self.gradient_accumulation_steps = 1
         super().__post_init__()
-        if self.n_gpu > 1:
-            self._n_gpu = 1  # other GPUs of this process are left to servers, not to DataParallel
+        self._n_gpu = min(self.n_gpu, 1)  # other GPUs are left to servers, not to DataParallel
         if self.steps_per_generation is not None:
             self.generation_batch_size = self.steps_per_generation * device_batch * self.world_size
             self.steps_per_generation = None  # said once, so that the config can be copied
@@ -268,18 +262,16 @@ class GRPOConfig(TrainingArguments):
         extra_body = {"return_token_ids": True, "top_k": self.top_k, "min_p": self.min_p}
         if self.repetition_penalty != 1:
             extra_body["repetition_penalty"] = self.repetition_penalty
-        sampling_args = {
+        penalties = ("presence_penalty", "frequency_penalty")
+        return {
             "temperature": self.temperature,
             "top_p": self.top_p,
             "max_tokens": self.max_tokens,
             "seed": seed,
             "logprobs": True,
             "extra_body": {key: value for key, value in extra_body.items() if value is not None},
+            **{name: getattr(self, name) for name in penalties if getattr(self, name)},
         }
-        for name in ("presence_penalty", "frequency_penalty"):
-            if penalty := getattr(self, name):
-                sampling_args[name] = penalty
-        return sampling_args
 
 # %% ../../nbs/trainer/00_config.ipynb #bc33ea4e
 def grpo_defaults(run_name: str, **settings: Any) -> GRPOConfig:
@@ -308,9 +300,5 @@ def grpo_defaults(run_name: str, **settings: Any) -> GRPOConfig:
 # %% ../../nbs/trainer/00_config.ipynb #71b4778b
 def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
     """Return a LoRA of rank `r` on the attention projections."""
-    return LoraConfig(
-        r=r,
-        lora_alpha=alpha,
-        target_modules=["q_proj", "k_proj", "v_proj", "o_proj"],
-        task_type="CAUSAL_LM",
-    )
+    attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
+    return LoraConfig(r=r, lora_alpha=alpha, target_modules=attention, task_type="CAUSAL_LM")

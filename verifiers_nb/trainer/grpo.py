@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['REFERENCE', 'load_policy', 'make_client', 'connect_server', 'training_prompts', 'make_batches', 'Delivery',
-           'mean_metrics', 'print_rollouts', 'GRPOTrainer']
+__all__ = ['REFERENCE', 'load_policy', 'make_client', 'connect_server', 'make_batches', 'Delivery', 'mean_metrics',
+           'print_rollouts', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/13_grpo.ipynb #77de68da
+import asyncio
 import copy
 import math
 import os
@@ -20,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import Dataset
 from peft import PeftConfig, PeftModel
 from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
@@ -49,17 +49,14 @@ from verifiers_nb.trainer.checkpoints import (
 from verifiers_nb.trainer.checks import (
     RewardWatch,
     check_gap,
-    check_template,
     claim_client,
-    fitting_prompts,
     release_client,
-    warn_of_constraints,
+    training_prompts,
 )
 from .config import GRPOConfig
 from .control import RunStopped
 from .loop import train_step
 from verifiers_nb.trainer.pipeline import (
-    BrokenOff,
     GenerationJob,
     PolicyVersions,
     PromptOrder,
@@ -120,16 +117,6 @@ def connect_server(args: GRPOConfig) -> Any:
                     f"{args.vllm_server_timeout:g} s. Is it still loading its model? Its log knows."
                 ) from error
         time.sleep(1)
-
-# %% ../../nbs/trainer/13_grpo.ipynb #872f8841
-def training_prompts(
-    env: Environment, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
-) -> Dataset:
-    """Return the prompts to train on, after checking what the environment asks of the tokenizer."""
-    if env.message_type == "chat":
-        check_template(tokenizer)
-    warn_of_constraints(env.sampling_args)
-    return fitting_prompts(env, tokenizer, args)
 
 # %% ../../nbs/trainer/13_grpo.ipynb #5edb4ceb
 def make_batches(
@@ -362,7 +349,7 @@ class GRPOTrainer(ResumableTrainer):
                         generation, rollouts = pipeline.take(number)
                 self.run.phase.move(generation.scoring_seconds, "generating", "scoring")
                 return generation, rollouts
-            except BrokenOff:
+            except asyncio.CancelledError:
                 with self.guard.open():
                     self.run.hold()
 
@@ -371,9 +358,8 @@ class GRPOTrainer(ResumableTrainer):
         if self.pipeline is None:
             args = self.args
             count = math.ceil(self.state.max_steps / (args.parts * args.num_iterations))
-            folder = self.folder / "rollouts"
             self.pipeline = RolloutPipeline(
-                self.env, self.client, args, self.prompts, folder, count
+                self.env, self.client, args, self.prompts, self.folder / "rollouts", count
             )
             self.run.progress, self.run.interrupt = self.pipeline.progress, self.pipeline.interrupt
         return self.pipeline
@@ -435,13 +421,9 @@ class GRPOTrainer(ResumableTrainer):
         with self.versions.awake():
             self.sync_policy()
             results = self.env.evaluate(
-                self.client,
-                self.client.model,
-                sampling_args,
-                max_concurrent=self.args.max_concurrent,
-                save_path=path,
-                progress=False,
-            )
+                self.client, self.client.model, sampling_args,
+                max_concurrent=self.args.max_concurrent, save_path=path, progress=False,
+            )  # fmt: skip
         columns = {"reward": results.reward, **results.metrics}
         return {name: sum(values) / len(values) for name, values in columns.items()}
 

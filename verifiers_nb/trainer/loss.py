@@ -190,7 +190,7 @@ def token_weights(lengths: torch.Tensor, loss_type: str, max_tokens: int) -> tor
       of a long failure are punished less;
     - `dapo` (arXiv:2503.14476, sec. 3.3) and `cispo` (arXiv:2506.13585, sec. 3.1), 1 / sum(L): each
       token counts the same, whatever its group;
-    - `bnpo`, the same; elsewhere the name stands for a sum over a part of the batch;
+    - `bnpo`, the same; elsewhere the name means a sum over a part of the batch;
     - `dr_grpo`, 1 / (B max_tokens): a constant (arXiv:2503.20783, sec. 3), without either bias.
     """
     lengths = lengths.float()

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'PromptOrder', 'TrainingRun', 'as_training_run', 'Job', 'BrokenOff', 'GenerationJob', 'open_store',
-           'RolloutPipeline', 'check_policy_client', 'PolicyVersions']
+__all__ = ['logger', 'PromptOrder', 'TrainingRun', 'Job', 'GenerationJob', 'open_store', 'RolloutPipeline', 'check_policy_client',
+           'PolicyVersions']
 
 # %% ../../nbs/trainer/08_pipeline.ipynb #77de68da
 import asyncio
@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,19 +107,13 @@ class TrainingRun(RolloutRun):
         """Say whether all rollouts that were begun are over, and some are still being scored."""
         return not self.playing and self.begun > 0 and len(self.finished) < len(self.rows)
 
-# %% ../../nbs/trainer/08_pipeline.ipynb #427c5817
-def as_training_run(run: RolloutRun) -> TrainingRun:
-    """Return a run that was not started yet as one of training."""
-    return TrainingRun(**{f.name: getattr(run, f.name) for f in fields(run) if f.init})
-
 # %% ../../nbs/trainer/08_pipeline.ipynb #b3f0c7f6
 class Job:
-    """A coroutine that runs in the background loop from now on."""
+    """A coroutine that runs in the background loop from now on; `ended` is set when `task` is over."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
-        self.ended = threading.Event()
+        self.ended, self.loop = threading.Event(), background_loop()
         self.task: asyncio.Task[None]
-        self.loop = background_loop()
         self.loop.call_soon_threadsafe(self._begin, coroutine)
 
     def _begin(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -131,23 +125,11 @@ class Job:
             task.exception()  # looked at, so that asyncio does not complain when nobody else does
         self.ended.set()
 
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it has ended; say whether it has."""
-        return self.ended.wait(timeout)
-
     def cancel(self) -> None:
-        """Break it off; it has ended a little later."""
+        """Cancel the coroutine; it ends a little later."""
         self.loop.call_soon_threadsafe(lambda: self.task.cancel())
 
-    def result(self) -> None:
-        """Raise what it raised, `CancelledError` if it was broken off."""
-        return self.task.result()
-
 # %% ../../nbs/trainer/08_pipeline.ipynb #12c6fc06
-class BrokenOff(Exception):
-    """The generation that was waited for was broken off; it can be taken again."""
-
-
 @dataclass(slots=True)
 class GenerationJob:
     """Rollouts under way for the steps from `first_step` on.
@@ -191,6 +173,7 @@ def open_store(path: Path, settings: dict[str, Any]) -> RolloutStore:
     return store
 
 # %% ../../nbs/trainer/08_pipeline.ipynb #e621cb8d
+@dataclass(eq=False)
 class RolloutPipeline:
     """Generate rollouts in the background, as many generations ahead as `args` say.
 
@@ -198,19 +181,14 @@ class RolloutPipeline:
     `generations` is how many there are in the whole run; none is started beyond.
     """
 
-    def __init__(
-        self,
-        env: Environment,
-        client: Any,
-        args: GRPOConfig,
-        order: PromptOrder,
-        folder: Path | None,
-        generations: int,
-    ) -> None:
-        self.env, self.client, self.args, self.order = env, client, args, order
-        self.folder, self.generations = folder, generations
-        self.under_way: dict[int, GenerationJob] = {}
-        self.lock = threading.Lock()
+    env: Environment
+    client: Any
+    args: GRPOConfig
+    order: PromptOrder
+    folder: Path | None
+    generations: int
+    under_way: dict[int, GenerationJob] = field(default_factory=dict)
+    lock: Any = field(default_factory=threading.Lock)
 
     def start(self, number: int) -> GenerationJob:
         """Start a generation, unless it is under way already."""
@@ -225,9 +203,8 @@ class RolloutPipeline:
         step = number * args.parts * args.num_iterations + 1
         rows = repeated_rows(self.order[number], args.num_generations, side_by_side=True)
         sampling_args = args.sampling_args(derive_seed(args.seed, step))
-        run = as_training_run(
-            self.env.make_run(rows, self.client, self.client.model, sampling_args)
-        )
+        made = self.env.make_run(rows, self.client, self.client.model, sampling_args)
+        run = TrainingRun(**{f.name: getattr(made, f.name) for f in fields(made) if f.init})
         path = self.folder / f"step-{step:05d}.jsonl" if self.folder else None
         if path:
             run.store = open_store(path, run.settings())
@@ -237,19 +214,16 @@ class RolloutPipeline:
     def take(self, number: int) -> tuple[GenerationJob, list[Rollout]]:
         """Start what may be started, and wait for a generation.
 
-        Raises what the run of it raised, `BrokenOff` after an `interrupt`, and `TimeoutError`, with an
-        explanation, after `args.async_generation_timeout` seconds.
+        Raises the error of its run, `asyncio.CancelledError` after an `interrupt`, and `TimeoutError`,
+        with an explanation, after `args.async_generation_timeout` seconds.
         """
         generation = self.start(number)
         for later in range(number + 1, min(number + 1 + self.args.batches_ahead, self.generations)):
             self.start(later)
         scored = generation.run.scoring_seconds
-        if not generation.job.wait(self.args.async_generation_timeout):
+        if not generation.job.ended.wait(self.args.async_generation_timeout):
             raise TimeoutError(generation.explain_delay(self.args.async_generation_timeout))
-        try:
-            generation.job.result()
-        except asyncio.CancelledError:
-            raise BrokenOff from None
+        generation.job.task.result()
         with self.lock:
             self.under_way.pop(number, None)
         generation.scoring_seconds = generation.run.scoring_seconds - scored
@@ -270,7 +244,7 @@ class RolloutPipeline:
         for generation in stopped:
             generation.job.cancel()
         for generation in stopped:
-            if not generation.job.wait(timeout=10):
+            if not generation.job.ended.wait(timeout=10):
                 logger.warning(
                     "The rollouts of step %d do not end: a tool or a reward function blocks.",
                     generation.first_step,

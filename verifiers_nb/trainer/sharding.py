@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'on_first', 'portable_error', 'deal_samples', 'add_gradients', 'add_named', 'GatheredPolicy', 'shard_base',
-           'dummy_passes', 'Processes', 'wants_sharding', 'sharding_left_to_us', 'launch_config']
+__all__ = ['T', 'on_first', 'portable_error', 'deal_samples', 'add_gradients', 'GatheredPolicy', 'shard_base', 'dummy_passes',
+           'Processes', 'wants_sharding', 'sharding_left_to_us', 'launch_config']
 
 # %% ../../nbs/trainer/10_sharding.ipynb #77de68da
 import os
@@ -78,15 +78,6 @@ def add_gradients(policy: torch.nn.Module, accelerator: Accelerator) -> None:
     gradients = [parameter.grad for parameter in learnt if parameter.grad is not None]
     total = accelerator.reduce(parameters_to_vector(gradients), reduction="sum")
     vector_to_parameters(total, gradients)
-
-# %% ../../nbs/trainer/10_sharding.ipynb #ac6b3f9a
-def add_named(sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the sum of each tensor over the processes; a process may lack some of the names."""
-    total: dict[str, torch.Tensor] = {}
-    for part in gather_object([{name: tensor.cpu() for name, tensor in sums.items()}]):
-        for name, tensor in part.items():
-            total[name] = total[name] + tensor if name in total else tensor
-    return total
 
 # %% ../../nbs/trainer/10_sharding.ipynb #bd307a3e
 class GatheredPolicy(torch.nn.Module):
@@ -167,8 +158,12 @@ class Processes(OneProcess):
             add_gradients(policy, self.accelerator)
 
     def add_up(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the sum of each tensor over the processes."""
-        return add_named(sums)
+        """Return the sum of each tensor over the processes; a process may lack some of the names."""
+        total: dict[str, torch.Tensor] = {}
+        for part in gather_object([{name: tensor.cpu() for name, tensor in sums.items()}]):
+            for name, tensor in part.items():
+                total[name] = total[name] + tensor if name in total else tensor
+        return total
 
 # %% ../../nbs/trainer/10_sharding.ipynb #91032ad7
 def wants_sharding(args: GRPOConfig) -> bool:
