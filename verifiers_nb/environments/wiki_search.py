@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Page', 'Embed', 'verdict_reward', 'ABOUT', 'page_sections', 'read_pages', 'sample_pages', 'embed_words',
-           'ServedEmbeddings', 'fill_collection', 'WikiIndex', 'WikiTools', 'load_environment']
+           'ServedEmbeddings', 'fill_collection', 'WikiIndex', 'WikiTools', 'wiki_rubric', 'load_environment']
 
 # %% ../../nbs/environments/wiki_search.ipynb #77de68da
 import json
@@ -204,6 +204,15 @@ class WikiTools:
 # %% ../../nbs/environments/wiki_search.ipynb #12c6fc06
 verdict_reward = judge_reward(lambda verdict: value_of(verdict, {"yes": 1.0}, "verdict"))
 
+# %% ../../nbs/environments/wiki_search.ipynb #47dec548
+def wiki_rubric(client: Any, model: str, tools: Sequence[Callable[..., Any]]) -> JudgeRubric:
+    """Return the rubric: the judge's verdict, calls that worked, form, and metrics for each tool."""
+    parser = OneAnswerParser(PARSER_FIELDS)
+    rubric = JudgeRubric(parser, judge_client=client, judge_model=model)
+    rubric.add_reward_func(verdict_reward)
+    add_tool_rewards(rubric, tools)
+    return rubric
+
 # %% ../../nbs/environments/wiki_search.ipynb #f6e1126c
 ABOUT = EnvironmentCard(
     tags=("retrieval", "tools", "multi-turn", "embeddings", "judge"),
@@ -248,11 +257,7 @@ def load_environment(
     wiki = WikiTools(pages, WikiIndex(pages, embed, name, None if offline else chroma_db_dir))
     tools = (wiki.search_pages, wiki.view_sections, wiki.read_section)
     client = judge_client or JudgeClient(judge_base_url, judge_api_key_var)
-    rubric = JudgeRubric(
-        OneAnswerParser(PARSER_FIELDS), judge_client=client, judge_model=judge_model
-    )
-    rubric.add_reward_func(verdict_reward)
-    add_tool_rewards(rubric, tools)
+    rubric = wiki_rubric(client, judge_model, tools)
     prompt = tool_prompt(XML_TOOLS_PROMPT, tools)
     return XMLToolEnv(
         tools, dataset=dataset, system_prompt=prompt, parser=rubric.parser, rubric=rubric, **kwargs
