@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'ERROR_CLASSES', 'UNSERVED', 'shipped_models',
-           'model_path', 'model_not_found', 'no_progress_bar', 'needs_train', 'default_dtype', 'get_model',
-           'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode', 'is_given',
-           'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure', 'read_answer',
-           'check_adapter', 'check_saved']
+__all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'UNSERVED', 'shipped_models', 'model_path',
+           'model_not_found', 'no_progress_bar', 'needs_train', 'default_dtype', 'get_model', 'get_tokenizer',
+           'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode', 'is_given', 'Exchange',
+           'server_message', 'status_error', 'connection_error', 'reported_failure', 'read_answer', 'check_adapter',
+           'check_saved']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import json
@@ -75,13 +75,13 @@ def no_progress_bar(quiet: bool) -> Iterator[None]:
     """Keep transformers from drawing progress bars within this block, if `quiet`."""
     from transformers.utils import logging
 
-    drawn = logging.is_progress_bar_enabled()
-    if quiet:
+    hidden = quiet and logging.is_progress_bar_enabled()
+    if hidden:
         logging.disable_progress_bar()
     try:
         yield
     finally:
-        if quiet and drawn:
+        if hidden:
             logging.enable_progress_bar()
 
 # %% ../../nbs/inference/00_client.ipynb #9e6a55b6
@@ -166,8 +166,8 @@ def get_model_and_tokenizer(
 
 # %% ../../nbs/inference/00_client.ipynb #f615bbff
 OFTEN_LEFT_OUT = frozenset(
-    {"annotations", "audio", "content", "function_call", "logprobs", "refusal", "service_tier"}
-    | {"system_fingerprint", "tool_calls", "usage"}
+    "annotations audio content function_call logprobs refusal service_tier system_fingerprint "
+    "tool_calls usage".split()
 )
 
 
@@ -195,8 +195,7 @@ class Reply(dict[str, Any]):
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         """Return plain dicts and lists, as the method of this name of OpenAI's objects does."""
-        dumped: dict[str, Any] = orjson.loads(orjson.dumps(self))
-        return dumped
+        return dict(orjson.loads(orjson.dumps(self)))
 
 # %% ../../nbs/inference/00_client.ipynb #7e3a5c67
 @dataclass(slots=True)
@@ -268,17 +267,6 @@ def server_message(body: Any) -> str:
     return str(body).strip()[:500] or "no body"
 
 # %% ../../nbs/inference/00_client.ipynb #5ea13517
-ERROR_CLASSES = {
-    400: "BadRequestError",
-    401: "AuthenticationError",
-    403: "PermissionDeniedError",
-    404: "NotFoundError",
-    409: "ConflictError",
-    422: "UnprocessableEntityError",
-    429: "RateLimitError",
-}
-
-
 def status_error(exchange: Exchange) -> OpenAIError:
     """Return OpenAI's error for a status; `body` is what the server says about it, read as JSON."""
     import openai
@@ -290,10 +278,13 @@ def status_error(exchange: Exchange) -> OpenAIError:
     if isinstance(body, dict):
         body = body.get("error", body)
     status = exchange.status_code
-    name = ERROR_CLASSES.get(status, "InternalServerError" if status >= 500 else "APIStatusError")
+    kinds = {
+        getattr(kind, "status_code", 0): kind for kind in openai.APIStatusError.__subclasses__()
+    }
+    kind = kinds.get(status, openai.InternalServerError if status >= 500 else openai.APIStatusError)
     message = f"{exchange.method} {exchange.url}: status {status}: {server_message(body)}"
-    error: OpenAIError = getattr(openai, name)(message, response=exchange, body=body)
-    return error
+    response: Any = exchange
+    return kind(message, response=response, body=body)
 
 # %% ../../nbs/inference/00_client.ipynb #b1eda742
 def connection_error(exchange: Exchange, error: BaseException, waited: float | None) -> OpenAIError:
@@ -304,8 +295,8 @@ def connection_error(exchange: Exchange, error: BaseException, waited: float | N
     where = f"{exchange.method} {exchange.url}"
     if isinstance(error, TimeoutError):
         late = openai.APITimeoutError(request)
-        late.args = (f"{where}: no answer within {waited} s",)
-        late.message = str(late)
+        late.message = f"{where}: no answer within {waited} s"
+        late.args = (late.message,)
         return late
     message = f"{where}: {type(error).__name__}: {error}".removesuffix(": ")
     return openai.APIConnectionError(message=message, request=request)

@@ -157,14 +157,13 @@ class Endpoints:
         self.endpoints = [Backend(client) for client in clients]
         self.patience, self.retries, self.check_every = patience, retries, check_every
         self.model: str = clients[0].model
-        self.version, self.folder, self.folders = 0, None, AdapterFolders()
+        self.version, self.folders = 0, AdapterFolders()
+        self.folder: Path | None = None
         self.pushing, self.lock = threading.RLock(), threading.Lock()
         self.closed = threading.Event()
         self.completions = SimpleNamespace(create=partial(self.create, "completions"))
         chat = SimpleNamespace(create=partial(self.create, "chat.completions"))
         self.chat = SimpleNamespace(completions=chat)
-
-    folder: Path | None
 
     async def create(self, kind: str, **request: Any) -> Reply:
         """Ask for a completion of a kind, at a server that can give it."""
@@ -211,10 +210,7 @@ class Endpoints:
 
     async def aclose(self) -> None:
         """Close all clients, in a coroutine."""
-        self.closed.set()
-        for endpoint in self.endpoints:
-            await endpoint.client.aclose()
-        self.folders.close()
+        await asyncio.to_thread(self.close)
 
 # %% ../../nbs/inference/07_endpoints.ipynb #35c52c7c
 def nobody_answers(endpoints: Endpoints) -> ConnectionError:

@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'Options', 'read_options', 'default_threads', 'load_network',
            'context_length', 'end_tokens', 'ServedModel', 'check_prompt', 'merge_adapter', 'adapted_weights',
-           'StopWatch', 'SampledSequence', 'settle', 'Request', 'Batch', 'limit_threads', 'Swap', 'Inbox', 'receive',
-           'admit', 'run_scheduler', 'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'answer_request',
-           'complete_chat', 'complete_text', 'EmbeddedEngine']
+           'StopWatch', 'SampledSequence', 'Request', 'Batch', 'limit_threads', 'Swap', 'Inbox', 'receive', 'admit',
+           'run_scheduler', 'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'complete_chat', 'complete_text',
+           'EmbeddedEngine']
 
 # %% ../../nbs/inference/03_engine.ipynb #77de68da
 import asyncio
@@ -21,7 +21,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
 from itertools import count
@@ -110,14 +110,16 @@ class Options:
             raise ValueError("the embedded engine gives the sampled token's log-probability only")
 
 # %% ../../nbs/inference/03_engine.ipynb #f6384130
-def read_options(arguments: dict[str, Any]) -> Options:
-    """Sort out a request's arguments; those set to None count as not given.
+def read_options(served: str, arguments: dict[str, Any]) -> Options:
+    """Sort out the arguments of a request to the model `served`; those set to None count as not given.
 
-    An unknown name is a TypeError, a setting that the engine can't honour a ValueError.
+    An unknown name is a TypeError; another model, or a setting that the engine can't honour, a ValueError.
     """
     given = {**arguments, **(arguments.get("extra_body") or {})}
     given = {name: value for name, value in given.items() if value is not None}
     given.pop("extra_body", None)
+    if (model := given.pop("model", served)) != served:
+        raise ValueError(f"this engine serves {served!r}, not {model!r}")
     if (limit := given.pop("max_completion_tokens", None)) is not None:
         given["max_tokens"] = limit
     known = {each.name for each in fields(Options)}
@@ -168,7 +170,7 @@ def context_length(network: PreTrainedModel, wanted: int | None) -> int:
 # %% ../../nbs/inference/03_engine.ipynb #2a5465b0
 def end_tokens(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     """Collect the tokens that end an answer, from the generation settings and the tokenizer."""
-    ends = network.generation_config.eos_token_id if network.generation_config else None
+    ends = getattr(network.generation_config, "eos_token_id", None)
     listed = ends if isinstance(ends, list) else [ends]
     return frozenset({*listed, getattr(tokenizer, "eos_token_id", None)} - {None})
 
@@ -223,14 +225,12 @@ class ServedModel:
     def need_tokenizer(self) -> Any:
         """Return the tokenizer, or say that there is none."""
         if self.tokenizer is None:
-            raise ValueError(
-                "this engine has no tokenizer: give it one, or send prompts as token ids"
-            )
+            raise ValueError("this engine has no tokenizer: give it one, or send token ids")
         return self.tokenizer
 
 # %% ../../nbs/inference/03_engine.ipynb #40022d56
-def check_prompt(prompt: list[int], vocabulary: int, max_model_len: int) -> list[int]:
-    """Return the ids of a prompt if the model can read them and has room to answer."""
+def check_prompt(prompt: list[int], vocabulary: int, max_model_len: int) -> None:
+    """Refuse, with a ValueError, ids that the model can't read, or that leave no room to answer."""
     if not prompt:
         raise ValueError("the prompt is empty: there is no token to continue")
     if not all(isinstance(token, int) and 0 <= token < vocabulary for token in prompt):
@@ -243,7 +243,6 @@ def check_prompt(prompt: list[int], vocabulary: int, max_model_len: int) -> list
             f"the prompt has {len(prompt)} tokens and leaves no room for an answer: prompt and answer "
             f"together may have {max_model_len}"
         )
-    return prompt
 
 # %% ../../nbs/inference/03_engine.ipynb #b9677dd4
 @torch.no_grad()
@@ -336,16 +335,6 @@ class SampledSequence:
             self.finish_reason = "length"
         return self.finish_reason != ""
 
-# %% ../../nbs/inference/03_engine.ipynb #fa35e192
-def settle(future: asyncio.Future[None], error: Exception | None) -> None:
-    """Complete a future, unless it was cancelled meanwhile."""
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)
-
 # %% ../../nbs/inference/03_engine.ipynb #bd307a3e
 class Request:
     """A future, in the loop that made the request, that is done when its `n` sequences are."""
@@ -360,20 +349,18 @@ class Request:
         """Count a finished sequence; the last one completes the future."""
         self.left -= 1
         if self.left == 0:
-            self._settle(None)
+            self._settle(self.future.set_result, None)
 
     def fail(self, message: str, cause: Exception | None = None) -> None:
         """Complete the future with a RuntimeError, and leave the other sequences."""
         error = RuntimeError(message)
         error.__cause__ = cause
         self.cancelled = True
-        self._settle(error)
+        self._settle(self.future.set_exception, error)
 
-    def _settle(self, error: Exception | None) -> None:
-        try:
-            self.loop.call_soon_threadsafe(settle, self.future, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            self.cancelled = True
+    def _settle(self, complete: Callable[[Any], Any], outcome: Exception | None) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            self.loop.call_soon_threadsafe(lambda: self.future.done() or complete(outcome))
 
 # %% ../../nbs/inference/03_engine.ipynb #1574bddb
 class Batch:
@@ -401,10 +388,8 @@ class Batch:
         logits = mask_logits(logits, [each.matcher for each in self.running])
         ids, logprobs = self.sampler(logits, [each.uniform() for each in self.running])
         self.tokens_generated += len(ids)
-        sampled = zip(self.running, ids, logprobs, strict=True)
-        rows = [
-            row for row, (each, token, logprob) in enumerate(sampled) if each.add(token, logprob)
-        ]
+        ended = map(SampledSequence.add, self.running, ids, logprobs)
+        rows = [row for row, over in enumerate(ended) if over]
         done = [self.running[row] for row in rows]
         self.drop(rows)
         return done
@@ -625,59 +610,38 @@ def make_reply(
     choices = []
     for index, each in enumerate(finished):
         text = answer_text(engine.served, each, options)
-        choice = Reply(index=index, finish_reason=each.finish_reason, token_ids=each.token_ids)
-        choice["policy_version"] = each.policy_version
-        choice["logprobs"] = LogProbs(each.token_ids, each.logprobs)
-        if options.logprobs is False:
-            choice["logprobs"] = None
-        if kind == "chat.completion":
-            choice["message"] = Reply(role="assistant", content=text)
-        else:
-            choice["text"] = text
+        message = Reply(role="assistant", content=text)
+        choice = Reply(message=message) if kind == "chat.completion" else Reply(text=text)
+        scored = options.logprobs is not False
+        logprobs = LogProbs(each.token_ids, each.logprobs) if scored else None
+        choice.update(index=index, finish_reason=each.finish_reason, token_ids=each.token_ids)
+        choice.update(logprobs=logprobs, policy_version=each.policy_version)
         choices.append(choice)
     read, written = len(prompt), sum(len(each.token_ids) for each in finished)
     usage = Reply(prompt_tokens=read, completion_tokens=written, total_tokens=read + written)
     name, now = f"{kind}-{next(engine.request_numbers)}", int(time.time())
-    reply = Reply(id=name, object=kind, created=now, model=engine.model, choices=choices)
-    reply.update(usage=usage, prompt_token_ids=prompt)
-    return reply
+    made = Reply(id=name, object=kind, created=now, model=engine.model, choices=choices)
+    return Reply(made, usage=usage, prompt_token_ids=prompt)
 
 # %% ../../nbs/inference/03_engine.ipynb #1140438e
-async def answer_request(
-    engine: EmbeddedEngine,
-    kind: str,
-    model: str | None,
-    arguments: dict[str, Any],
-    encode: Callable[[Options], list[int]],
-) -> Reply:
-    """Answer one request for a completion of a `kind`; a request for another model is a ValueError."""
-    options = read_options(arguments)
-    if model not in (None, engine.model):
-        raise ValueError(f"this engine serves {engine.model!r}, not {model!r}")
-    prompt = encode(options)
-    return make_reply(engine, kind, prompt, await sample_prompt(engine, prompt, options), options)
-
-# %% ../../nbs/inference/03_engine.ipynb #c26449e0
 async def complete_chat(
-    engine: EmbeddedEngine, *, messages: Sequence[Any], model: str | None = None, **arguments: Any
+    engine: EmbeddedEngine, *, messages: Sequence[Any], **request: Any
 ) -> Reply:
     """Answer messages, as `chat.completions.create`. Without `max_tokens`: up to the context's end."""
-    encode = partial(engine.served.encode_chat, messages)
-    return await answer_request(engine, "chat.completion", model, arguments, encode)
+    options = read_options(engine.model, request)
+    prompt = engine.served.encode_chat(messages, options)
+    samples = await sample_prompt(engine, prompt, options)
+    return make_reply(engine, "chat.completion", prompt, samples, options)
 
 # %% ../../nbs/inference/03_engine.ipynb #7c5e620e
 async def complete_text(
-    engine: EmbeddedEngine,
-    *,
-    prompt: str | Sequence[int],
-    model: str | None = None,
-    **arguments: Any,
+    engine: EmbeddedEngine, *, prompt: str | Sequence[int], **request: Any
 ) -> Reply:
     """Continue text or token ids, as `completions.create`; 16 tokens if `max_tokens` isn't given."""
-    arguments = {"max_tokens": 16, **arguments}
-    return await answer_request(
-        engine, "text_completion", model, arguments, lambda _: engine.served.encode(prompt)
-    )
+    options = read_options(engine.model, {"max_tokens": 16, **request})
+    ids = engine.served.encode(prompt)
+    samples = await sample_prompt(engine, ids, options)
+    return make_reply(engine, "text_completion", ids, samples, options)
 
 # %% ../../nbs/inference/03_engine.ipynb #03b749bf
 class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
@@ -706,9 +670,8 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
         # Called when the engine is collected, and before the interpreter ends.
         self.close = weakref.finalize(self, Scheduler.close, self.scheduler)
         self.seeds, self.request_numbers = random.Random(seed), count(1)
-        self.chat = SimpleNamespace(
-            completions=SimpleNamespace(create=partial(complete_chat, self))
-        )
+        chat = SimpleNamespace(create=partial(complete_chat, self))
+        self.chat = SimpleNamespace(completions=chat)
         self.completions = SimpleNamespace(create=partial(complete_text, self))
 
     def push(self, adapter: PeftModel | str | Path | None) -> int:

@@ -15,7 +15,7 @@ import ssl
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from types import FunctionType, MethodType, SimpleNamespace
@@ -87,10 +87,9 @@ def running_loop() -> asyncio.AbstractEventLoop | None:
 def end_sessions(sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession]) -> None:
     """Close all sessions; wait a second at most for loops in other threads."""
     ended = [(loop, end_session(loop, sessions.pop(loop))) for loop in list(sessions)]
-    for loop, future in ended:
-        if future is not None and loop is not running_loop():
-            with suppress(Exception):
-                future.result(timeout=1)
+    for future in [future for loop, future in ended if future and loop is not running_loop()]:
+        with suppress(Exception):
+            future.result(timeout=1)
 
 # %% ../../nbs/inference/04_http.ipynb #b1d57811
 CONNECT_TIMEOUT = 30.0  # seconds; a server that takes no connection for so long is not there
@@ -171,15 +170,17 @@ class HTTPClient:
         self.limit = as_timeout(timeout)
         self.max_connections = max_connections
         self.sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
-        self.gates: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            WeakKeyDictionary()
-        )
+        self.gates = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
         self.lock = threading.Lock()
         weakref.finalize(self, end_sessions, self.sessions)
 
     def url(self, path: str) -> URL:
         """Return the address of a path: one that begins with `/` starts at the server's root."""
         return URL(self.base_url).join(URL(path))
+
+    def as_limit(self, timeout: Any) -> aiohttp.ClientTimeout:
+        """Return the limit of a request, the client's own if it names none."""
+        return self.limit if timeout is ... or not is_given(timeout) else as_timeout(timeout)
 
     def session(self) -> aiohttp.ClientSession:
         """Return the session of the running loop; sessions of loops that have ended are dropped."""
@@ -192,13 +193,16 @@ class HTTPClient:
                 session = self.sessions[loop] = make_session(URL(self.base_url), self.headers)
         return session
 
-    async def send(self, method: str, url: URL, **request: Any) -> tuple[Exchange, bytes]:
-        """Send one request when a connection is free."""
-        loop = asyncio.get_running_loop()
-        if (gate := self.gates.get(loop)) is None:
+    async def send(self, read: Callable[..., Any], method: str, url: URL, **request: Any) -> Any:
+        """Send a request when a connection is free, again if need be; return what `read` makes of it."""
+        if (gate := self.gates.get(loop := asyncio.get_running_loop())) is None:
             gate = self.gates[loop] = asyncio.Semaphore(self.max_connections)
-        async with gate:
-            return await send_request(self.session(), method, url, **request)
+
+        async def send_once() -> Any:
+            async with gate:
+                return read(*await send_request(self.session(), method, url, **request))
+
+        return await with_retries(send_once, self.retries)
 
     async def create(
         self,
@@ -211,27 +215,15 @@ class HTTPClient:
         **request: Any,
     ) -> Reply:
         """Ask for a completion at `url`: `request` and `extra_body` are the body of the request."""
-        sent = dict(
-            data=request_body(self.model, extra_body, request),
-            headers=extra_headers,
-            params=extra_query,
-            timeout=self.limit if timeout is ... or not is_given(timeout) else as_timeout(timeout),
-        )
-
-        async def ask() -> Reply:
-            return read_answer(*await self.send("POST", url, **sent))
-
-        return await with_retries(ask, self.retries)
+        body, limit = request_body(self.model, extra_body, request), self.as_limit(timeout)
+        sent = dict(data=body, headers=extra_headers, params=extra_query, timeout=limit)
+        answer: Reply = await self.send(read_answer, "POST", url, **sent)
+        return answer
 
     async def request(self, method: str, path: str, body: Any = None, timeout: Any = ...) -> Any:
         """Send a request to another path; returns a `Reply` or a list for JSON, else text."""
-        data = None if body is None else encode(body)
-        limit = self.limit if timeout is ... else as_timeout(timeout)
-
-        async def ask() -> Any:
-            return read_content(*await self.send(method, self.url(path), data=data, timeout=limit))
-
-        return await with_retries(ask, self.retries)
+        data, limit = None if body is None else encode(body), self.as_limit(timeout)
+        return await self.send(read_content, method, self.url(path), data=data, timeout=limit)
 
     async def post(self, path: str, body: Any = None, timeout: Any = ...) -> Any:
         """Post JSON to a path of the server."""
@@ -256,11 +248,7 @@ class HTTPClient:
 
     async def aclose(self) -> None:
         """End the connections of every loop. The client can be used again."""
-        here = self.sessions.pop(asyncio.get_running_loop(), None)
-        if here is not None:
-            await here.close()
-        if self.sessions:
-            await asyncio.to_thread(end_sessions, self.sessions)
+        await asyncio.to_thread(self.close)
 
     def close(self) -> None:
         """End the connections of every loop, from sync code."""

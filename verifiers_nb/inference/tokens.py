@@ -48,13 +48,9 @@ def turn_from_response(response: Any) -> Turn:
             "Ask for them: logprobs=True and extra_body={'return_token_ids': True}, from a server "
             "that knows these (vLLM or the embedded engine)."
         )
-    turn = Turn(
-        list(prompt_ids),
-        list(completion_ids),
-        response_logprobs(logprobs),
-        choice.finish_reason or "stop",
-        getattr(choice, "policy_version", 0),
-    )
+    reason, version = choice.finish_reason or "stop", getattr(choice, "policy_version", 0)
+    floats = response_logprobs(logprobs)
+    turn = Turn(list(prompt_ids), list(completion_ids), floats, reason, version)
     if len(turn.completion_ids) != len(turn.logprobs):
         raise ValueError(
             f"The response has {len(turn.completion_ids)} token ids and {len(turn.logprobs)} "
@@ -74,12 +70,7 @@ def exact_turns(state: State) -> list[Turn]:
     """Return the turns of a rollout, none where any of its responses lacks its exact tokens."""
     try:
         return rollout_turns(state)
-    except (
-        ValueError,
-        TypeError,
-        AttributeError,
-        LookupError,
-    ):  # responses of an unknown shape too
+    except (ValueError, TypeError, AttributeError, LookupError):  # an unknown shape, too
         return []
 
 # %% ../../nbs/inference/01_tokens.ipynb #fa35e192
@@ -163,15 +154,12 @@ def sampled_turns(state: State) -> list[Turn]:
     """Return the turns of a rollout, without prompt ids where the server gave none."""
     if turns := exact_turns(state):
         return turns
-    return [
-        Turn(
-            [],
-            parse_chat_completion_tokens(response),
-            parse_chat_completion_logprobs(response),
-            getattr(response.choices[0], "finish_reason", None) or "stop",
-        )
-        for response in state["responses"]
-    ]
+    turns = []
+    for response in state["responses"]:
+        ids, logprobs = parse_completion_tokens(response), parse_completion_logprobs(response)
+        reason = getattr(response.choices[0], "finish_reason", None) or "stop"
+        turns.append(Turn([], ids, logprobs, reason))
+    return turns
 
 # %% ../../nbs/inference/01_tokens.ipynb #2986a8d9
 def message_for_template(message: ChatMessage) -> ChatMessage:
@@ -179,10 +167,9 @@ def message_for_template(message: ChatMessage) -> ChatMessage:
     if not message.get("tool_calls"):
         return message
     calls = [tool_call_dict(call) for call in message["tool_calls"]]
-    for call in calls:
-        arguments = call["function"]["arguments"]
-        if isinstance(arguments, str):
-            call["function"]["arguments"] = json.loads(arguments)
+    for function in (call["function"] for call in calls):
+        if isinstance(function["arguments"], str):
+            function["arguments"] = json.loads(function["arguments"])
     return {**message, "tool_calls": calls}
 
 # %% ../../nbs/inference/01_tokens.ipynb #ea264ef8
@@ -282,11 +269,8 @@ def process_completion_format_vllm(
     def text_ids(text: str) -> list[int]:
         return processing_class(text, add_special_tokens=False).input_ids if text else []
 
-    sequence, read = TokenSequence([], [], []), 0
-    answers = zip(
-        sampled_turns(state), state["responses"], state["responses_start_idx"], strict=True
-    )
-    for turn, response, start in answers:
+    sequence, read, starts = TokenSequence([], [], []), 0, state["responses_start_idx"]
+    for turn, response, start in zip(sampled_turns(state), state["responses"], starts, strict=True):
         sequence.extend(text_ids(completion[read:start]))
         sequence.extend(turn.completion_ids, turn.logprobs)
         read = start + len(response.choices[0].text or "")
@@ -299,13 +283,8 @@ def cut_columns(row: Columns, max_seq_len: int) -> Columns:
     if max_seq_len <= 0 or len(row.prompt_ids) + len(row.completion_ids) <= max_seq_len:
         return row
     room = max(0, max_seq_len - len(row.prompt_ids))
-    return Columns(
-        row.prompt_ids[:max_seq_len],
-        row.prompt_mask[:max_seq_len],
-        row.completion_ids[:room],
-        row.completion_mask[:room],
-        row.completion_logprobs[:room],
-    )
+    limits = (max_seq_len, max_seq_len, room, room, room)
+    return Columns(*(column[:limit] for column, limit in zip(row, limits, strict=True)))  # type: ignore
 
 # %% ../../nbs/inference/01_tokens.ipynb #91032ad7
 def process_env_results_vllm(
@@ -325,12 +304,10 @@ def process_env_results_vllm(
     as asked.
     """
     rows, kept_rewards = [], []
-    for prompt, completion, state, reward in zip(
-        prompts, completions, states, rewards, strict=True
-    ):
-        process: Any = (
-            process_completion_format_vllm if isinstance(prompt, str) else process_chat_format_vllm
-        )
+    rollouts: Any = zip(prompts, completions, states, rewards, strict=True)
+    for prompt, completion, state, reward in rollouts:
+        text = isinstance(prompt, str)
+        process: Any = process_completion_format_vllm if text else process_chat_format_vllm
         whole = process(prompt, completion, state, processing_class, mask_env_responses)
         row = cut_columns(whole, max_seq_len)
         cut = row is not whole or any(t.finish_reason == "length" for t in sampled_turns(state))

@@ -10,9 +10,9 @@ __all__ = ['RANKS', 'SHARED_MEMORY', 'ROOT_PREFIX', 'REST', 'logger', 'REMEDIES'
            'adapter_config', 'check_servable', 'save_weights', 'link_file', 'copy_as_zeros', 'write_adapter',
            'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'remove_roots', 'AdapterFolders', 'Version',
            'Versions', 'call_server', 'served_model', 'load_on_server', 'unload_from_server', 'exact_request',
-           'Comparison', 'sampled_logprobs', 'compare_with_peft', 'check_comparison', 'retire', 'drop_unused',
-           'stage_version', 'prove', 'activate', 'push_version', 'reload_current', 'ask_policy', 'was_lost', 'outlive',
-           'push_to_own', 'claim_lock', 'call_dev', 'leave', 'VLLMClient']
+           'sampled_logprobs', 'compare_with_peft', 'check_comparison', 'retire', 'drop_unused', 'stage_version',
+           'prove', 'activate', 'push_version', 'reload_current', 'ask_policy', 'was_lost', 'outlive', 'push_to_own',
+           'claim_lock', 'call_dev', 'leave', 'VLLMClient']
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #77de68da
 import asyncio
@@ -271,14 +271,12 @@ class Versions:
         finally:
             self.loads += 1
 
-    def undisturbed(self, loads: int) -> bool:
-        """Return whether the server was given no adapter since the count was `loads`."""
-        return loads % 2 == 0 and self.loads == loads
-
     def wait_for_slot(self, slots: int, timeout: float | None = None) -> bool:
         """Wait until one more adapter fits into a server's `slots`; False when time is up."""
         with self.changed:
-            return self.changed.wait_for(lambda: self.adapters_in_use < slots, timeout)
+            return self.changed.wait_for(
+                lambda: len([v for v in self.known if v.in_flight and v.folder]) < slots, timeout
+            )
 
     @property
     def in_flight(self) -> int:
@@ -290,17 +288,11 @@ class Versions:
         """Whether the server may still be busy with a request that was broken off."""
         return any(each.rests_until > time.monotonic() for each in self.known)
 
-    @property
-    def adapters_in_use(self) -> int:
-        """Count the adapters that have requests in flight."""
-        return sum(each.in_flight > 0 and each.folder is not None for each in self.known)
-
     def take_unused(self) -> list[Version]:
         """Take out, and return, old versions that no request can need any more."""
-        now = time.monotonic()
         with self.changed:
-            used = [v for v in self.known if v.in_flight or v.rests_until > now]
-            unused = [v for v in self.known if v is not self.current and v not in used]
+            old = [v for v in self.known if v is not self.current and not v.in_flight]
+            unused = [v for v in old if v.rests_until <= time.monotonic()]
             self.known = [v for v in self.known if v not in unused]
         return unused
 
@@ -387,20 +379,10 @@ NEUTRAL_SAMPLING = {
 def exact_request(request: Mapping[str, Any], chat: bool) -> dict[str, Any]:
     """Return a request for exact tokens that leaves no sampling setting to the server."""
     extra = request.get("extra_body") or {}
-    given = {name for name, value in {**request, **extra}.items() if is_given(value)}
-    given -= {name for name, value in {**request, **extra}.items() if value is None}
+    given = {k for k, v in {**request, **extra}.items() if v is not None and is_given(v)}
     neutral = {name: value for name, value in NEUTRAL_SAMPLING.items() if name not in given}
     wanted = {"return_token_ids": True, "logprobs": True if chat else 0}
     return {**wanted, **request, "extra_body": {**extra, **neutral}}
-
-# %% ../../nbs/inference/06_vllm_policy.ipynb #8cd26b4c
-@dataclass(slots=True)
-class Comparison:
-    """Largest differences of a log-probability: server to PEFT, server to base model, PEFT to base model."""
-
-    gap: float
-    base_gap: float
-    effect: float
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #8e388a7f
 def sampled_logprobs(model: Any, prompt: list[int], sampled: list[int]) -> Tensor:
@@ -415,8 +397,12 @@ def sampled_logprobs(model: Any, prompt: list[int], sampled: list[int]) -> Tenso
 PROBE = "What is 2 + 2? Answer with a number and say why:"
 
 
-def compare_with_peft(client: HTTPClient, name: str, adapter: PeftModel) -> Comparison:
-    """Compare what a server serves as `name` with what `adapter` and its base model compute."""
+def compare_with_peft(client: HTTPClient, name: str, adapter: PeftModel) -> list[float]:
+    """Compare what a server serves as `name` with what `adapter` and its base model compute.
+
+    Returns the largest differences of a log-probability: server to PEFT, server to base model, and PEFT
+    to base model.
+    """
     import torch
 
     body = dict(model=name, prompt=PROBE, max_tokens=32, seed=0, logprobs=0, return_token_ids=True)
@@ -430,26 +416,26 @@ def compare_with_peft(client: HTTPClient, name: str, adapter: PeftModel) -> Comp
                 base = sampled_logprobs(adapter, turn.prompt_ids, turn.completion_ids)
     finally:
         adapter.train(training)
-    pairs = ((served, adapted), (served, base), (adapted, base))
-    return Comparison(*(float((a - b).abs().max()) for a, b in pairs))
+    differences = (served - adapted, served - base, adapted - base)
+    return [float(each.abs().max()) for each in differences]
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #8ce53a0a
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "bfloat16": 0.2}  # of a log-probability, in nats
 
 
-def check_comparison(seen: Comparison, tolerance: float) -> bool:
+def check_comparison(gap: float, base_gap: float, effect: float, tolerance: float) -> bool:
     """Return whether a comparison proves that the adapter is served; a RuntimeError if it disproves it."""
-    if seen.gap <= tolerance:
-        return seen.effect > 2 * tolerance
+    if gap <= tolerance:
+        return effect > 2 * tolerance
     cause = (
         "It serves the base model without the adapter: leave out the target_modules that vLLM has "
         "no LoRA for."
-        if seen.base_gap <= tolerance
+        if base_gap <= tolerance
         else "Check that both have the same base model and the same --dtype; for a server in half "
         "precision, give the client the tolerance that you accept (0.2 is usual for bfloat16)."
     )
     raise RuntimeError(
-        f"The server's log-probabilities under this adapter differ from PEFT's by {seen.gap:.2g}, where "
+        f"The server's log-probabilities under this adapter differ from PEFT's by {gap:.2g}, where "
         f"{tolerance:.2g} is allowed. {cause}"
     )
 
@@ -496,11 +482,10 @@ def prove(client: VLLMClient, staged: Version, adapter: PeftModel | str | Path |
     """Compare a loaded adapter with PEFT, until one comparison has proved that they agree."""
     if client.proved or adapter is None or isinstance(adapter, (str, Path)):
         return
-    tolerance = client.tolerance
-    if tolerance is None:
-        tolerance = TOLERANCES.get(str(adapter.dtype).removeprefix("torch."), 0.2)
-    seen = compare_with_peft(client, staged.name, adapter)
-    client.proved = check_comparison(seen, tolerance)
+    usual = TOLERANCES.get(str(adapter.dtype).removeprefix("torch."), 0.2)
+    tolerance = usual if client.tolerance is None else client.tolerance
+    gap, base_gap, effect = compare_with_peft(client, staged.name, adapter)
+    client.proved = check_comparison(gap, base_gap, effect, tolerance)
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #a1db11c9
 def activate(client: VLLMClient, staged: Version) -> int:
@@ -544,12 +529,12 @@ async def ask_policy(client: VLLMClient, ask: Callable[[str], Awaitable[Reply]])
         try:
             with client.versions.request() as version:
                 response = await ask(version.name)
-            if version.folder is not None or client.versions.undisturbed(loads):
+            if version.folder is not None or (loads % 2 == 0 and client.versions.loads == loads):
                 break
         except Exception as error:
             times_lost += 1
-            not_found = getattr(error, "status_code", None) == 404
-            if not not_found or version.folder is None or times_lost > 2:
+            found = getattr(error, "status_code", None) != 404
+            if found or version.folder is None or times_lost > 2:
                 raise
             await asyncio.to_thread(reload_current, client, loads)
     for choice in response.choices:
@@ -732,8 +717,3 @@ class VLLMClient(HTTPClient):
         """End the connections; unload the adapters, and delete them if no request is in flight."""
         super().close()
         leave(self)
-
-    async def aclose(self) -> None:
-        """Close, in a coroutine."""
-        await super().aclose()
-        await asyncio.to_thread(leave, self)

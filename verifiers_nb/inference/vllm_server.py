@@ -15,6 +15,7 @@ __all__ = ['QUERY', 'TOOL_CALL_PARSERS', 'HOST', 'CPU_ENV', 'PREFIX', 'FAILURES'
            'start_vllm']
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #77de68da
+import csv
 import http.client
 import json
 import logging
@@ -31,14 +32,14 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .client import model_path
+from .client import get_tokenizer, model_path
 from ..support.processes import start_guarded
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #b0bc35a2
@@ -73,9 +74,7 @@ class Gpu:
 # %% ../../nbs/inference/05_vllm_server.ipynb #7d4402d7
 def read_gpus(table: str, visible: str | None = None) -> list[Gpu]:
     """Read the lines that nvidia-smi gives for QUERY; `visible` is CUDA_VISIBLE_DEVICES."""
-    rows = [
-        [cell.strip() for cell in line.split(",")] for line in table.splitlines() if line.strip()
-    ]
+    rows = [row for row in csv.reader(table.splitlines(), skipinitialspace=True) if row]
     if visible is not None:
         wanted = [name.strip() for name in visible.split(",") if name.strip()]
         # A GPU is named by its number or by the beginning of its identifier.
@@ -116,8 +115,7 @@ def vllm_gpus(env: Mapping[str, str] | None = None) -> list[Gpu]:
 def as_flags(options: Mapping[str, Any]) -> list[str]:
     """Return options as command-line flags; those set to None are left out."""
     flags = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
+    for flag, value in ((name.replace("_", "-"), value) for name, value in options.items()):
         if value is True or value is False:
             flags.append(f"--{flag}" if value else f"--no-{flag}")
         elif isinstance(value, (list, tuple)):
@@ -159,17 +157,8 @@ def machine_options(
 # %% ../../nbs/inference/05_vllm_server.ipynb #f6672a93
 def chat_template(model: str | Path) -> str:
     """Return a model's chat template, "" if it has none or can't be found."""
-    folder = model_path(model)
-    for name in ("chat_template.jinja", "tokenizer_config.json"):
-        with suppress(OSError, ValueError, ImportError):
-            if isinstance(folder, Path):
-                path = folder / name
-            else:
-                from huggingface_hub import hf_hub_download
-
-                path = Path(hf_hub_download(folder, name))
-            text = path.read_text(encoding="utf-8")
-            return text if path.suffix == ".jinja" else json.loads(text).get("chat_template") or ""
+    with suppress(OSError, ValueError, ImportError):
+        return str(get_tokenizer(model).chat_template or "")
     return ""
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #511bb7da
@@ -240,7 +229,7 @@ def log_lines(log: str) -> list[str]:
 # %% ../../nbs/inference/05_vllm_server.ipynb #fa35e192
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A way to fail: how its decisive line looks, what it means, and what helps."""
+    """A way to fail: how its decisive line looks, if it has one, what it means, and what helps."""
 
     name: str
     pattern: str
@@ -262,20 +251,14 @@ FAILURES = (
     Failure(
         "model",
         r"Cannot find an appropriate cached snapshot|We couldn't connect to|Invalid repository ID or local",
-        "there is no such model here, and the hub did not give it. Check the spelling or the path. A folder "
-        "must hold config.json, weights and tokenizer; for the hub, check the network, and that "
-        "HF_HUB_OFFLINE is not set.",
+        "there is no such model here, and the hub did not give it. Check the name, or that the folder holds "
+        "config.json, weights and tokenizer; for the hub, the network, and that HF_HUB_OFFLINE is not set.",
     ),
-    Failure(
-        "weights",
-        r"SafetensorError",
-        "the file of the weights is damaged. Delete it and download it again.",
-    ),
+    Failure("weights", "SafetensorError", "the weights' file is damaged. Download it again."),
     Failure(
         "cache",
         r"larger than the available KV cache",
-        "the KV cache has no room for one sequence of max_model_len tokens. Give a larger kv_cache_gb or "
-        "a smaller max_model_len.",
+        "no sequence of max_model_len tokens fits. Raise kv_cache_gb or lower max_model_len.",
     ),
     Failure(
         "memory",
@@ -316,8 +299,7 @@ def last_errors(lines: Sequence[str]) -> str:
 KILLED = Failure(
     "killed",
     "",
-    "something killed it, most often the system for lack of main memory. Look into `dmesg`; a smaller "
-    "kv_cache_gb or a smaller model needs less.",
+    "something killed it, most often for lack of memory (see `dmesg`): use less of it.",
 )
 UNKNOWN = Failure("unknown", "", "for a reason that is not known here. Read the end of the log.")
 
@@ -359,10 +341,7 @@ def reserve_port(port: int | None) -> socket.socket:
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #ed45cb92
 NO_MODEL = Failure(
-    "model",
-    "",
-    "it holds no config.json. Check the path; a model is a folder with config.json, weights and "
-    "tokenizer, as save_pretrained makes it.",
+    "model", "", "it holds no config.json. Check the path; save_pretrained makes such a folder."
 )
 
 
@@ -377,15 +356,13 @@ def model_folder(model: str | Path) -> str:
 # %% ../../nbs/inference/05_vllm_server.ipynb #9ffaafd5
 def get(port: int, path: str, api_key: str, timeout: float = 5.0) -> tuple[int, bytes]:
     """Get a path of a server on this machine: status and content, status 0 without an answer."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=timeout)
     try:
-        connection.request("GET", path, headers={"Authorization": f"Bearer {api_key}"})
-        answer = connection.getresponse()
-        return answer.status, answer.read()
+        with closing(http.client.HTTPConnection(HOST, port, timeout=timeout)) as connection:
+            connection.request("GET", path, headers={"Authorization": f"Bearer {api_key}"})
+            answer = connection.getresponse()
+            return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
         return 0, b""
-    finally:
-        connection.close()
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #b7137d5f
 def serves(port: int, api_key: str, model: str) -> bool:
@@ -408,7 +385,7 @@ class StartLine:
         if not self.shown or not (self.redraws or end or not self.last):
             return
         line = f"vLLM, {self.model}: {phrase[:70]}, {time.monotonic() - self.started:.0f} s"
-        rubbed = f"\r{line}{' ' * (len(self.last) - len(line))}" if self.redraws else line
+        rubbed = f"\r{line.ljust(len(self.last))}" if self.redraws else line
         print(rubbed, end="\n" if end or not self.redraws else "", file=sys.stderr, flush=True)
         self.last = line
 
@@ -486,16 +463,13 @@ class VLLMServer(AbstractContextManager["VLLMServer"]):
 def open_log(server: VLLMServer) -> BinaryIO:
     """Open a server's log for the start that follows; a full disk is a ServerError."""
     server.log.touch(mode=0o600)
-    log = server.log.open("ab")
     try:
-        log.write(f"{shlex.join(server.command)}\n".encode())
-        log.flush()
+        with server.log.open("ab") as log:
+            log.write(f"{shlex.join(server.command)}\n".encode())
     except OSError as error:
-        with suppress(OSError):
-            log.close()
         failure, _ = find_failure(str(error))
         raise ServerError(f"The log {server.log} can't be written", failure) from error
-    return log
+    return server.log.open("ab")
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #787b63f4
 DOOMED = "EngineCore failed to start"
@@ -518,9 +492,10 @@ def launch(server: VLLMServer, progress: bool) -> None:
                 raise ServerError("vLLM did not start", *failure, server.log)
             latest = (log_lines(text) or ["starting"])[-1]
             if time.monotonic() - began > server.timeout:
-                late = f"it was not ready after {server.timeout:.0f} s. {SLOW}"
-                late_failure = Failure("timeout", "", late)
-                raise ServerError("vLLM did not start", late_failure, latest, server.log)
+                late = Failure(
+                    "timeout", "", f"it was not ready after {server.timeout:.0f} s. {SLOW}"
+                )
+                raise ServerError("vLLM did not start", late, latest, server.log)
             line.show(latest)
             time.sleep(0.25)
     except BaseException as error:
@@ -561,10 +536,7 @@ def wait_until_ready(server: VLLMServer, timeout: float | None) -> None:
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #f7294f85
 HUNG = Failure(
-    "hung",
-    "",
-    "it gave no answer any more. If that happens again, see whether the machine is out of memory or "
-    "something stops its processes.",
+    "hung", "", "it gave no answer any more. See whether memory is short or something stops it."
 )
 
 
@@ -578,8 +550,8 @@ def has_ended(server: VLLMServer) -> bool:
     """Return whether a server's process has ended, its engine is dead, or it hangs."""
     if server.guards[0].poll() is not None:
         return True
-    status, _ = get(server.port, "/health", server.api_key)
-    server.answered = time.monotonic() if status else server.answered
+    if status := get(server.port, "/health", server.api_key)[0]:
+        server.answered = time.monotonic()
     return status == 503 or hangs(server)
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #79af19ce
