@@ -24,7 +24,6 @@ import verifiers_nb as vf
 NOT_YET = {
     "test_one_name_has_one_meaning",
     "test_the_library_is_small",
-    "test_the_walk_of_a_training_step_is_short",
 }
 
 NBS, PACKAGE = ROOT / "nbs", ROOT / "verifiers_nb"

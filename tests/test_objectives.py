@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 import verifiers_nb as vf
 from verifiers_nb.inference.tokens import TokenSequence
-from verifiers_nb.trainer.batching import Sample, check_packing, micro_batches, shares_prompts
+from verifiers_nb.trainer.batching import SHARED, Sample, check_packing, micro_batches
 from verifiers_nb.trainer.config import IMPORTANCE_LEVELS, IMPORTANCE_MODES, LOSS_TYPES
 from verifiers_nb.trainer.loss import token_weights
 from verifiers_nb.trainer.objective import micro_batch_loss
@@ -180,7 +180,8 @@ def policies() -> dict[bool, PeftModel]:
     """Two equal policies: packed rows, and shared prompts."""
     rows, shared = make_policy(), make_policy()
     check_packing(shared.get_base_model(), make_samples("grpo"), 1e-4, share_prompts=True)
-    assert shares_prompts(shared.get_base_model()) and not shares_prompts(rows.get_base_model())
+    kinds = [each.get_base_model().config._attn_implementation for each in (shared, rows)]
+    assert kinds == [SHARED, "sdpa"]
     return {False: rows, True: shared}
 
 
@@ -243,7 +244,7 @@ def test_another_family_and_gradient_checkpointing(tmp_path: Path) -> None:
     args = settings(tmp_path, beta=0.1)
     policy = make_policy("llama").train()
     check_packing(policy.get_base_model(), make_samples("grpo"), 1e-4, share_prompts=True)
-    assert shares_prompts(policy.get_base_model())
+    assert policy.get_base_model().config._attn_implementation == SHARED
     policy.gradient_checkpointing_enable({"use_reentrant": False})
     for shared, budget in itertools.product((False, True), (1, 12, 200)):
         assert difference(policy, args, shared, budget) < 1e-5

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'model_request', 'check_asked', 'check_evaluation', 'Environment']
+__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_asked', 'check_evaluation', 'Environment']
 
 # %% ../../nbs/envs/03_environment.ipynb #77de68da
 import asyncio
@@ -72,25 +72,6 @@ def merge_sampling_args(*layers: SamplingArgs | None) -> SamplingArgs:
         merged.update(layer or {})
         extra.update((layer or {}).get("extra_body") or {})
     return {**merged, "extra_body": extra}
-
-# %% ../../nbs/envs/03_environment.ipynb #fa35e192
-def model_request(
-    prompt: Messages,
-    message_type: MessageType,
-    oai_tools: list[Any] | None = None,
-    sampling_args: SamplingArgs | None = None,
-) -> dict[str, Any]:
-    """Return the keywords of one request: what is asked, with which tools, sampled how."""
-    request = request_arguments(sampling_args, message_type)
-    if message_type == "chat":
-        request["messages"] = prompt
-        if oai_tools:
-            request["tools"] = oai_tools
-    elif oai_tools:
-        raise ValueError("oai_tools are not supported for completion tasks.")
-    else:
-        request["prompt"] = prompt
-    return request
 
 # %% ../../nbs/envs/03_environment.ipynb #ba9fad99
 def check_asked(client: Any, model: str | None) -> str:
@@ -226,7 +207,12 @@ class Environment(ABC):
     ) -> Any:
         """Ask the model once; returns the response as the client gives it."""
         kind = message_type or self.message_type
-        request = model_request(prompt, kind, oai_tools, sampling_args)
+        if oai_tools and kind != "chat":
+            raise ValueError("oai_tools are not supported for completion tasks.")
+        request = request_arguments(sampling_args, kind)
+        request["messages" if kind == "chat" else "prompt"] = prompt
+        if oai_tools:
+            request["tools"] = oai_tools
         create = (client.chat if kind == "chat" else client).completions.create
         return await with_retries(lambda: create(model=model, **request), self.max_retries)
 

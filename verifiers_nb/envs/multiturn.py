@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['initial_state', 'response_message', 'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'SingleTurnEnv']
+__all__ = ['initial_state', 'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'SingleTurnEnv']
 
 # %% ../../nbs/envs/04_multiturn.ipynb #77de68da
 from abc import abstractmethod
@@ -15,7 +15,6 @@ from typing import Any
 from .environment import Environment
 from .rollouts import with_seed
 from verifiers_nb.types import (
-    ChatMessage,
     Info,
     Messages,
     MessageType,
@@ -34,15 +33,6 @@ def initial_state(
         return {**state, "completion": "", "responses_start_idx": []}
     return {**state, "completion": []}
 
-# %% ../../nbs/envs/04_multiturn.ipynb #23f9da24
-def response_message(response: Any) -> ChatMessage:
-    """Return a chat response as the assistant message that goes into the conversation."""
-    message = response.choices[0].message
-    spoken: ChatMessage = {"role": "assistant", "content": message.content or ""}
-    if tool_calls := getattr(message, "tool_calls", None):
-        spoken["tool_calls"] = tool_calls
-    return spoken
-
 # %% ../../nbs/envs/04_multiturn.ipynb #0ade7c2c
 def take_response(response: Any, state: State) -> Any:
     """Note a response in the state of its rollout; return what it adds to the conversation.
@@ -56,7 +46,10 @@ def take_response(response: Any, state: State) -> Any:
         state["responses_start_idx"].append(len(state["completion"]))
         added = response.choices[0].text or ""
     else:
-        added = [response_message(response)]
+        message = response.choices[0].message
+        added = [{"role": "assistant", "content": message.content or ""}]
+        if tool_calls := getattr(message, "tool_calls", None):
+            added[0]["tool_calls"] = tool_calls
     state["responses"].append(response)
     state["turn"] += 1
     state["completion"] = state["completion"] + added

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['DatasetBuilder', 'Inputs', 'T', 'DEFAULTS', 'BLOCK', 'KEPT_BLOCKS', 'chat_prompt', 'with_prompts', 'pick_rows',
-           'Once', 'check_protocol', 'LazyDataset', 'build_dataset', 'prepare_dataset', 'copied', 'new_rollout',
-           'RolloutRows', 'check_names', 'check_infos', 'check_columns', 'place_in_dataset', 'place_in',
-           'repeated_rows', 'rollout_rows']
+           'Once', 'check_protocol', 'LazyDataset', 'build_dataset', 'prepare_dataset', 'copied', 'RolloutRows',
+           'check_names', 'check_infos', 'check_columns', 'place_in_dataset', 'place_in', 'repeated_rows',
+           'rollout_rows']
 
 # %% ../../nbs/envs/00_prompts.ipynb #77de68da
 import copy
@@ -158,19 +158,10 @@ def copied(value: Any) -> Any:
         return [copied(part) for part in value]
     return value if kind is str or value is None else copy.deepcopy(value)
 
-# %% ../../nbs/envs/00_prompts.ipynb #1f12b36b
+# %% ../../nbs/envs/00_prompts.ipynb #704881db
 DEFAULTS = {"prompt": None, "answer": "", "task": "default", "info": None}
 
 
-def new_rollout(columns: Mapping[str, Sequence[Any]], at: int, index: int, group: int) -> Rollout:
-    """Return the rollout of row `at`; an `info` that was stored as JSON text is read."""
-    row: Any = {k: columns[k][at] if k in columns else v for k, v in DEFAULTS.items()}
-    info = row["info"]
-    row["info"] = (json.loads(info) if isinstance(info, str) else copied(info)) or {}
-    row["prompt"] = copied(row["prompt"])
-    return Rollout(**row, index=index, group=group)
-
-# %% ../../nbs/envs/00_prompts.ipynb #704881db
 class RolloutRows(Sequence[Rollout]):
     """The rollouts that start from the rows of inputs, each made when it is asked for.
 
@@ -192,8 +183,13 @@ class RolloutRows(Sequence[Rollout]):
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        index = range(len(self))[index]
-        return new_rollout(*self.place(self.rows[index]), index, self.groups[index])
+        index = range(len(self.rows))[index]
+        columns, at = self.place(self.rows[index])
+        row: Any = {k: columns[k][at] if k in columns else v for k, v in DEFAULTS.items()}
+        info = row["info"]  # a dict, or the JSON text of one
+        row["info"] = (json.loads(info) if isinstance(info, str) else copied(info)) or {}
+        row["prompt"] = copied(row["prompt"])
+        return Rollout(**row, index=index, group=self.groups[index])
 
 # %% ../../nbs/envs/00_prompts.ipynb #5dd61eee
 def check_names(names: Collection[str]) -> None:

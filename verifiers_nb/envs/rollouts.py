@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'MOST_AT_ONCE', 'NEW_OBJECTS', 'logger', 'run_together', 'run_bounded', 'fewer_collections', 'background_loop',
-           'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'fail', 'play', 'failed_score', 'score_group',
-           'PromptGroups', 'zeros', 'ScoreColumns', 'kept_outputs', 'run_settings', 'RolloutRun']
+__all__ = ['MOST_AT_ONCE', 'T', 'NEW_OBJECTS', 'logger', 'run_bounded', 'fewer_collections', 'background_loop', 'run_sync',
+           'sync_twin', 'derive_seed', 'with_seed', 'fail', 'failed_score', 'score_group', 'PromptGroups',
+           'kept_outputs', 'run_settings', 'RolloutRun']
 
 # %% ../../nbs/envs/02_rollouts.ipynb #77de68da
 import asyncio
@@ -19,10 +19,10 @@ import logging
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -30,55 +30,44 @@ from tqdm import tqdm
 
 from .prompts import RolloutRows
 from .store import RolloutStore, stored_outputs
-from ..inference.tokens import exact_turns
+from ..inference.tokens import rollout_turns
 from ..rubrics.rubric import Rubric, indices_of, score_many, score_one
 from verifiers_nb.types import (
     GenerateOutputs,
-    Messages,
     Rollout,
     RolloutScore,
     SamplingArgs,
-    State,
 )
-
-# %% ../../nbs/envs/02_rollouts.ipynb #c1dfd96e
-T = TypeVar("T")
-
-
-async def run_together(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines at once and return their results in order.
-
-    The first exception, or a cancellation, ends all of them.
-    """
-    try:
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(coroutine) for coroutine in coroutines]
-    except BaseExceptionGroup as errors:
-        raise errors.exceptions[0] from None
-    return [task.result() for task in tasks]
 
 # %% ../../nbs/envs/02_rollouts.ipynb #0ade7c2c
 MOST_AT_ONCE = 4096
+T = TypeVar("T")
 
 
 async def run_bounded(
-    job: Callable[[int], Awaitable[None]], count: int, max_concurrent: int = -1
-) -> None:
-    """Run `job(0)` to `job(count - 1)`, at most `max_concurrent` at a time.
+    job: Callable[[int], Awaitable[T]], count: int, max_concurrent: int = -1
+) -> list[T]:
+    """Return the results of `job(0)` to `job(count - 1)`, at most `max_concurrent` run at a time.
 
     With -1 there is no limit but that of sense, 4,096: more in flight cost memory and gain nothing.
     The first exception, or a cancellation, ends all of them.
     """
     if max_concurrent == 0 or max_concurrent < -1:
         raise ValueError(f"max_concurrent must be -1 (no limit) or positive, not {max_concurrent}.")
+    results: list[Any] = [None] * count
     indices = iter(range(count))
 
     async def work() -> None:
         for index in indices:
-            await job(index)
+            results[index] = await job(index)
 
-    workers = min(count, MOST_AT_ONCE if max_concurrent == -1 else max_concurrent)
-    await run_together(work() for _ in range(workers))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(count, MOST_AT_ONCE if max_concurrent == -1 else max_concurrent)):
+                group.create_task(work())
+    except BaseExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return results
 
 # %% ../../nbs/envs/02_rollouts.ipynb #bd307a3e
 NEW_OBJECTS = 50_000
@@ -174,23 +163,6 @@ def fail(rollout: Rollout, error: Exception) -> None:
         "error": rollout.error,
     }
 
-# %% ../../nbs/envs/02_rollouts.ipynb #910f5735
-async def play(
-    rollout: Rollout, played: Awaitable[tuple[Messages, State]], timeout: float | None = None
-) -> None:
-    """Await what plays a rollout; one that raises, or takes more than `timeout` seconds, has failed."""
-    try:
-        if timeout is None:  # a time limit costs more than all else here
-            rollout.completion, rollout.state = await played
-        else:
-            async with asyncio.timeout(timeout):
-                rollout.completion, rollout.state = await played
-        rollout.error = rollout.state.get("error")
-        rollout.turns = exact_turns(rollout.state)
-    except Exception as error:
-        logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
-        fail(rollout, error)
-
 # %% ../../nbs/envs/02_rollouts.ipynb #cb4e5208
 def failed_score(rubric: Rubric) -> RolloutScore:
     """Return the score of a rollout that failed: 0.0 under every name."""
@@ -222,31 +194,6 @@ class PromptGroups:
         if len(waiting) < len(self.members[rollout.group]):
             return []
         return sorted(self.waiting.pop(rollout.group), key=lambda each: each.index)
-
-# %% ../../nbs/envs/02_rollouts.ipynb #af3e1334
-def zeros(count: int) -> array[float]:
-    """Return an array of floats, all 0.0."""
-    return array("d", bytes(8 * count))
-
-
-class ScoreColumns:
-    """The rewards and metrics of `count` rollouts, 0.0 where none was noted; `total` of the rewards."""
-
-    def __init__(self, count: int) -> None:
-        self.total, self.reward = 0.0, zeros(count)
-        self.metrics: defaultdict[str, array[float]] = defaultdict(partial(zeros, count))
-
-    def note(self, rollout: Rollout) -> None:
-        """Note the score of a rollout."""
-        self.total += rollout.reward
-        self.reward[rollout.index] = rollout.reward
-        for name, value in rollout.metrics.items():
-            self.metrics[name][rollout.index] = value
-
-    def take(self, indices: Sequence[int]) -> dict[str, Any]:
-        """Return the columns `reward` and `metrics` of some rollouts."""
-        metrics = {name: [values[i] for i in indices] for name, values in self.metrics.items()}
-        return {"reward": [self.reward[i] for i in indices], "metrics": metrics}
 
 # %% ../../nbs/envs/02_rollouts.ipynb #98fbc42f
 def kept_outputs(
@@ -302,7 +249,12 @@ class RolloutRun:
     def __post_init__(self) -> None:
         self.finished: dict[int, Rollout | None] = {}
         self.failed: dict[int, str] = {}
-        self.scores = ScoreColumns(len(self.rows))
+        self.total = 0.0  # of the rewards
+        self.zeros = bytes(8 * len(self.rows))
+        self.rewards = array(
+            "d", self.zeros
+        )  # numbers stay in memory, whatever becomes of rollouts
+        self.metrics: dict[str, array[float]] = defaultdict(lambda: array("d", self.zeros))
         self.rubric: Rubric | None = self.env.rubric if self.score else None
         together = self.rubric is not None and self.rubric.scores_groups
         self.groups = PromptGroups(self.rows.groups) if together else None
@@ -313,7 +265,7 @@ class RolloutRun:
         return run_settings(self.model, self.sampling_args, self.rubric)
 
     async def start(self, max_concurrent: int = -1) -> None:
-        """Run every row that the store does not hold yet."""
+        """Run every row that the store does not hold yet; log how many failed, and why the first did."""
         order = self.groups.order if self.groups else range(len(self.rows))
         try:
             if self.store:
@@ -326,7 +278,10 @@ class RolloutRun:
                 self.store.close()
             if self.close_client:
                 await self.client.aclose()
-        self.report_failures()
+        if self.failed:
+            count, first = len(self.failed), self.failed[min(self.failed)]
+            message = "%d of %d rollouts failed and score 0.0; the first: %s"
+            logger.error(message, count, len(self.rows), first)
 
     async def run_one(self, index: int) -> None:
         """Play and score one row, or take it from the store."""
@@ -348,7 +303,7 @@ class RolloutRun:
             self.finish(rollout)
 
     async def play(self, rollout: Rollout) -> None:
-        """Play one rollout."""
+        """Play one rollout; one that raises, or takes too long, has failed."""
         played = self.env.rollout(
             self.client,
             self.model,
@@ -359,7 +314,17 @@ class RolloutRun:
             sampling_args=with_seed(self.sampling_args, rollout.index),
             **self.kwargs,
         )
-        await play(rollout, played, self.timeout)
+        try:
+            if self.timeout is None:  # a time limit costs more than all else here
+                rollout.completion, rollout.state = await played
+            else:
+                async with asyncio.timeout(self.timeout):
+                    rollout.completion, rollout.state = await played
+            rollout.error = rollout.state.get("error")
+            rollout.turns = rollout_turns(rollout.state, exact=False)
+        except Exception as error:
+            logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
+            fail(rollout, error)
 
     async def score_group(self, group: list[Rollout]) -> None:
         """Score the rollouts of a prompt, unless the store had them all, and finish the new ones."""
@@ -375,9 +340,12 @@ class RolloutRun:
         self.finished[rollout.index] = rollout if self.keep or not self.store else None
         if rollout.error:
             self.failed[rollout.index] = rollout.error
-        self.scores.note(rollout)
+        self.rewards[rollout.index] = rollout.reward
+        for name, value in rollout.metrics.items():
+            self.metrics[name][rollout.index] = value
         if self.progress:
-            mean = self.scores.total / len(self.finished)
+            self.total += rollout.reward
+            mean = self.total / len(self.finished)
             self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=False)
             self.bar.update()
         if self.store and rollout.index not in self.store.done:
@@ -385,16 +353,9 @@ class RolloutRun:
         if self.on_finish:
             self.on_finish(rollout)
 
-    def report_failures(self) -> None:
-        """Say in one line how many rollouts failed, and why the first one did."""
-        if self.failed:
-            count, first = len(self.failed), self.failed[min(self.failed)]
-            message = "%d of %d rollouts failed and score 0.0; the first: %s"
-            logger.error(message, count, len(self.rows), first)
-
     def rollouts(self) -> list[Rollout]:
         """Return the finished rollouts in the order of the rows; they must have been kept."""
-        return [self.finished[i] for i in range(len(self.rows))]  # type: ignore[misc]
+        return [self.finished[i] for i in range(len(self.finished))]  # type: ignore[misc]
 
     def outputs(self, keep_failed: bool = True) -> GenerateOutputs:
         """Return the finished rollouts as columns, in the order of the rows.
@@ -402,8 +363,10 @@ class RolloutRun:
         With `keep=False` all but the rewards and metrics are read from the store when looked at.
         """
         kept = [i for i in range(len(self.rows)) if keep_failed or i not in self.failed]
-        scores = self.scores.take(kept)
+        reward = [self.rewards[i] for i in kept]
+        metrics = {name: [values[i] for i in kept] for name, values in self.metrics.items()}
         if self.store and not self.keep:
-            return stored_outputs(self.store.path, [self.store.done[i] for i in kept], **scores)
+            lines = [self.store.done[i] for i in kept]
+            return stored_outputs(self.store.path, lines, reward=reward, metrics=metrics)
         rollouts: list[Any] = [self.finished[i] for i in kept]
-        return kept_outputs(rollouts, **scores)
+        return kept_outputs(rollouts, reward, metrics)

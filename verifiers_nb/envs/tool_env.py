@@ -19,7 +19,7 @@ from typing import Any
 from pydantic_core import to_json
 
 from .multiturn import MultiTurnEnv
-from .rollouts import run_together
+from .rollouts import run_bounded
 from .tools import Tool, make_tool
 from ..parsers.function_calls import member
 from ..support.threads import Threads
@@ -138,8 +138,11 @@ class ToolEnv(MultiTurnEnv):
     ) -> tuple[list[ChatMessage], State]:
         """Run the calls of the last message at once and answer each, in their order."""
         last: Any = messages[-1]
-        calls = [self.answer_call(call, messages, state) for call in last.get("tool_calls") or []]
-        return await run_together(calls) if len(calls) > 1 else [await c for c in calls], state
+        calls = last.get("tool_calls") or []
+        if len(calls) == 1:
+            return [await self.answer_call(calls[0], messages, state)], state
+        answers = run_bounded(lambda i: self.answer_call(calls[i], messages, state), len(calls))
+        return await answers, state
 
     async def answer_call(self, call: Any, messages: Messages, state: State) -> ChatMessage:
         """Return the message that answers one tool call."""

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['parse_completion_tokens', 'parse_completion_logprobs', 'process_env_results', 'response_logprobs',
-           'turn_from_response', 'rollout_turns', 'exact_turns', 'TokenSequence', 'merge_turns', 'token_numbers',
-           'sampled_logprobs_of', 'parse_chat_completion_tokens', 'parse_chat_completion_logprobs', 'sampled_turns',
-           'message_for_template', 'template_ids', 'turn_ids', 'Columns', 'as_columns', 'alternate',
-           'process_chat_format_vllm', 'process_completion_format_vllm', 'cut_columns', 'process_env_results_vllm']
+__all__ = ['parse_completion_tokens', 'parse_completion_logprobs', 'process_env_results', 'turn_from_response', 'rollout_turns',
+           'TokenSequence', 'merge_turns', 'token_numbers', 'sampled_logprobs_of', 'parse_chat_completion_tokens',
+           'parse_chat_completion_logprobs', 'sampled_turns', 'message_for_template', 'template_ids', 'turn_ids',
+           'Columns', 'as_columns', 'alternate', 'process_chat_format_vllm', 'process_completion_format_vllm',
+           'cut_columns', 'process_env_results_vllm']
 
 # %% ../../nbs/inference/01_tokens.ipynb #77de68da
 import json
@@ -28,12 +28,6 @@ from verifiers_nb.types import (
     tool_call_dict,
 )
 
-# %% ../../nbs/inference/01_tokens.ipynb #e72c4b04
-def response_logprobs(logprobs: Any) -> list[float]:
-    """Return the log-probability of each sampled token, for chat and text completions alike."""
-    flat = getattr(logprobs, "token_logprobs", None)
-    return list(flat) if flat is not None else [token.logprob for token in logprobs.content]
-
 # %% ../../nbs/inference/01_tokens.ipynb #bfb109e5
 def turn_from_response(response: Any) -> Turn:
     """Read a `Turn` from a response that carries token ids; raises `ValueError` when it doesn't."""
@@ -48,9 +42,14 @@ def turn_from_response(response: Any) -> Turn:
             "Ask for them: logprobs=True and extra_body={'return_token_ids': True}, from a server "
             "that knows these (vLLM or the embedded engine)."
         )
-    reason, version = choice.finish_reason or "stop", getattr(choice, "policy_version", 0)
-    floats = response_logprobs(logprobs)
-    turn = Turn(list(prompt_ids), list(completion_ids), floats, reason, version)
+    flat = getattr(logprobs, "token_logprobs", None)  # of a text completion
+    turn = Turn(
+        list(prompt_ids),
+        list(completion_ids),
+        [token.logprob for token in logprobs.content] if flat is None else list(flat),
+        choice.finish_reason or "stop",
+        getattr(choice, "policy_version", 0),
+    )
     if len(turn.completion_ids) != len(turn.logprobs):
         raise ValueError(
             f"The response has {len(turn.completion_ids)} token ids and {len(turn.logprobs)} "
@@ -59,18 +58,18 @@ def turn_from_response(response: Any) -> Turn:
     return turn
 
 # %% ../../nbs/inference/01_tokens.ipynb #17ba0791
-def rollout_turns(state: State) -> list[Turn]:
-    """Return the turns of a rollout, from its responses or from a stored record of them."""
-    if state.get("responses"):
-        return [turn_from_response(response) for response in state["responses"]]
-    return [Turn(**turn) for turn in state.get("turns", [])]
+def rollout_turns(state: State, exact: bool = True) -> list[Turn]:
+    """Return the turns of a rollout, from its responses or from a stored record of them.
 
-# %% ../../nbs/inference/01_tokens.ipynb #a3209128
-def exact_turns(state: State) -> list[Turn]:
-    """Return the turns of a rollout, none where any of its responses lacks its exact tokens."""
+    With `exact=False` a rollout has no turns, and raises nothing, if a response lacks its tokens.
+    """
     try:
-        return rollout_turns(state)
-    except (ValueError, TypeError, AttributeError, LookupError):  # an unknown shape, too
+        if state.get("responses"):
+            return [turn_from_response(response) for response in state["responses"]]
+        return [Turn(**turn) for turn in state.get("turns", [])]
+    except (ValueError, TypeError, AttributeError, LookupError):  # of responses of any shape
+        if exact:
+            raise
         return []
 
 # %% ../../nbs/inference/01_tokens.ipynb #fa35e192
@@ -94,19 +93,28 @@ class TokenSequence:
         self.logprobs += [0.0] * len(ids) if logprobs is None else logprobs
 
 # %% ../../nbs/inference/01_tokens.ipynb #2e14ded1
-def merge_turns(turns: Sequence[Turn]) -> list[TokenSequence]:
-    """Merge turns into sequences: a turn joins the last one when its prompt begins with all of it."""
+def merge_turns(turns: Sequence[Turn], max_seq_len: int | None = None) -> list[TokenSequence]:
+    """Merge turns into sequences: a turn joins the last one when its prompt begins with all of it.
+
+    A sequence longer than `max_seq_len` is cut, and counts as truncated.
+    """
     sequences: list[TokenSequence] = []
     for turn in turns:
         seen = sequences[-1].ids if sequences else None
         if seen is None or turn.prompt_ids[: len(seen)] != seen:
             sequences.append(TokenSequence([], [], []))
             seen = []
-        sequence = sequences[-1]
-        sequence.extend(turn.prompt_ids[len(seen) :])
-        sequence.extend(turn.completion_ids, turn.logprobs)
+        sequence, read = sequences[-1], turn.prompt_ids[len(seen) :]
+        sequence.ids += read + turn.completion_ids
+        sequence.mask += [0] * len(read) + [1] * len(turn.completion_ids)
+        sequence.logprobs += [0.0] * len(read) + turn.logprobs
         sequence.policy_versions.append(turn.policy_version)
         sequence.truncated |= turn.finish_reason == "length"
+    for sequence in sequences:
+        if max_seq_len is not None and len(sequence.ids) > max_seq_len:
+            for column in (sequence.ids, sequence.mask, sequence.logprobs):
+                del column[max_seq_len:]
+            sequence.truncated = True
     return sequences
 
 # %% ../../nbs/inference/01_tokens.ipynb #81e5b287
@@ -144,7 +152,9 @@ parse_completion_tokens = parse_chat_completion_tokens
 # %% ../../nbs/inference/01_tokens.ipynb #1372ef13
 def parse_chat_completion_logprobs(response: Any) -> list[float]:
     """Return the log-probability of each sampled token of a response."""
-    return response_logprobs(sampled_logprobs_of(response))
+    logprobs = sampled_logprobs_of(response)
+    flat = getattr(logprobs, "token_logprobs", None)
+    return [token.logprob for token in logprobs.content] if flat is None else list(flat)
 
 
 parse_completion_logprobs = parse_chat_completion_logprobs
@@ -152,7 +162,7 @@ parse_completion_logprobs = parse_chat_completion_logprobs
 # %% ../../nbs/inference/01_tokens.ipynb #7bcbca80
 def sampled_turns(state: State) -> list[Turn]:
     """Return the turns of a rollout, without prompt ids where the server gave none."""
-    if turns := exact_turns(state):
+    if turns := rollout_turns(state, exact=False):
         return turns
     turns = []
     for response in state["responses"]:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'logger', 'T', 'wanted_arguments', 'reward_name', 'sees_group', 'as_score', 'as_scores', 'call_within',
-           'attempt', 'choose_wanted', 'call_func', 'call_group_func', 'is_async', 'run_calls', 'combine_scores',
-           'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one',
-           'score_many', 'rollouts_from_columns', 'call_one', 'check_weights', 'Rubric']
+__all__ = ['ROW', 'GROUP', 'logger', 'row_of', 'wanted_arguments', 'reward_name', 'sees_group', 'as_scores', 'call_within',
+           'call_func', 'is_async', 'run_calls', 'combine_scores', 'score_columns', 'score_row', 'group_ids',
+           'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many', 'rollouts_from_columns',
+           'check_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -20,7 +20,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
-from typing import Any, TypeVar
+from operator import attrgetter
+from typing import Any
 
 from ..parsers.base import Parser
 from ..support.threads import Threads
@@ -69,24 +70,19 @@ def sees_group(func: Callable[..., Any]) -> bool:
         )
     return bool(group)
 
-# %% ../../nbs/rubrics/00_rubric.ipynb #f1abd670
-def as_score(value: Any) -> float:
-    """Return `value` as a finite float; raises `ValueError` for anything else."""
-    try:
-        score = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"it returned {value!r}, which is not a number") from None
-    if not math.isfinite(score):
-        raise ValueError(f"it returned {value!r}, which is not a finite number")
-    return score
-
 # %% ../../nbs/rubrics/00_rubric.ipynb #9e6a55b6
 def as_scores(values: Any, count: int) -> list[float]:
     """Return `values` as `count` finite floats; raises `ValueError` for anything else."""
-    try:
-        scores = [as_score(value) for value in values]
-    except TypeError:
-        raise ValueError(f"it returned {values!r}, not a list of {count} scores") from None
+    if not isinstance(values, Iterable):
+        raise ValueError(f"it returned {values!r}, not a list of {count} scores")
+    scores = []
+    for value in values:
+        try:
+            scores.append(float(value))
+        except (TypeError, ValueError):
+            raise ValueError(f"it returned {value!r}, which is not a number") from None
+        if not math.isfinite(scores[-1]):
+            raise ValueError(f"it returned {value!r}, which is not a finite number")
     if len(scores) != count:
         raise ValueError(f"it returned {len(scores)} scores for {count} rollouts")
     return scores
@@ -106,54 +102,39 @@ async def call_within(
             raise TimeoutError(f"it did not return within {timeout} s") from None
         raise
 
-# %% ../../nbs/rubrics/00_rubric.ipynb #0a57cb53
+# %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3b
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
+row_of = attrgetter(*ROW)
 
 
-async def attempt(
-    rubric: Any, func: RewardFunc, arguments: dict[str, Any], read: Callable[[Any], T], failed: T
-) -> T:
-    """Call `func` and `read` its result; return `failed` where either raises, and log it once.
+async def call_func(
+    rubric: Any, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
+) -> list[float]:
+    """Return a function's scores of the rollouts of one prompt: of just one, unless it sees groups.
 
-    `rubric`: has the `timeout` of a call, `threads` for it, and `failures`, which counts by name.
+    If it fails, all are 0.0. `rubric`: has `class_objects` to offer, the `timeout` of a call, `threads`
+    for it, and `failures`, which counts by name.
     """
+    if sees_group(func):
+        row = {f"{name}s": [getattr(each, name) for each in rollouts] for name in ROW}
+    else:
+        row = {name: getattr(rollouts[0], name) for name in ROW}
+    wanted, offered = wanted_arguments(func), {**rubric.class_objects, **row, **kwargs}
+    if wanted is not None:
+        offered = {name: value for name, value in offered.items() if name in wanted}
     try:
         if rubric.timeout is None:
-            return read(await maybe_await(func, **arguments))
-        return read(await call_within(rubric.timeout, rubric.threads, func, **arguments))
+            returned = await maybe_await(func, **offered)
+        else:
+            returned = await call_within(rubric.timeout, rubric.threads, func, **offered)
+        return as_scores(returned if sees_group(func) else [returned], len(rollouts))
     except Exception:
         name = reward_name(func)
         rubric.failures[name] += 1
         if rubric.failures[name] == 1:
             message = "Reward function %r failed: scored 0.0, as any time it does."
             logger.exception(message, name)
-        return failed
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #cb4e5208
-def choose_wanted(func: RewardFunc, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return those of `arguments` that `func` names."""
-    wanted = wanted_arguments(func)
-    return arguments if wanted is None else {k: v for k, v in arguments.items() if k in wanted}
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3b
-async def call_func(rubric: Any, func: RewardFunc, rollout: Rollout, **kwargs: Any) -> float:
-    """Return one function's score of a rollout; for a function that sees groups, it is one of one."""
-    if sees_group(func):
-        return (await call_group_func(rubric, func, [rollout], **kwargs))[0]
-    row = {name: getattr(rollout, name) for name in ROW}
-    arguments = choose_wanted(func, {**rubric.class_objects, **row, **kwargs})
-    return await attempt(rubric, func, arguments, as_score, 0.0)
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #c49496f3
-async def call_group_func(
-    rubric: Any, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
-) -> list[float]:
-    """Return a function's scores of the rollouts of one prompt; if it fails, all are 0.0."""
-    columns = {f"{name}s": [getattr(rollout, name) for rollout in rollouts] for name in ROW}
-    arguments = choose_wanted(func, {**rubric.class_objects, **columns, **kwargs})
-    count = len(rollouts)
-    return await attempt(rubric, func, arguments, partial(as_scores, count=count), [0.0] * count)
+        return [0.0] * len(rollouts)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #5b95d884
 @lru_cache(maxsize=1024)
@@ -212,9 +193,7 @@ async def call_by_group(
 ) -> list[float]:
     """Return a group function's scores of rollouts of any number of prompts, in their order."""
     groups = list(indices_of(rollout.group for rollout in rollouts).values())
-    calls = [
-        call_group_func(rubric, func, [rollouts[i] for i in group], **kwargs) for group in groups
-    ]
+    calls = [call_func(rubric, func, [rollouts[i] for i in group], **kwargs) for group in groups]
     scores = [0.0] * len(rollouts)
     for group, values in zip(groups, await run_calls(calls, rubric.overlaps()), strict=True):
         for index, value in zip(group, values, strict=True):
@@ -259,14 +238,6 @@ def rollouts_from_columns(
         Rollout(*row, completion=completion, state=state, group=group)
         for row, (completion, state, group) in zip(inputs, results, strict=True)
     ]
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #d280e000
-def call_one(rubric: Any, func: RewardFunc, rollout: Rollout, **kwargs: Any) -> Awaitable[float]:
-    """Call a function on a rollout, through `call_reward_func` where that is overridden; await it."""
-    if overrides(rubric, "call_reward_func"):
-        row = (getattr(rollout, name) for name in ROW)
-        return rubric.call_reward_func(func, *row, **kwargs)
-    return call_func(rubric, func, rollout, **kwargs)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #472b07b9
 def check_weights(funcs: Sequence[RewardFunc], weights: Sequence[float] | None) -> list[float]:
@@ -352,8 +323,12 @@ class Rubric:
 
     async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
         """Score one rollout: every function's score by name, and their weighted sum as reward."""
-        calls = [call_one(self, func, rollout, **kwargs) for func in self.reward_funcs]
-        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
+        row = row_of(rollout)
+        calls = [self.call_reward_func(func, *row, **kwargs) for func in self.reward_funcs]
+        if self.parallelize_scoring and self.overlaps():
+            scores = list(await asyncio.gather(*calls))
+        else:
+            scores = [await call for call in calls]
         return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
 
     async def _score_together(
@@ -374,7 +349,7 @@ class Rubric:
         """Return one function's scores of rollouts, calling it by group if it wants groups."""
         if sees_group(func):
             return await call_by_group(self, func, rollouts, **kwargs)
-        calls = [call_one(self, func, rollout, **kwargs) for rollout in rollouts]
+        calls = [self.call_reward_func(func, *row_of(each), **kwargs) for each in rollouts]
         return await run_calls(calls, self.overlaps())
 
     async def call_reward_func(
@@ -390,7 +365,8 @@ class Rubric:
     ) -> float:
         """Return one function's score; one that fails scores 0.0, and its first failure is logged."""
         row: dict[str, Any] = dict(answer=answer, task=task, info=info, state=state)
-        return await call_func(self, func, Rollout(prompt, completion=completion, **row), **kwargs)
+        rollout = Rollout(prompt, completion=completion, **row)
+        return (await call_func(self, func, [rollout], **kwargs))[0]
 
     async def score_rollout(
         self,

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['group_advantages', 'leave_one_out_advantages', 'scale_advantages', 'rollout_advantages', 'overlong_penalty',
-           'zero_variance_groups']
+__all__ = ['group_advantages', 'leave_one_out_advantages', 'scale_advantages', 'rollout_advantages', 'overlong_penalty']
 
 # %% ../../nbs/trainer/01_advantage.ipynb #77de68da
 import torch
@@ -87,8 +86,3 @@ def overlong_penalty(lengths: torch.Tensor, max_tokens: int, buffer: int) -> tor
     if not buffer:
         return torch.zeros(lengths.shape)
     return ((max_tokens - buffer - lengths) / buffer).clamp(-1.0, 0.0)
-
-# %% ../../nbs/trainer/01_advantage.ipynb #7719a1c7
-def zero_variance_groups(advantages: torch.Tensor, group_size: int) -> torch.Tensor:
-    """Return bool [B / group_size]: True for each group whose advantages are all zero."""
-    return (advantages.view(-1, group_size) == 0).all(1)

@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['SHARED', 'Span', 'SharedPrompts', 'padded_length', 'share_prompts', 'take', 'attend', 'shared_prompt_attention',
            'enable_shared_prompts', 'forward_shared', 'pack_rows', 'Sample', 'MicroBatch', 'sampled_places',
-           'sampled_tokens', 'build_micro_batch', 'row_micro_batches', 'split_prompt', 'samples_by_prompt',
-           'build_shared_batch', 'shared_micro_batches', 'micro_batches', 'output_embedding', 'hidden_states',
-           'batch_logprobs', 'sequences_leak', 'makes_plain_logits', 'shares_prompts', 'try_sharing', 'check_packing']
+           'sampled_tokens', 'build_micro_batch', 'split_prompt', 'samples_by_prompt', 'build_shared_batch',
+           'shared_micro_batches', 'micro_batches', 'output_embedding', 'batch_logprobs', 'sequences_leak',
+           'makes_plain_logits', 'try_sharing', 'check_packing']
 
 # %% ../../nbs/trainer/03_batching.ipynb #77de68da
 from collections import defaultdict
@@ -236,18 +236,23 @@ def sampled_places(sequence: TokenSequence) -> list[int]:
     return [place for place, sampled in enumerate(sequence.mask) if sampled and place]
 
 # %% ../../nbs/trainer/03_batching.ipynb #dc86a183
-def sampled_tokens(samples: Sequence[Sample]) -> dict[str, Any]:
-    """Return the flat part of a `MicroBatch`, without the places where tokens are predicted."""
-    at = [(s.sequence, place) for s in samples for place in sampled_places(s.sequence)]
-    counts = torch.tensor([len(sampled_places(sample.sequence)) for sample in samples])
-    return {
-        "targets": torch.tensor([sequence.ids[place] for sequence, place in at], dtype=torch.long),
-        "sequences": torch.arange(len(samples)).repeat_interleave(counts),
-        "sampler_logprobs": torch.tensor(
-            [float(sequence.logprobs[place]) for sequence, place in at]
-        ),
-        "advantages": torch.tensor([s.advantage for s in samples]).repeat_interleave(counts),
-        "weights": torch.tensor([s.weight for s in samples]).repeat_interleave(counts),
+def sampled_tokens(samples: Sequence[Sample]) -> tuple[torch.Tensor, dict[str, Any]]:
+    """Return the places of the sampled tokens in their sequences, and the flat part of a `MicroBatch`."""
+    at = [
+        (number, place)
+        for number, sample in enumerate(samples)
+        for place, sampled in enumerate(sample.sequence.mask)
+        if sampled and place
+    ]
+    sequences, places = torch.tensor(at, dtype=torch.long).view(-1, 2).unbind(1)
+    logprobs = [float(samples[number].sequence.logprobs[place]) for number, place in at]
+    targets = [samples[number].sequence.ids[place] for number, place in at]
+    return places, {
+        "targets": torch.tensor(targets, dtype=torch.long),
+        "sequences": sequences,
+        "sampler_logprobs": torch.tensor(logprobs),
+        "advantages": torch.tensor([s.advantage for s in samples])[sequences],
+        "weights": torch.tensor([s.weight for s in samples])[sequences],
     }
 
 # %% ../../nbs/trainer/03_batching.ipynb #02de72fb
@@ -255,35 +260,21 @@ def build_micro_batch(samples: Sequence[Sample], rows: Sequence[Sequence[int]]) 
     """Lay the samples out in rows and list their sampled tokens."""
     length = max(sum(len(samples[i].sequence.ids) for i in row) for row in rows)
     ids, positions = torch.zeros(2, len(rows), length, dtype=torch.long)
-    at_rows: list[int] = []
-    columns: list[int] = []
+    begins: list[
+        tuple[int, int]
+    ] = []  # of each sequence: its row, and the column of its first token
     for number, row in enumerate(rows):
         start = 0
         for sequence in (samples[i].sequence for i in row):
             stop = start + len(sequence.ids)
             ids[number, start:stop] = torch.tensor(sequence.ids)
             positions[number, start:stop] = torch.arange(stop - start)
-            before = [start + place - 1 for place in sampled_places(sequence)]
-            at_rows += [number] * len(before)
-            columns += before
+            begins.append((number, start))
             start = stop
         positions[number, start:] = torch.arange(length - start)
-    return MicroBatch(
-        ids,
-        positions,
-        torch.tensor(at_rows, dtype=torch.long),
-        torch.tensor(columns, dtype=torch.long),
-        **sampled_tokens([samples[i] for row in rows for i in row]),
-    )
-
-# %% ../../nbs/trainer/03_batching.ipynb #b049a559
-def row_micro_batches(samples: Sequence[Sample], token_budget: int) -> Iterator[MicroBatch]:
-    """Yield the samples in micro-batches of packed rows."""
-    lengths = [len(sample.sequence.ids) for sample in samples]
-    rows = pack_rows(lengths, max(lengths, default=0))
-    rows_at_once = max(1, token_budget // max(lengths, default=1))
-    for start in range(0, len(rows), rows_at_once):
-        yield build_micro_batch(samples, rows[start : start + rows_at_once])
+    places, flat = sampled_tokens([samples[i] for row in rows for i in row])
+    at_rows, starts = torch.tensor(begins)[flat["sequences"]].unbind(1)
+    return MicroBatch(ids, positions, at_rows, starts + places - 1, **flat)
 
 # %% ../../nbs/trainer/03_batching.ipynb #b1e3ebed
 def split_prompt(sequence: TokenSequence) -> tuple[tuple[int, ...], list[int]]:
@@ -324,7 +315,7 @@ def build_shared_batch(samples: Sequence[Sample]) -> MicroBatch:
         torch.tensor([positions]),
         torch.zeros(len(columns), dtype=torch.long),
         torch.tensor(columns),
-        **sampled_tokens([member for members in groups.values() for member in members]),
+        **sampled_tokens([member for members in groups.values() for member in members])[1],
         shared=share_prompts(shape),
     )
 
@@ -352,10 +343,17 @@ def micro_batches(
     """Yield the samples in micro-batches of at most `token_budget` tokens, padding included.
 
     A single sequence longer than the budget is a micro-batch of its own. Samples without any sampled
-    token are left out. `shared`: compute common prompts once; see `shares_prompts`.
+    token are left out. `shared`: compute common prompts once, as a model with `SHARED` attention can.
     """
     samples = [sample for sample in samples if any(sample.sequence.mask[1:])]
-    return (shared_micro_batches if shared else row_micro_batches)(samples, token_budget)
+    if shared:
+        yield from shared_micro_batches(samples, token_budget)
+        return
+    lengths = [len(sample.sequence.ids) for sample in samples]
+    rows = pack_rows(lengths, max(lengths, default=0))
+    rows_at_once = max(1, token_budget // max(lengths, default=1))
+    for start in range(0, len(rows), rows_at_once):
+        yield build_micro_batch(samples, rows[start : start + rows_at_once])
 
 # %% ../../nbs/trainer/03_batching.ipynb #22d200f8
 def output_embedding(model: Any) -> torch.Tensor:
@@ -369,15 +367,6 @@ def output_embedding(model: Any) -> torch.Tensor:
         )
     return head.weight
 
-# %% ../../nbs/trainer/03_batching.ipynb #08fba66b
-def hidden_states(model: Any, batch: MicroBatch) -> torch.Tensor:
-    """Return the last hidden states of a micro-batch, [R, T, H]."""
-    decoder = model.get_decoder()
-    if batch.shared is not None:
-        return forward_shared(decoder, batch.input_ids, batch.position_ids, batch.shared)
-    inputs = dict(input_ids=batch.input_ids, position_ids=batch.position_ids)
-    return decoder(**inputs, attention_mask=None, use_cache=False).last_hidden_state
-
 # %% ../../nbs/trainer/03_batching.ipynb #1314ea0a
 def batch_logprobs(
     model: Any, batch: MicroBatch, temperature: float = 1.0, entropy_gradient: bool = False
@@ -386,7 +375,12 @@ def batch_logprobs(
 
     `model`: a transformers causal language model, with or without LoRA layers in it.
     """
-    head, hidden = output_embedding(model), hidden_states(model, batch)
+    head, decoder = output_embedding(model), model.get_decoder()
+    inputs = dict(input_ids=batch.input_ids, position_ids=batch.position_ids)
+    if batch.shared is None:
+        hidden = decoder(**inputs, attention_mask=None, use_cache=False).last_hidden_state
+    else:
+        hidden = forward_shared(decoder, **inputs, shared=batch.shared)
     # Several tokens may be predicted at one place, the end of a shared prompt. Threads would add up
     # the gradient of indexing there in any order; that of an embedding is summed in order.
     places = batch.rows * hidden.shape[1] + batch.columns
@@ -419,15 +413,10 @@ def makes_plain_logits(model: Any, ids: Sequence[int]) -> bool:
     logits = model(input_ids=inputs, use_cache=False).logits
     return torch.equal(logits.float(), model.get_output_embeddings()(hidden).float())
 
-# %% ../../nbs/trainer/03_batching.ipynb #b6692ea5
-def shares_prompts(model: Any) -> bool:
-    """Return True if the model computes shared prompts once."""
-    return model.config._attn_implementation == SHARED
-
 # %% ../../nbs/trainer/03_batching.ipynb #7493839f
 @torch.no_grad()
 def try_sharing(model: Any, samples: Sequence[Sample], tolerance: float) -> None:
-    """Let the model share prompts from now on if that is exact; see `shares_prompts`."""
+    """Let the model share prompts from now on if that is exact."""
     samples = [sample for members in samples_by_prompt(samples).values() for sample in members]
     rows = build_micro_batch(samples, [list(range(len(samples)))])
     device = output_embedding(model).device

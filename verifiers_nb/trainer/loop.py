@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['roll_out', 'OneProcess', 'step_micro_batches', 'offending_rollouts', 'check_finite', 'train_step',
-           'add_token_metrics', 'gradient_norm', 'grpo_loop']
+__all__ = ['roll_out', 'OneProcess', 'offending_rollouts', 'check_finite', 'train_step', 'add_token_metrics', 'gradient_norm',
+           'grpo_loop']
 
 # %% ../../nbs/trainer/06_loop.ipynb #77de68da
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,11 +21,11 @@ from ..envs.environment import Environment
 from ..envs.prompts import Inputs, repeated_rows
 from ..envs.rollouts import derive_seed
 from verifiers_nb.trainer.batching import (
+    SHARED,
     MicroBatch,
     Sample,
     build_micro_batch,
     micro_batches,
-    shares_prompts,
 )
 from .config import GRPOConfig
 from .objective import micro_batch_loss, reference_logprobs
@@ -69,18 +70,6 @@ class OneProcess:
     def add_up(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return the sum of each tensor over the processes."""
         return dict(sums)
-
-# %% ../../nbs/trainer/06_loop.ipynb #baec9cf7
-def step_micro_batches(
-    policy: Any, batch: StepBatch, args: GRPOConfig, processes: OneProcess
-) -> list[MicroBatch]:
-    """Return this process's micro-batches of a step, on its device: the same ones in each iteration."""
-    if batch.micro_batches is None:
-        samples = [batch.samples[i] for i in processes.share_of(batch.samples)]
-        shared = shares_prompts(policy.get_base_model())
-        cut = micro_batches(samples, args.tokens_per_micro_batch or 1, shared)
-        batch.micro_batches = processes.keep_pace([m.to(args.device) for m in cut], batch.samples)
-    return batch.micro_batches
 
 # %% ../../nbs/trainer/06_loop.ipynb #57036863
 @torch.no_grad()
@@ -134,7 +123,12 @@ def train_step(
     processes = processes or OneProcess()
     losses: list[torch.Tensor] = []
     sums: dict[str, torch.Tensor] = {}
-    for micro_batch in step_micro_batches(policy, batch, args, processes):
+    if batch.micro_batches is None:  # the same ones in each iteration
+        samples = [batch.samples[i] for i in processes.share_of(batch.samples)]
+        shared = policy.get_base_model().config._attn_implementation == SHARED
+        cut = micro_batches(samples, args.tokens_per_micro_batch or 1, shared)
+        batch.micro_batches = processes.keep_pace([m.to(policy.device) for m in cut], batch.samples)
+    for micro_batch in batch.micro_batches:
         loss, metrics = processes.run(policy, micro_batch_loss, micro_batch, args, reference)
         processes.backward(loss)
         if micro_batch.weights.any():  # a dummy has none
@@ -147,12 +141,8 @@ def train_step(
     checked = (
         [loss] if processes.scales_gradients else [loss, gradient_norm(policy).to(args.device)]
     )
-    check_finite(
-        stacked,
-        torch.stack(checked),
-        step,
-        lambda: offending_rollouts(policy, batch, args, processes, reference),
-    )
+    find = partial(offending_rollouts, policy, batch, args, processes, reference)
+    check_finite(stacked, torch.stack(checked), step, find)
     return loss, {name: float(values[0] / values[1]) for name, values in total.items()}
 
 # %% ../../nbs/trainer/06_loop.ipynb #5a1bf062

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['rollout_sequences', 'reward_metrics', 'StepBatch', 'make_samples', 'staleness']
+__all__ = ['reward_metrics', 'StepBatch', 'make_samples', 'staleness']
 
 # %% ../../nbs/trainer/05_samples.ipynb #77de68da
 from collections.abc import Mapping, Sequence
@@ -14,29 +14,12 @@ from dataclasses import dataclass
 
 import torch
 
-from ..inference.tokens import TokenSequence, merge_turns
-from verifiers_nb.trainer.advantage import (
-    overlong_penalty,
-    rollout_advantages,
-    zero_variance_groups,
-)
+from ..inference.tokens import merge_turns
+from .advantage import overlong_penalty, rollout_advantages
 from .batching import MicroBatch, Sample
 from .config import GRPOConfig
 from .loss import token_weights
 from ..types import Rollout
-
-# %% ../../nbs/trainer/05_samples.ipynb #c1dfd96e
-def rollout_sequences(rollout: Rollout, max_seq_len: int) -> list[TokenSequence]:
-    """Return the token sequences of a rollout, cut to `max_seq_len`; a failed one has none."""
-    if rollout.error:
-        return []
-    sequences = merge_turns(rollout.turns)
-    for sequence in sequences:
-        if len(sequence.ids) > max_seq_len:
-            for column in (sequence.ids, sequence.mask, sequence.logprobs):
-                del column[max_seq_len:]
-            sequence.truncated = True
-    return sequences
 
 # %% ../../nbs/trainer/05_samples.ipynb #e4dc35cd
 def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -71,7 +54,7 @@ def make_samples(rollouts: Sequence[Rollout], args: GRPOConfig) -> StepBatch:
 
     The rollouts of a group follow each other. Raises `RuntimeError` if all rollouts failed.
     """
-    sequences = [rollout_sequences(rollout, args.max_seq_len) for rollout in rollouts]
+    sequences = [merge_turns([] if r.error else r.turns, args.max_seq_len) for r in rollouts]
     valid = torch.tensor([bool(s) for s in sequences])
     if not valid.any():
         error = rollouts[0].error or "no response had token ids"
@@ -97,7 +80,7 @@ def make_samples(rollouts: Sequence[Rollout], args: GRPOConfig) -> StepBatch:
         **reward_metrics([rollout for rollout, fine in zip(rollouts, valid, strict=True) if fine]),
         "completions/mean_length": float(lengths[valid].float().mean()),
         "completions/truncated": float(truncated[valid].float().mean()),
-        "groups/zero_variance": float(zero_variance_groups(advantages, size).float().mean()),
+        "groups/zero_variance": float((advantages.view(-1, size) == 0).all(1).float().mean()),
         "rollouts/failed": int((~valid).sum()),
         "tokens": int(lengths.sum()),
     }

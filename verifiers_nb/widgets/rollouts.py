@@ -38,7 +38,7 @@ from verifiers_nb.envs.store import (
     read_places,
     rollout_record,
 )
-from ..inference.tokens import exact_turns
+from ..inference.tokens import rollout_turns
 from verifiers_nb.types import (
     GenerateOutputs,
     Info,
@@ -230,7 +230,10 @@ class OutputRecords(Sequence[Record]):
         names = ("prompt", "answer", "task", "info", "completion", "state", "reward")
         rollout = Rollout(**{name: getattr(self.results, name)[at] for name in names}, index=at)
         rollout.metrics = {name: column[at] for name, column in self.results.metrics.items()}
-        rollout.error, rollout.turns = rollout.state.get("error"), exact_turns(rollout.state)
+        rollout.error, rollout.turns = (
+            rollout.state.get("error"),
+            rollout_turns(rollout.state, exact=False),
+        )
         return rollout_record(rollout)
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #67709bb0
