@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -19,12 +19,6 @@ from nbformat import NotebookNode
 from rooms import ROOT, Notebook, read_rooms
 
 import verifiers_nb as vf
-
-# Rules that the tree does not meet yet. Take a rule out when it holds.
-NOT_YET = {
-    "test_one_name_has_one_meaning",
-    "test_the_library_is_small",
-}
 
 NBS, PACKAGE = ROOT / "nbs", ROOT / "verifiers_nb"
 PAGES = ("tutorials", "benchmarks")  # notebooks to read, which export nothing
@@ -40,13 +34,6 @@ LONGEST_LINE = {
 }
 TEST = re.compile(r"\btest_(eq|fail|close|ne|is|shuffled|stdout|warns)\b|\bassert\b")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
-
-
-def rule(test: Callable[..., None]) -> Callable[..., None]:
-    """Let a rule that does not hold yet fail."""
-    if test.__name__ not in NOT_YET:
-        return test
-    return pytest.mark.xfail(reason="the tree does not meet this rule yet", strict=False)(test)
 
 
 @cache
@@ -153,12 +140,10 @@ def our_line(kind: type) -> list[str]:
     return [each.__name__ for each in kind.__mro__ if each.__module__.startswith("verifiers_nb.")]
 
 
-@rule
 def test_notebooks_are_few() -> None:
     assert len(exporting()) <= 110
 
 
-@rule
 def test_notebooks_are_numbered_by_two_digits_once() -> None:
     for room, notebooks in read_rooms(NBS).items():
         exported = [each.path.stem for each in notebooks if each.module]
@@ -168,14 +153,12 @@ def test_notebooks_are_numbered_by_two_digits_once() -> None:
         assert max(Counter(name[:2] for name in numbered).values(), default=1) == 1, room
 
 
-@rule
 def test_contributing_lists_the_rooms_in_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(?:(00_types)`, `01_init|(\w+)/)` \|", text, flags=re.M)
     assert [room or "foundations" for _, room in listed] == [*read_rooms(NBS)]
 
 
-@rule
 def test_a_module_has_the_name_of_its_notebook() -> None:
     for module, each in exporting().items():
         if module == "__init__":
@@ -184,7 +167,6 @@ def test_a_module_has_the_name_of_its_notebook() -> None:
         assert module == ".".join([*each.path.parts[:-1], name]), each.path
 
 
-@rule
 def test_every_module_has_its_notebook() -> None:
     """A package's own `__init__` is empty and `_modidx` is nbdev's; all else comes from notebooks."""
     for path in PACKAGE.rglob("*.py"):
@@ -193,14 +175,12 @@ def test_every_module_has_its_notebook() -> None:
         assert module in exporting() or empty or path.name == "_modidx.py", module
 
 
-@rule
 def test_a_notebook_opens_with_title_summary_and_reason() -> None:
     for each in exporting().values():
         opening = nbformat.read(NBS / each.path, 4).cells[0].source
         assert re.match(r"# \S[^\n]*\n\n> \S[^\n]*\n\n\S", opening), each.path
 
 
-@rule
 def test_an_import_leads_to_a_notebook_above() -> None:
     """At the top of a module, inside functions and for types alike."""
     above = {module: place for place, module in enumerate(exporting())}
@@ -213,14 +193,12 @@ def test_an_import_leads_to_a_notebook_above() -> None:
     assert not upward, "\n".join(sorted(upward))
 
 
-@rule
 def test_names_come_from_their_modules() -> None:
     """Exported code imports from modules, never from the table of names."""
     found = [module for module, others in graph().items() if others & {"", "__init__"}]
     assert not found, found
 
 
-@rule
 def test_imports_make_no_circle() -> None:
     try:
         TopologicalSorter(graph()).prepare()
@@ -228,14 +206,12 @@ def test_imports_make_no_circle() -> None:
         pytest.fail(" imports ".join(reversed(error.args[1])))
 
 
-@rule
 @pytest.mark.parametrize("name", LONGEST_LINE)
 def test_a_class_is_whole(name: str) -> None:
     line = our_line(getattr(vf, name))
     assert len(line) <= LONGEST_LINE[name], line
 
 
-@rule
 def test_a_cell_has_one_definition() -> None:
     """A helper of at most four lines, its docstring among them, may share the cell of its user."""
     for each, source, found in source_cells():
@@ -243,7 +219,6 @@ def test_a_cell_has_one_definition() -> None:
         assert len(long) <= 1, (each.path, long, source)
 
 
-@rule
 def test_cells_are_short() -> None:
     lengths = [
         sum(bool(line.strip()) and not line.startswith("#|") for line in source.splitlines())
@@ -252,7 +227,6 @@ def test_cells_are_short() -> None:
     assert statistics.median(lengths) <= 12
 
 
-@rule
 def test_four_cells_in_ten_are_tests() -> None:
     paths = [each.path for room in read_rooms(NBS).values() for each in room]
     kept = [path for path in paths if path.parts[0] not in PAGES]
@@ -260,7 +234,6 @@ def test_four_cells_in_ten_are_tests() -> None:
     assert sum(bool(TEST.search(source)) for source in cells) / len(cells) >= 0.4
 
 
-@rule
 def test_no_function_is_longer_than_40_lines() -> None:
     lengths = {
         f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
@@ -272,7 +245,6 @@ def test_no_function_is_longer_than_40_lines() -> None:
     assert not long, long
 
 
-@rule
 def test_one_name_has_one_meaning() -> None:
     """No function, class or constant is defined in two modules."""
     places: dict[str, set[str]] = defaultdict(set)
@@ -283,13 +255,11 @@ def test_one_name_has_one_meaning() -> None:
     assert not twice, "\n".join(f"{name}: {', '.join(where)}" for name, where in twice.items())
 
 
-@rule
 def test_the_library_is_small() -> None:
     lines = {module: code_lines(module) for module in exporting()}
     assert sum(lines.values()) <= 16_500, f"{sum(lines.values())} lines: {lines}"
 
 
-@rule
 def test_the_walk_of_a_training_step_is_short() -> None:
     """From a rollout to the importance weights: at most 60 functions in 15 modules."""
     walk = [sys.executable, str(ROOT / "tools/walk.py"), "--check"]

@@ -43,8 +43,8 @@ from verifiers_nb.widgets.rollout_table import (
 )
 from verifiers_nb.widgets.rollouts import (
     ONLY,
-    Inputs,
     LiveRun,
+    PromptColumns,
     Query,
     RolloutSource,
     RolloutTable,
@@ -390,7 +390,7 @@ class RolloutExplorer(Panel):
     def _start(
         self,
         env: Environment,
-        inputs: Inputs,
+        inputs: PromptColumns,
         sampling: SamplingArgs,
         at_once: int,
         parent: int | None = None,

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Record', 'ONLY', 'SORTS', 'logger', 'Inputs', 'Row', 'sampled', 'Query', 'messages_text', 'last_text', 'RolloutTable',
-           'Group', 'prompt_groups', 'advantage_of', 'OutputRecords', 'table_from_outputs', 'table_from_file',
-           'step_files', 'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn',
-           'branch_env', 'split_at']
+__all__ = ['Record', 'ONLY', 'SORTS', 'logger', 'PromptColumns', 'Row', 'sampled', 'Query', 'messages_text', 'last_text',
+           'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'OutputRecords', 'table_from_outputs',
+           'table_from_file', 'step_files', 'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun',
+           'WriteOn', 'branch_env', 'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -323,7 +323,7 @@ class RolloutSource:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #29b92355
 logger = logging.getLogger(__name__)
-Inputs = dict[str, list[Any]]
+PromptColumns = dict[str, list[Any]]
 
 
 def read_examples(text: str) -> int | list[int]:
@@ -344,7 +344,7 @@ def read_examples(text: str) -> int | list[int]:
         raise ValueError(message) from None
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #4f4ea719
-def choose_inputs(env: Environment, examples: int | Sequence[int], samples: int) -> Inputs:
+def choose_inputs(env: Environment, examples: int | Sequence[int], samples: int) -> PromptColumns:
     """Return the columns of a run: each example of the evaluation set `samples` times, one after the other."""
     if samples < 1 or examples == 0:
         got = f"got {examples} and {samples}"
@@ -378,7 +378,7 @@ class LiveRun:
     """
 
     env: Environment
-    inputs: Inputs
+    inputs: PromptColumns
     make_client: Callable[[], Any]
     model: str | None
     sampling_args: SamplingArgs
