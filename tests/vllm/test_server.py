@@ -285,7 +285,7 @@ def test_a_start_that_is_killed() -> None:
     thread.start()
     error = failure(max_num_seqs=7)
     thread.join()
-    assert error.failure.name == "killed" and "lack of main memory" in str(error)
+    assert error.failure.name == "killed" and "lack of memory" in str(error)
 
 
 def test_a_cache_that_is_larger_than_the_machine() -> None:

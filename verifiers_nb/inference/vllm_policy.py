@@ -191,10 +191,12 @@ class AdapterFolders:
         if parent not in self.roots:
             parent.mkdir(parents=True, exist_ok=True)
             sweep(parent)
-            root = Path(tempfile.mkdtemp(prefix=ROOT_PREFIX, dir=parent))
-            root.chmod(0o755)  # another user may run the server
-            self.roots[parent] = (root, folder_lock(root))
-            self.roots[parent][1].acquire()
+            new = Path(tempfile.mkdtemp(dir=parent))
+            new.chmod(0o755)  # another user may run the server
+            lock = folder_lock(new)
+            lock.acquire()  # before it has the name by which another thread would sweep it away
+            root = new.rename(parent / f"{ROOT_PREFIX}{new.name}")
+            self.roots[parent] = (root, lock)
         return self.roots[parent][0]
 
     def write(
