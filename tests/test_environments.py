@@ -780,7 +780,13 @@ assert len(env.get_eval_dataset()) == 2 and {made}
             ["reasoning_gym", "datasets"],
             "4 in env.entries",
         ),
-        ("wordle", "textarena", {"offline": True}, ["datasets"], "env._eval_dataset.make is None"),
+        (
+            "wordle",
+            "textarena",
+            {"offline": True},
+            ["datasets"],
+            "vars(env)['eval_dataset'].make is None",
+        ),
     ],
 )
 def test_generated_rows_are_made_when_they_are_wanted(

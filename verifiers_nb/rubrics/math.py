@@ -106,9 +106,10 @@ def answer_questions(questions: IO[str], answers: IO[str]) -> None:
     A pair that takes too long ends the process.
     """
     logging.disable(logging.CRITICAL)
+    limit = 3 * VERIFY_SECONDS + 1
     print("ready", file=answers, flush=True)
     for line in questions:
-        faulthandler.dump_traceback_later(3 * VERIFY_SECONDS + 1, exit=True)
+        faulthandler.dump_traceback_later(limit, exit=True, file=2)
         try:
             equal = compare_answers(*json.loads(line))
         except BaseException:  # math-verify's own timeout is not an Exception
