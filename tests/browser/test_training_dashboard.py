@@ -11,7 +11,7 @@ SETUP = """
 import tempfile
 import verifiers_nb as vf
 args = vf.GRPOConfig(
-    "run", per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=2000, save_steps=4,
+    tempfile.mkdtemp(), per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=2000, save_steps=4,
     learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, disable_tqdm=True,
 )
 env = vf.load_environment("addition", num_eval_examples=8)
