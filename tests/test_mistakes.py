@@ -215,6 +215,25 @@ def test_a_completion_taken_for_a_text(function: Any, caplog: pytest.LogCaptureF
     assert all(said in state["reward_errors"][function.__name__] for state in found.state)
 
 
+def within(completion: Any) -> float:
+    """Look for a text in a list of messages."""
+    return float("2" in completion)
+
+
+def equal(completion: Any, answer: str) -> float:
+    """Compare a list of messages with a text."""
+    return float(completion == answer)
+
+
+@pytest.mark.parametrize("function", [within, equal])
+def test_a_completion_silently_taken_for_a_text(function: Any) -> None:
+    """The warning names the line of the reward function, which would be 0.0 in every rollout."""
+    with pytest.warns(UserWarning, match=re.escape("completion[-1]['content']")) as warned:
+        assert results(environment(rubric=vf.Rubric(function))).reward == [0.0, 0.0]
+    line = function.__code__.co_firstlineno + 2
+    assert {(each.filename, each.lineno) for each in warned} == {(__file__, line)}
+
+
 def test_results_of_a_sync_call_can_be_awaited(caplog: pytest.LogCaptureFixture) -> None:
     async def ask() -> Any:
         return await environment().evaluate(vf.ScriptedClient(["2"] * 2), "m", progress=False)  # type: ignore[misc]

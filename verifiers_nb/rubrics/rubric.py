@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'logger', 'row_of', 'OWN_COPY', 'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted',
-           'as_scores', 'call_within', 'note_failure', 'copied', 'call_func', 'is_async', 'run_calls', 'combine_scores',
-           'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one',
-           'score_many', 'rollouts_from_columns', 'check_weights', 'Rubric']
+__all__ = ['ROW', 'GROUP', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'wanted_arguments', 'reward_name', 'sees_group',
+           'check_wanted', 'as_scores', 'call_within', 'note_failure', 'copied', 'MessageList', 'own_copy', 'call_func',
+           'is_async', 'run_calls', 'combine_scores', 'score_columns', 'score_row', 'group_ids', 'indices_of',
+           'call_by_group', 'overrides', 'score_one', 'score_many', 'rollouts_from_columns', 'check_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -17,6 +17,7 @@ import copy
 import inspect
 import logging
 import math
+import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
@@ -118,6 +119,10 @@ async def call_within(
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #cf652ebd
 logger = logging.getLogger(__name__)
+NO_TEXT = (
+    "A completion is a list of messages; the text of the last one is "
+    "completion[-1]['content'], and its answer parser.parse_answer(completion)."
+)
 
 
 def note_failure(
@@ -125,11 +130,8 @@ def note_failure(
 ) -> None:
     """Count a failure of a reward function, note it in the rollouts' states, and log the first."""
     name, hint = reward_name(func), ""
-    if isinstance(error, (AttributeError, TypeError)) and "list" in str(error):
-        hint = (
-            " A completion is a list of messages; the text of the last one is "
-            "completion[-1]['content'], and its answer parser.parse_answer(completion)."
-        )
+    if isinstance(error, (AttributeError, TypeError)) and "list" in str(error).lower():
+        hint = f" {NO_TEXT}"
     failures[name] += 1
     if failures[name] == 1:
         message = "Reward function %r failed: scored 0.0, as any time it does.%s"
@@ -155,6 +157,36 @@ def copied(value: Any) -> Any:
         return value
     return copy.deepcopy(value)
 
+# %% ../../nbs/rubrics/00_rubric.ipynb #ee50cfbf
+class MessageList(list):  # type: ignore[type-arg]
+    """A reward function's copy of a completion: a list that warns where it is taken for a text."""
+
+    __slots__ = ()
+
+    def __contains__(self, item: object) -> bool:
+        if isinstance(item, str):
+            warnings.warn(NO_TEXT, stacklevel=2)
+        return super().__contains__(item)
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, str):
+            warnings.warn(NO_TEXT, stacklevel=2)
+        return super().__eq__(other)
+
+    def __ne__(self, other: object) -> bool:
+        if isinstance(other, str):
+            warnings.warn(NO_TEXT, stacklevel=2)
+        return super().__ne__(other)
+
+# %% ../../nbs/rubrics/00_rubric.ipynb #4ac006fd
+def own_copy(name: str, value: Any) -> Any:
+    """Return a reward function's copy of what it is offered under a name."""
+    if name == "completion" and type(value) is list:
+        return MessageList(map(copied, value))
+    if name == "completions":
+        return [own_copy("completion", each) for each in value]
+    return copied(value)
+
 # %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3b
 row_of = attrgetter(*ROW)
 OWN_COPY = ("prompt", "completion", "info", "prompts", "completions", "infos")
@@ -176,7 +208,7 @@ async def call_func(
         offered = {name: offered[name] for name in wanted if name in offered}
     for name in OWN_COPY:
         if name in offered:
-            offered[name] = copied(offered[name])
+            offered[name] = own_copy(name, offered[name])
     try:
         if rubric.timeout is not None:
             returned = await call_within(rubric.timeout, rubric.threads, func, **offered)
