@@ -11,7 +11,7 @@ import pytest
 
 MODULES = ("demo", "eval", "init", "report", "train", "tui", "vllm")
 COMMANDS = {f"vf-{name}": ["-m", f"verifiers_nb.cli.{name}"] for name in MODULES}
-COMMANDS["verifiers-nb"] = ["-m", "verifiers_nb.cli.one_command"]
+COMMANDS["verifiers-nb"] = ["-m", "verifiers_nb.cli.command"]
 COMMANDS["vf-install"] = ["-c", "from verifiers_nb.cli.init import install_main; install_main()"]
 COMMANDS["vf-ship"] = ["-c", "from verifiers_nb.cli.init import ship_main; ship_main()"]
 

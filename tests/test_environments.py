@@ -23,10 +23,10 @@ import pytest
 
 import verifiers_nb as vf
 from verifiers_nb.environments import load as load_room
+from verifiers_nb.environments.reverse_text import lcs_ratio
 from verifiers_nb.environments.wiki_search import embed_words, sample_pages
 from verifiers_nb.envs import data as data_room
 from verifiers_nb.envs.rehearsal import Script, ScriptedClient, rehearse, tool_call
-from verifiers_nb.rubrics.similarity import lcs_ratio
 
 Row = dict[str, Any]
 

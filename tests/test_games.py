@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from verifiers_nb.envs.reasoning_gym import ReasoningGymEnv
+from verifiers_nb.environments.reasoning_gym_env import ReasoningGymEnv
 from verifiers_nb.envs.textarena import TextArenaEnv
 
 

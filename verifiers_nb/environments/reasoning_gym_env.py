@@ -6,15 +6,115 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ABOUT', 'load_environment']
+__all__ = ['REASONING_SYSTEM_PROMPT', 'ABOUT', 'make_tasks', 'ReasoningGymEnv', 'load_environment']
 
 # %% ../../nbs/environments/reasoning_gym_env.ipynb #77de68da
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
-from ..envs.reasoning_gym import ReasoningGymEnv
-from ..parsers.xml import OneAnswerParser
+from ..envs.data import generated_sets
+from ..envs.multiturn import SingleTurnEnv
+from ..envs.prompts import Once
+from ..parsers.base import Parser
+from ..parsers.xml import OneAnswerParser, XMLParser
+from ..rubrics.rubric import Rubric
+from ..types import Info, Messages
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+# %% ../../nbs/environments/reasoning_gym_env.ipynb #2436c13b
+def make_tasks(gym: str | Sequence[str | dict[str, Any]], size: int, seed: int) -> Any:
+    """Return `size` generated tasks.
+
+    Raises `ImportError` with the extra to install, `ValueError` for what can't be generated.
+    """
+    try:
+        package = import_module("reasoning_gym")
+        composite = import_module("reasoning_gym.composite")
+    except ModuleNotFoundError as error:
+        hint = f"ReasoningGymEnv needs {error.name}: pip install 'verifiers_nb[envs]'"
+        raise ImportError(hint, name=error.name) from error
+    make = partial(package.create_dataset, size=size, seed=seed)
+    try:
+        if isinstance(gym, str):
+            return make(gym)
+        mixed = [{"name": entry} if isinstance(entry, str) else entry for entry in gym]
+        specs = [composite.DatasetSpec(**{"weight": 1.0, "config": {}, **entry}) for entry in mixed]
+        return make("composite", datasets=specs)
+    except (TypeError, AssertionError) as error:  # of a setting's name, of its value
+        raise ValueError(f"Reasoning Gym can't make {gym!r}: {error}") from error
+
+# %% ../../nbs/environments/reasoning_gym_env.ipynb #c7cdc5a1
+REASONING_SYSTEM_PROMPT = "Think step by step, then answer. Reply in this form:\n{form}"
+
+
+class ReasoningGymEnv(SingleTurnEnv):
+    """Ask generated puzzles and let Reasoning Gym score the answers.
+
+    `gym`: the name of a task, or a list of names or of dicts `name, weight, config`. The first
+    `num_train_examples` puzzles are for training, the others for evaluation; each set is generated,
+    and the package imported, when it is first wanted. Without a rubric the reward is the task's
+    score, which may be partial, and 0.2 times the format's.
+    """
+
+    def __init__(
+        self,
+        gym: str | Sequence[str | dict[str, Any]],
+        num_train_examples: int = 1000,
+        num_eval_examples: int = 100,
+        system_prompt: str | None = None,
+        parser: Parser | None = None,
+        rubric: Rubric | None = None,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        if find_spec("reasoning_gym") is None:
+            hint = "ReasoningGymEnv needs reasoning_gym: pip install 'verifiers_nb[envs]'"
+            raise ImportError(hint, name="reasoning_gym")
+        sets = generated_sets(self.make_rows, 0, num_train_examples, num_eval_examples)
+        size = num_train_examples + num_eval_examples
+        self.tasks = Once(partial(make_tasks, gym, size, seed))
+        self.entries: dict[int, dict[str, Any]] = {}
+        parser = parser or XMLParser(["think", "answer"])
+        if system_prompt is None:
+            form = getattr(parser, "get_format_str", str)()
+            system_prompt = REASONING_SYSTEM_PROMPT.format(form=form)
+        rewards = [self.check_answer, parser.get_format_reward_func()]
+        super().__init__(
+            system_prompt=system_prompt,
+            parser=parser,
+            rubric=rubric or Rubric(rewards, weights=[1.0, 0.2], parser=parser),
+            **{**sets, **kwargs},
+        )
+
+    def entry(self, index: int) -> dict[str, Any]:
+        """Return puzzle `index` as Reasoning Gym has it, with what its score needs."""
+        if index not in self.entries:
+            self.entries[index] = self.tasks()[index]
+        return self.entries[index]
+
+    def make_rows(self, indices: range) -> Dataset:
+        """Return these puzzles as rows."""
+        from datasets import Dataset
+
+        rows = []
+        for index in indices:
+            puzzle = self.entry(index)
+            question, answer = puzzle["question"], str(puzzle["answer"])
+            rows.append({"question": question, "answer": answer, "info": {"index": index}})
+        return Dataset.from_list(rows)
+
+    def check_answer(self, completion: Messages, info: Info, parser: Parser) -> float:
+        """Return the task's own score of the answer, in [0, 1]; no answer scores 0.0."""
+        answer = parser.parse_answer(completion)
+        if answer is None or not str(answer).strip():
+            return 0.0  # some tasks give a little for any answer at all
+        return float(self.tasks().score_answer(str(answer).strip(), self.entry(info["index"])))
 
 # %% ../../nbs/environments/reasoning_gym_env.ipynb #c1dfd96e
 ABOUT = EnvironmentCard(

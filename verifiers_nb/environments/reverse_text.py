@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['REVERSE_PROMPT', 'ABOUT', 'reversal', 'lcs_reward_func', 'load_environment']
+__all__ = ['REVERSE_PROMPT', 'ABOUT', 'common_length', 'lcs_ratio', 'reversal', 'lcs_reward_func', 'load_environment']
 
 # %% ../../nbs/environments/reverse_text.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,28 @@ from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.xml import OneAnswerParser
 from ..rubrics.rubric import Rubric
-from ..rubrics.similarity import lcs_ratio
 from ..types import Messages
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+# %% ../../nbs/environments/reverse_text.ipynb #8152b0fc
+def common_length(a: str, b: str) -> int:
+    """Return the length of the longest common subsequence of two texts."""
+    places: dict[str, int] = {}
+    for i, character in enumerate(a):
+        places[character] = places.get(character, 0) | 1 << i
+    full = (1 << len(a)) - 1
+    row = full  # a bit is 0 where the longest length grows
+    for character in b:
+        matches = row & places.get(character, 0)
+        row = (row + matches | row - matches) & full
+    return len(a) - row.bit_count()
+
+# %% ../../nbs/environments/reverse_text.ipynb #f5b6e4c8
+def lcs_ratio(a: str, b: str) -> float:
+    """Return the share of two texts that both have in the same order: 1.0 for equal texts only."""
+    return 2 * common_length(a, b) / (len(a) + len(b)) if a or b else 1.0
 
 # %% ../../nbs/environments/reverse_text.ipynb #c1dfd96e
 def reversal(text: str) -> dict[str, str]:

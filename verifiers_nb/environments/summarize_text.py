@@ -14,12 +14,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
+from .reverse_text import common_length
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.xml import OneAnswerParser
 from ..rubrics.rubric import Rubric
-from ..rubrics.similarity import common_length
 from ..types import Messages, RewardFunc
 
 if TYPE_CHECKING:
