@@ -547,6 +547,50 @@ def test_a_function_that_runs_for_long_is_named(reward: str, shown: str, tmp_pat
     assert ("0/1" in said) == (shown == "line")
 
 
+@pytest.mark.parametrize("timeout", ["None", "5.0"])
+def test_a_function_that_lets_no_other_thread_run_is_named(timeout: str, tmp_path: Path) -> None:
+    """In the thread of the event loop and in one of its own: no line of Python can run."""
+    source = """
+import re
+from verifiers_nb.support import threads
+threads.LONG_WAIT = 1.0
+def in_c(completion):
+    re.fullmatch("(y+)+", "y" * 40 + "?")
+env = vf.SingleTurnEnv(dataset=rows(1), rubric=vf.Rubric([in_c], timeout=%s))
+env.evaluate(Client(), "m", progress=False)
+"""
+    script = tmp_path / "rewards.py"
+    script.write_text(COMMON + source % timeout)
+    began, pipe = time.monotonic(), subprocess.PIPE
+    with subprocess.Popen([sys.executable, str(script)], stderr=pipe, text=True) as process:
+        assert process.stderr is not None
+        alarm = threading.Timer(60, process.kill)
+        alarm.start()
+        named = [line for line in process.stderr if " in in_c" in line and not process.kill()]
+        alarm.cancel()
+    print(f"{time.monotonic() - began:.1f} s;", *named)
+    assert len(named) == 1 and f'rewards.py", line {len(COMMON.splitlines()) + 6} in' in named[0]
+
+
+def test_a_reward_that_forks_is_no_hang() -> None:
+    """The timer that names functions belongs to one process; a child that had it could not end."""
+    said = run_script(
+        """
+import ctypes, time
+def forks(completion):
+    time.sleep(0.1)
+    child = os.fork()
+    if child == 0:
+        ctypes.pythonapi.Py_Exit(0)
+    return float(os.waitpid(child, 0)[1] == 0)
+env = vf.SingleTurnEnv(dataset=rows(3), rubric=vf.Rubric([forks]))
+print(env.evaluate(Client(), "m", progress=False).reward)
+""",
+        seconds=60,
+    )
+    assert said == "[1.0, 1.0, 1.0]\n"
+
+
 def bomb(gzipped: bool) -> Iterator[bytes]:
     """Give a reply that never ends, as it is or packed."""
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)

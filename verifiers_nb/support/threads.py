@@ -7,11 +7,14 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['T', 'cancel_check', 'MACHINERY', 'LONG_WAIT', 'cancelled', 'Outcome', 'asks_to_end', 'as_failure', 'ThreadJob',
-           'Outcomes', 'Threads', 'stacks_of', 'waits_for', 'oldest_wait', 'watch']
+           'Outcomes', 'Threads', 'stacks_of', 'waits_for', 'oldest_wait', 'cancel_before_forks', 'write_stacks_later',
+           'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
+import faulthandler
 import math
+import os
 import signal
 import sys
 import threading
@@ -20,6 +23,7 @@ import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from contextvars import Context, ContextVar, copy_context
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -223,6 +227,21 @@ def oldest_wait(
             waits.append((number > 0, since[frame], what + "".join(whose[:1])))
     return min(waits)[1:]
 
+# %% ../../nbs/support/00_threads.ipynb #b90e7744
+@cache
+def cancel_before_forks() -> None:
+    """Make forks cancel `faulthandler`'s timer: a child that has it would wait for ever at its end."""
+    os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
+
+
+def write_stacks_later(seconds: float) -> None:
+    """Have all stacks written to standard error in `seconds`, unless this is called again."""
+    cancel_before_forks()
+    with suppress(
+        AttributeError, RuntimeError, ValueError, OSError
+    ):  # no standard error, or no file
+        faulthandler.dump_traceback_later(seconds, file=sys.stderr)
+
 # %% ../../nbs/support/00_threads.ipynb #1b218fa8
 LONG_WAIT = 60.0  # seconds
 
@@ -234,13 +253,16 @@ def watch(tell: Callable[[str], None]) -> threading.Event:
     def look() -> None:
         since: dict[FrameType, float] = {}
         told = time.monotonic()
+        write_stacks_later(1.5 * LONG_WAIT)
         while not over.wait(LONG_WAIT / 6):
+            write_stacks_later(1.5 * LONG_WAIT)
             stacks, now = stacks_of(loop), time.monotonic()
             since = {frame: since.get(frame, now) for stack in stacks for frame in stack}
             began, what = oldest_wait(stacks, since, now - LONG_WAIT)
             if what and now - told >= LONG_WAIT:
                 told = now
                 tell(f"waiting {now - began:.0f} s for {what}")
+        faulthandler.cancel_dump_traceback_later()
 
     threading.Thread(target=look, name="verifiers_nb-watch", daemon=True).start()
     return over
