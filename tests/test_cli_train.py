@@ -104,18 +104,21 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
         "    env = load()\n    env.rubric.add_reward_func(fail)\n    return env\n"
     )
     arguments = json.dumps({"judge": {"api_key": "open-sesame"}})
-    done = call("keyed", "-a", arguments, *SMALL[1:], "--max-steps", "1", cwd=tmp_path)
+    secrets = ("-a", arguments, "--hub-token", "hf_open-sesame")
+    done = call("keyed", *secrets, *SMALL[1:], "--max-steps", "1", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "api_key=***" in done.stderr and "***@host" in (tmp_path / "run/train.log").read_text()
     texts = [done.stdout, done.stderr]
-    texts += [p.read_text(errors="replace") for p in (tmp_path / "run").rglob("*") if p.is_file()]
+    files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
+    texts += [path.read_text(errors="replace") for path in files]
+    assert "training_args.bin" in {path.name for path in files}
     assert not any("sesame" in text for text in texts)
     for name in ("run.toml", "train.log"):
         assert (tmp_path / "run" / name).stat().st_mode & 0o777 == 0o600
     again = ("--resume", "run", "--config", "run/run.toml", "--max-steps", "2")
     lacking = call(*again, cwd=tmp_path)
     assert lacking.returncode == 2 and "held a secret, which is not kept" in lacking.stderr
-    assert call(*again, "-a", arguments, cwd=tmp_path).returncode == 0
+    assert call(*again, *secrets, cwd=tmp_path).returncode == 0
 
 
 def test_a_second_press_leaves_at_once(tmp_path: Path) -> None:

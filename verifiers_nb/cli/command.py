@@ -6,21 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['REDACTED', 'SECRET_NAME', 'SECRET_TEXTS', 'COMMANDS', 'data_text', 'ShowVersion', 'CommandParser', 'json_object',
-           'whole_number', 'number', 'flag', 'add_flags', 'without_secrets', 'say', 'CommandError', 'interrupt',
-           'run_command', 'end_on_sigterm', 'Presses', 'json_safe', 'write_whole', 'write_metadata', 'read_metadata',
-           'one_row', 'conversation', 'main']
+__all__ = ['COMMANDS', 'data_text', 'ShowVersion', 'CommandParser', 'json_object', 'whole_number', 'number', 'flag', 'add_flags',
+           'say', 'CommandError', 'interrupt', 'run_command', 'end_on_sigterm', 'Presses', 'json_safe', 'write_whole',
+           'write_metadata', 'read_metadata', 'one_row', 'conversation', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
 import json
 import math
 import os
-import re
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from importlib import import_module, metadata
@@ -28,6 +26,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
+from ..inference.client import without_secrets
 from ..widgets.html import visible
 
 # %% ../../nbs/cli/00_command.ipynb #ac94cd95
@@ -136,39 +135,6 @@ def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
                 about["action"] = "store_true"
             long = f"--{each.name.replace('_', '-')}"
             group.add_argument(*about.pop("short"), long, dest=each.name, **about)
-
-# %% ../../nbs/cli/00_command.ipynb #9249826e
-REDACTED = "***"
-SECRET_NAME = re.compile(
-    r"(?i)(?!.*(?:bos|eos|pad|unk|stop)_token$)(?:.*[_-])?(?:(?:api|access|secret|private|auth)[_-]?key"
-    r"|token|secret|password|passwd|authorization|cookie|credentials?)|key"
-)
-SECRET_TEXTS = {
-    re.compile(r"(?<=://)[^/\s@]+(?=@)"): REDACTED,
-    re.compile(
-        r"(?i)([?&][\w.-]*(?:key|token|secret|password|sig|auth)[\w.-]*=)[^&#\s'\"]+"
-    ): r"\1***",
-    re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"): r"\1***",
-    re.compile(
-        r"\b(?:(?:sk|xox[abp]|glpat)-|(?:sk|pk|rk|hf|gh[oprsu]|github_pat)_)[\w-]{12,}"
-    ): REDACTED,
-    re.compile(r"\b(?:AKIA[A-Z0-9]{12,}|AIza[\w-]{20,})"): REDACTED,
-}
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """Return a value with three stars in place of each secret; `name`: the key that it belongs to."""
-    if isinstance(value, Mapping):
-        return {key: without_secrets(each, str(key)) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_secrets(each, name) for each in value]
-    if not isinstance(value, str):
-        return value
-    if value and SECRET_NAME.fullmatch(name):
-        return REDACTED
-    for shape, instead in SECRET_TEXTS.items():
-        value = shape.sub(instead, value)
-    return value
 
 # %% ../../nbs/cli/00_command.ipynb #9d062791
 def say(text: str) -> None:

@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verifiers_nb.cli.command import (
-    REDACTED,
     CommandError,
     CommandParser,
     add_flags,
@@ -43,7 +42,6 @@ from verifiers_nb.cli.command import (
     run_command,
     say,
     whole_number,
-    without_secrets,
     write_metadata,
 )
 from .report import meta_of_run, write_html_report
@@ -61,6 +59,7 @@ from verifiers_nb.cli.settings import (
     verifier_rubric,
 )
 from ..envs.store import stored_usage
+from ..inference.client import REDACTED, without_secrets
 from ..widgets.html import visible
 
 if TYPE_CHECKING:

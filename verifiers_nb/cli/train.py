@@ -40,7 +40,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from verifiers_nb.cli.command import (
-    REDACTED,
     CommandError,
     CommandParser,
     Presses,
@@ -50,7 +49,6 @@ from verifiers_nb.cli.command import (
     number,
     run_command,
     say,
-    without_secrets,
 )
 from verifiers_nb.cli.settings import (
     ENV_HELP,
@@ -62,6 +60,7 @@ from verifiers_nb.cli.settings import (
     read_endpoints,
 )
 from ..environments.load import shipped_environments
+from ..inference.client import REDACTED, without_secrets
 from ..widgets.html import visible
 from ..widgets.run import RunHistory
 

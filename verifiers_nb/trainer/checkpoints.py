@@ -10,9 +10,10 @@ __all__ = ['MANIFEST', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', '
            'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state', 'find_checkpoint', 'step_of',
            'keep_metrics', 'set_aside', 'MetricsFile', 'write_advantages', 'RewardBar', 'replace_progress',
            'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run', 'learnt_weights', 'put_weights',
-           'ResumableTrainer']
+           'settings_to_store', 'ResumableTrainer']
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #77de68da
+import copy
 import hashlib
 import json
 import logging
@@ -37,6 +38,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from ..envs.store import from_line, to_line
+from ..inference.client import without_secrets
 from ..support.claim import claimed
 from ..support.memory import best_device
 from .control import InterruptGuard, RunControl
@@ -319,6 +321,15 @@ def put_weights(model: Any, weights: Sequence[torch.Tensor]) -> None:
     for weight, value in zip(learnt, weights, strict=True):
         weight.copy_(value)
 
+# %% ../../nbs/trainer/11_checkpoints.ipynb #6b8fc6fc
+def settings_to_store(args: TrainingArguments) -> TrainingArguments:
+    """Return a copy of settings with three stars in place of each secret."""
+    stored = copy.copy(args)
+    for name, value in vars(args).items():
+        if isinstance(value, (str, dict)) and (without := without_secrets(value, name)) != value:
+            setattr(stored, name, without)
+    return stored
+
 # %% ../../nbs/trainer/11_checkpoints.ipynb #2d0065be
 CHANGES = "changes.json"
 
@@ -412,6 +423,13 @@ class ResumableTrainer(Trainer):
 
     def _get_output_dir(self, trial: Any) -> str:
         return self.saving_to or super()._get_output_dir(trial)
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        args, self.args = self.args, settings_to_store(self.args)
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            self.args = args
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         final = self.folder / f"checkpoint-{self.state.global_step}"

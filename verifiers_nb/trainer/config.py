@@ -25,7 +25,7 @@ import torch
 from peft import LoraConfig
 from transformers import TrainingArguments
 
-from ..inference.client import default_dtype
+from ..inference.client import default_dtype, without_secrets
 from ..support.memory import best_device
 
 # %% ../../nbs/trainer/00_config.ipynb #c1dfd96e
@@ -350,6 +350,10 @@ class GRPOConfig(TrainingArguments):
             "extra_body": extra_body,
             **{name: getattr(self, name) for name in penalties if getattr(self, name)},
         }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the settings as trackers and logs keep them, without secrets."""
+        return without_secrets(super().to_dict())
 
 # %% ../../nbs/trainer/00_config.ipynb #bc33ea4e
 def grpo_defaults(run_name: str, **settings: Any) -> GRPOConfig:
