@@ -76,6 +76,7 @@ _EXPORTS = {
     "trainer.grpo": "GRPOTrainer",
     "bridges.trl": "to_trl sft_dataset",
     "bridges.ship": "ship prove_rewards",
+    "bridges.record": "record AgentEnv",
     "widgets.inspection": "inspect_text survey_completions",
     "widgets.format_inspector": "FormatInspector",
     "widgets.rollout_explorer": "RolloutExplorer",
@@ -101,9 +102,9 @@ _NAMESPACES = {
     # tools to hand to a model, and the sandbox that runs its programs
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # evaluations: read, summarised, compared, reported
-    "results": _EXPORTS["envs.store"] + " prove_rewards " + _EXPORTS["cli.report"],
+    "results": _EXPORTS["envs.store"] + " prove_rewards sft_dataset " + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
-    "VLLMServer ServerError start_vllm",
+    "VLLMServer ServerError start_vllm record",
     "losses": _EXPORTS["trainer.advantage"] + " " + _EXPORTS["trainer.loss"],
     "prompts": "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT DEFAULT_JUDGE_PROMPT",
 }

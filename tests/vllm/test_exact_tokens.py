@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import openai
 import pytest
 import torch
 import xgrammar
@@ -230,3 +231,32 @@ def test_openais_own_client_is_at_hand(client: VLLMClient) -> None:
     response = asyncio.run(ask(client.openai, model=client.model, logprobs=True))
     assert type(response).__module__.startswith("openai.")
     assert response.choices[0].finish_reason == "stop"
+
+
+def test_an_agent_that_is_recorded_has_the_servers_tokens(client: VLLMClient, model: Any) -> None:
+    """What an agent asks over HTTP is sampled from the whole policy, whatever the agent wishes."""
+
+    async def agent(base_url: str, api_key: str, prompt: Any) -> None:
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key) as asks:
+            extra: Any = {"top_k": 1}
+            wish: Any = dict(temperature=0.0, max_tokens=48, tools=[ADD], extra_body=extra)
+            answer = await asks.chat.completions.create(model="x", messages=prompt, **wish)
+            said = answer.choices[0].message.model_dump()
+            await asks.chat.completions.create(model="x", messages=[*prompt, said, *prompt], **wish)
+
+    env = vf.AgentEnv(agent, dataset=[{"question": text, "answer": ""} for text in QUESTIONS])
+    given = {"seed": 7}
+    results = env.evaluate(client, client.model, given, rollouts_per_example=2, progress=False)
+    assert results.errors == [None] * 8
+    said = [completion[0]["content"] for completion in results.completion]
+    assert said[:4] != said[4:]  # not the agent's temperature
+    for state in results.state:
+        turns = rollout_turns(state)
+        assert len(turns) == 2
+        for turn in turns:
+            ids = torch.tensor([turn.prompt_ids + turn.completion_ids])
+            with torch.no_grad():
+                logits = model(ids).logits[0, len(turn.prompt_ids) - 1 : -1].float()
+            known = torch.log_softmax(logits, -1)
+            mine = known[range(len(turn.completion_ids)), turn.completion_ids]
+            assert (mine - torch.tensor(turn.logprobs)).abs().max() < TOLERANCE

@@ -123,7 +123,8 @@ def start_guarded(
     script = find_spec("verifiers_nb.support.processes")
     assert script is not None and script.origin is not None
     call = [sys.executable, "-I", "-S", script.origin, str(os.getpid()), str(grace), *command]
-    return subprocess.Popen(call, stdin=subprocess.DEVNULL, start_new_session=True, **options)
+    settings = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
+    return subprocess.Popen(call, **settings)
 
 # %% ../../nbs/support/02_processes.ipynb #1574bddb
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__
