@@ -23,6 +23,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
 import verifiers_nb as vf
@@ -826,3 +827,34 @@ def test_start_afresh_is_fresh(tmp_path: Path, nothing_left: None) -> None:
     wait_until(lambda: not any(each.name == "dashboard" for each in threading.enumerate()))
     first.close()
     trainer.close()
+
+
+def test_the_adapter_of_every_step_is_kept(tmp_path: Path) -> None:
+    """That of the last step is the checkpoint's; later ones go aside with the steps; too little room keeps fewer."""
+    settings = dict(save_strategy="steps", save_steps=2, num_batches_ahead=0, learning_rate=1e-2)
+    trainer = make_trainer(tmp_path / "run", max_steps=4, **settings)
+    trainer.train()
+    kept = tmp_path / "run/adapters"
+    assert sorted(path.name for path in kept.iterdir()) == [f"step-0000{n}" for n in range(5)]
+    file = "adapter_model.safetensors"
+    weights, saved = (
+        load_file(kept / "step-00004" / file),
+        load_file(tmp_path / "run/checkpoint-4" / file),
+    )
+    assert weights.keys() == saved.keys() and all(
+        torch.equal(weights[name], saved[name]) for name in weights
+    )
+    first = load_file(kept / "step-00000" / file)
+    assert not any(weight.any() for name, weight in first.items() if "lora_B" in name)
+    trainer.roll_back(2)
+    assert len(list(kept.iterdir())) == 3
+    assert len(list((tmp_path / "run/previous-1/adapters").iterdir())) == 2
+    trainer.train(resume_from_checkpoint=True)
+    assert load_file(kept / "step-00004" / file).keys() == weights.keys()
+    trainer.close()
+    few = make_trainer(tmp_path / "few", max_steps=4, keep_adapters_mb=0.4, **settings)
+    few.train()
+    assert sorted(path.name for path in (tmp_path / "few/adapters").iterdir()) == [
+        "step-00000", "step-00001", "step-00004",
+    ]  # fmt: skip
+    few.close()

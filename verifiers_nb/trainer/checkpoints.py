@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MANIFEST', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', 'write_manifest', 'damage', 'is_undamaged',
            'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state', 'find_checkpoint', 'step_of',
-           'keep_metrics', 'set_aside', 'MetricsFile', 'write_advantages', 'RewardBar', 'replace_progress',
-           'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run', 'learnt_weights', 'put_weights',
-           'settings_to_store', 'ResumableTrainer']
+           'keep_metrics', 'set_aside', 'MetricsFile', 'write_advantages', 'steps_to_keep', 'KeepAdapters', 'RewardBar',
+           'replace_progress', 'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run', 'learnt_weights',
+           'put_weights', 'settings_to_store', 'ResumableTrainer']
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #77de68da
 import copy
@@ -41,6 +41,7 @@ from ..envs.store import from_line, to_line
 from ..inference.client import without_secrets
 from ..support.claim import claimed
 from ..support.memory import best_device
+from .adapters import staged
 from .control import InterruptGuard, RunControl
 from .sharding import on_first
 
@@ -172,7 +173,12 @@ def keep_metrics(output_dir: str | Path, until: int) -> None:
 def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
     """Move what a run did after a step to `previous-<n>`; returns that folder, if there was any."""
     output_dir = Path(output_dir)
-    patterns = ("checkpoint-*", "rollouts/step-*.jsonl", "evaluations/step-*.jsonl")
+    patterns = (
+        "checkpoint-*",
+        "adapters/step-*",
+        "rollouts/step-*.jsonl",
+        "evaluations/step-*.jsonl",
+    )
     found = [path for pattern in patterns for path in output_dir.glob(pattern)]
     old = [path for path in found if step_of(path) > after or not after]
     metrics = output_dir / METRICS
@@ -229,6 +235,46 @@ def write_advantages(path: Path, advantages: Sequence[float]) -> None:
     except OSError as error:  # of a full disk: training goes on without them
         logger.error("The advantages are not in %s: %s.", path, error)
         fresh.unlink(missing_ok=True)
+
+# %% ../../nbs/trainer/11_checkpoints.ipynb #df61b3da
+def steps_to_keep(max_steps: int, size: int, room: float) -> frozenset[int]:
+    """Return the steps, from 0, whose adapters of `size` bytes are kept in `room` bytes: all, or a geometric selection."""
+    most = int(room // max(size, 1))
+    if most > max_steps:
+        return frozenset(range(max_steps + 1))
+    if most < 3:
+        return frozenset()
+    return frozenset({0, *(round(max_steps ** (i / (most - 2))) for i in range(most - 1))})
+
+# %% ../../nbs/trainer/11_checkpoints.ipynb #8a95e972
+class KeepAdapters(TrainerCallback):
+    """Keep the adapter after a step in `<output_dir>/adapters/step-<n>`, as `steps_to_keep` chooses; a full disk ends that only."""
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        from verifiers_nb.inference.vllm_policy import adapter_bytes
+
+        wanted = state.is_world_process_zero and args.keep_adapters == "all"
+        room = args.keep_adapters_mb * 1e6 * wanted
+        self.steps = steps_to_keep(state.max_steps, adapter_bytes(model), room)
+        if state.global_step == 0:
+            self.on_step_end(args, state, control, model)
+
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any
+    ) -> None:
+        from verifiers_nb.inference.vllm_policy import save_weights
+
+        if state.global_step not in self.steps:
+            return
+        try:
+            with staged(Path(args.output_dir) / f"adapters/step-{state.global_step:05d}") as fresh:
+                save_weights(model, fresh)
+        except Exception as error:  # of a full disk: each library has an error of its own
+            self.steps = frozenset()
+            message = "The adapter of step %d is not kept, and none after it: %s. Training goes on."
+            logger.error(message, state.global_step, error)
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #aab0c4bc
 class RewardBar(TrainerCallback):

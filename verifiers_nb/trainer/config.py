@@ -74,6 +74,7 @@ def check_choices(args: Any) -> None:
         "loss_type": LOSS_TYPES,
         "importance_sampling_level": IMPORTANCE_LEVELS,
         "importance_sampling_mode": IMPORTANCE_MODES,
+        "keep_adapters": ("all", "none"),
     }
     for name, allowed in choices.items():
         if (value := getattr(args, name)) not in allowed:
@@ -239,6 +240,8 @@ class GRPOConfig(TrainingArguments):
     frequency_penalty: float = setting(0.0, "The same, times how often.")
     log_completions: bool = setting(False, "Print completions whenever metrics are logged.")
     num_completions_to_print: int | None = setting(None, "How many of them; None: all.")
+    keep_adapters: str = setting("all", "Keep the adapter of each step, or of none.")
+    keep_adapters_mb: float = setting(256.0, "MB for them; beyond: of fewer and fewer steps.")
 
     # When rollouts are generated, and which client answers.
     generation_batch_size: int | None = setting(None, "Rollouts generated at once; None: a step's.")

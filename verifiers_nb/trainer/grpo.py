@@ -42,6 +42,7 @@ from verifiers_nb.trainer.adapters import (
 )
 from .batching import check_packing
 from verifiers_nb.trainer.checkpoints import (
+    KeepAdapters,
     MetricsFile,
     ResumableTrainer,
     peak_memory,
@@ -229,7 +230,7 @@ class GRPOTrainer(ResumableTrainer):
     where the model is not given by name. `client`: the sampler; by default the server that `args` name,
     or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
     run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
-    checkpoints, `metrics.jsonl`, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
+    checkpoints, `metrics.jsonl`, adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
     """
 
     args: GRPOConfig
@@ -276,6 +277,7 @@ class GRPOTrainer(ResumableTrainer):
             turn_off_dropout(self.model)
         replace_progress(self)
         self.add_callback(MetricsFile())
+        self.add_callback(KeepAdapters())
 
     def train(
         self,
