@@ -165,6 +165,90 @@ def test_an_environment_of_ones_own_keeps_its_results(tmp_path: Path) -> None:
     assert len([*own.glob("outputs/evals/my-sums--verifiers_nb--adder-1m/*/results.jsonl")]) == 1
 
 
+MENDED = """
+from datasets import Dataset
+
+import verifiers_nb as vf
+
+
+def right(completion, answer):
+    open("calls.txt", "a").write("right\\n")
+    return float(answer in completion[-1]["content"])
+
+
+def short(completion):
+    open("calls.txt", "a").write("short\\n")
+    return float(len(completion[-1]["content"]) < 100)
+
+
+def load_environment():
+    rows = [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(4, 8)]
+    rubric = vf.Rubric([right, short], weights=[1.0, 0.5])
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=rubric)
+"""
+
+
+def test_stored_rollouts_are_scored_again(tmp_path: Path, server: Server) -> None:
+    """Only the function that was mended is called, no model is asked, and the old rollouts stay as they were."""
+    (home := tmp_path / "environments/mine").mkdir(parents=True)
+    (home / "mine.py").write_text(MENDED)
+    done = call("mine", "-b", server.url, "-n", "4", "-r", "2", "-s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (folder,) = home.glob("outputs/evals/*/*")
+    before, asked = (folder / "results.jsonl").read_bytes(), len(server.requests)
+    (home / "mine.py").write_text(MENDED.replace("< 100", "< 10").replace("0.5]", "0.25]"))
+    (tmp_path / "calls.txt").unlink()
+    done = call("mine", "--rescore", str(folder), "-b", server.url, "--report", cwd=tmp_path)
+    assert done.returncode == 0 and len(server.requests) == asked, done.stderr
+    assert (tmp_path / "calls.txt").read_text() == "short\n" * 8
+    assert "called short; kept right" in done.stdout
+    assert "reward: 0.750 → 0.250, -0.500 (95 % interval" in done.stdout
+    assert "short: 1.000 → 0.000, -1.000" in done.stdout
+    assert (folder / "results.jsonl").read_bytes() == before
+    stored = [*read_rollouts(folder / "rescored-1" / "results.jsonl")]
+    assert sorted(record["reward"] for record in stored) == [0.0] * 6 + [1.0] * 2
+    assert (folder / "rescored-1" / "comparison.html").exists()
+    arguments = ["--rescore", str(folder), "--rescore-all", "--json", "-b", server.url]
+    figures = json.loads(call("mine", *arguments, cwd=tmp_path).stdout)
+    assert figures["called"] == ["right", "short"] and figures["path"].endswith("rescored-2")
+    assert figures["differences"]["reward"]["difference"]["n"] == 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--rescore", "FOLDER"], "the environment is missing: vf-eval ENV [options]"),
+        ([], "the environment is missing"),
+        (["addition", "--rescore", "nowhere"], "there is no evaluation of addition with the id"),
+        (["mine", "--rescore", "FOLDER"], "line 1 is not a rollout"),
+    ],
+)
+def test_what_cannot_be_scored_again(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "environments/mine").mkdir(parents=True)
+    (tmp_path / "environments/mine/mine.py").write_text(MENDED)
+    (folder := tmp_path / "saved").mkdir()
+    (folder / "metadata.json").write_text('{"env_id": "mine"}')
+    (folder / "results.jsonl").write_text('{"index": 0, "prompt": "1 + 1?"}\n')
+    done = call(*[each.replace("FOLDER", str(folder)) for each in arguments], cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and done.stderr.count("\n") == 1
+    assert not [*folder.glob("rescored-*")]
+
+
+def test_a_full_disk_leaves_no_half_of_new_scores(tmp_path: Path, server: Server) -> None:
+    (home := tmp_path / "environments/mine").mkdir(parents=True)
+    (home / "mine.py").write_text(MENDED)
+    call("mine", "-b", server.url, "-n", "4", "-r", "2", "-s", cwd=tmp_path)
+    (folder,) = home.glob("outputs/evals/*/*")
+    before = (folder / "results.jsonl").read_bytes()
+    code = "import resource, sys; from verifiers_nb.cli.eval import main; "
+    code += "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "mine", "--rescore", str(folder), "-b", server.url]
+    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True)
+    assert done.returncode == 2 and "The old ones are as they were" in done.stderr, done.stderr
+    assert (folder / "results.jsonl").read_bytes() == before
+    assert not [*folder.glob("rescored-*/*")]
+
+
 def test_a_verifier_scores(tmp_path: Path) -> None:
     verifier = ["--verifier", "regex_format", "--verifier-args", '{"pattern": "."}']
     done = call("addition", "-n", "1", "-r", "1", *verifier, "--json", cwd=tmp_path)

@@ -53,6 +53,7 @@ _EXPORTS = {
     "inference.serve": "serve Served",
     "envs.store": "load_results read_rollouts results_dataset results_frame standard_error pass_rates "
     "paired_difference",
+    "envs.rescore": "rescore",
     "envs.environment": "Environment",
     "envs.multiturn": "MultiTurnEnv SingleTurnEnv",
     "envs.action_env": "ActionEnv",
@@ -102,7 +103,9 @@ _NAMESPACES = {
     # tools to hand to a model, and the sandbox that runs its programs
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # evaluations: read, summarised, compared, reported
-    "results": _EXPORTS["envs.store"] + " prove_rewards sft_dataset " + _EXPORTS["cli.report"],
+    "results": _EXPORTS["envs.store"]
+    + " rescore prove_rewards sft_dataset "
+    + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
     "losses": _EXPORTS["trainer.advantage"] + " " + _EXPORTS["trainer.loss"],

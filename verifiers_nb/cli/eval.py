@@ -9,7 +9,8 @@ from __future__ import annotations
 __all__ = ['NAMED_AGAIN', 'SETTINGS_OF_RUN', 'MOST_SHOWN', 'EvalSettings', 'eval_parser', 'runs_folder', 'new_folder',
            'find_stopped', 'flags_to_name', 'resume_call', 'resumed', 'start_metadata', 'summarize', 'show_table',
            'show_samples', 'Evaluation', 'figures_of', 'failure_text', 'run_evaluation', 'keep', 'show',
-           'run_from_settings', 'eval_environment', 'main']
+           'scored_environment', 'run_from_settings', 'eval_environment', 'with_named_env', 'rescore_folder',
+           'show_rescored', 'main']
 
 # %% ../../nbs/cli/03_eval.ipynb #77de68da
 import argparse
@@ -44,7 +45,7 @@ from verifiers_nb.cli.command import (
     whole_number,
     write_metadata,
 )
-from .report import meta_of_run, write_html_report
+from .report import meta_of_run, write_html_comparison, write_html_report
 from verifiers_nb.cli.settings import (
     ENDPOINTS_PATH,
     ENV_HELP,
@@ -66,6 +67,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from verifiers_nb.envs.environment import Environment
+    from verifiers_nb.envs.rescore import Rescored
     from verifiers_nb.types import GenerateOutputs
 
 # %% ../../nbs/cli/03_eval.ipynb #c1dfd96e
@@ -121,6 +123,11 @@ class EvalSettings(RunSettings):
     repair: bool = flag(
         False, "first move lines of its results that are no rollouts to a file beside"
     )
+    rescore: str | None = flag(
+        None, "score the rollouts of an evaluation again, asking no model: only reward functions that changed are "
+        "called", metavar="FOLDER",
+    )  # fmt: skip
+    rescore_all: bool = flag(False, "with --rescore: call every reward function")
     save_dataset: bool = flag(
         False, "keep rollouts, each as it is finished, under outputs/evals", "-s", group="the results"
     )  # fmt: skip
@@ -149,7 +156,7 @@ class EvalSettings(RunSettings):
 def eval_parser() -> CommandParser:
     """Return the parser of the command line; a flag that is not given leaves no attribute."""
     parser = CommandParser("vf-eval", argument_default=argparse.SUPPRESS)
-    parser.add_argument("env", metavar="ENV", help=ENV_HELP)
+    parser.add_argument("env", metavar="ENV", nargs="?", help=ENV_HELP)
     add_flags(parser, EvalSettings)
     return parser
 
@@ -358,7 +365,7 @@ def figures_of(
     results: GenerateOutputs, env: Environment, settings: EvalSettings
 ) -> dict[str, Any]:
     """Return what a finished run adds to its metadata."""
-    examples = len(results.reward) // settings.rollouts_per_example
+    examples = max(1, len(results.reward) // settings.rollouts_per_example)
     summary = summarize(results, examples, settings.pass_reward)
     averages = {f"avg_{name}": scores["mean"] for name, scores in summary["scores"].items()}
     rubric = env.rubric
@@ -461,6 +468,16 @@ def show(evaluation: Evaluation) -> None:
         if path is not None:
             print(f"{'kept in' if name == 'path' else name} {path}")
 
+# %% ../../nbs/cli/03_eval.ipynb #4ce8cf48
+def scored_environment(settings: EvalSettings) -> Environment:
+    """Load the environment, with the rubric that is asked for."""
+    env = load(
+        settings.env, settings.env_args, settings.env_dir_path, settings.offline, settings.verbose
+    )
+    if settings.verifier is not None:
+        env.rubric = verifier_rubric(settings.verifier, settings.verifier_args or {})
+    return env
+
 # %% ../../nbs/cli/03_eval.ipynb #81cc03b5
 def run_from_settings(given: dict[str, Any]) -> Evaluation:
     """Run an evaluation with settings by name; `CommandError` for what can't be run."""
@@ -469,11 +486,7 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
         from verifiers_nb.envs.store import move_bad_lines
 
         say(f"{move_bad_lines(folder / 'results.jsonl')} lines were moved to results.jsonl.bad")
-    env = load(
-        settings.env, settings.env_args, settings.env_dir_path, settings.offline, settings.verbose
-    )
-    if settings.verifier is not None:
-        env.rubric = verifier_rubric(settings.verifier, settings.verifier_args or {})
+    env = scored_environment(settings)
     named = (settings.endpoint, settings.api_base_url, settings.api_key_var)
     environ = {} if settings.offline and not any(named) else os.environ
     endpoints = read_endpoints(settings.endpoints_path)
@@ -534,13 +547,70 @@ def eval_environment(
     show(evaluation)
     return evaluation.results
 
+# %% ../../nbs/cli/03_eval.ipynb #667d78f9
+def with_named_env(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a call with an environment: the one given, or ours that the folder to score again names."""
+    if "env" in given:
+        return given
+    from verifiers_nb.environments.load import shipped_environments
+
+    env = str(read_metadata(Path(given.get("rescore") or "")).get("env_id"))
+    if env.replace("-", "_") in shipped_environments():
+        return {**given, "env": env}
+    raise CommandError(
+        "the environment is missing: vf-eval ENV [options]; vf-eval --help lists them"
+    )
+
+# %% ../../nbs/cli/03_eval.ipynb #eb1f3900
+def rescore_folder(given: dict[str, Any]) -> tuple[Evaluation, Rescored]:
+    """Score the rollouts of an evaluation again, and keep them in a folder inside its own."""
+    from verifiers_nb.envs.rescore import rescore
+
+    settings, folder = resumed({**given, "resume": given["rescore"]})
+    assert folder is not None
+    env, home = (
+        scored_environment(settings),
+        folder / f"rescored-{1 + len([*folder.glob('rescored-*')])}",
+    )
+    before = read_metadata(folder)
+    try:
+        found = rescore(folder, env=env, force=settings.rescore_all)
+        metadata = {**before, **figures_of(found.after, env, settings)}
+        found.save(home / "results.jsonl")
+        write_metadata(home, metadata)
+        evaluation = Evaluation(settings, found.after, metadata, home)
+        if settings.report:
+            runs = (meta_of_run(before), found.before), (meta_of_run(metadata), found.after)
+            evaluation.report = write_html_comparison(home / "comparison.html", *runs)
+    except (OSError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    return evaluation, found
+
+# %% ../../nbs/cli/03_eval.ipynb #f956071e
+def show_rescored(evaluation: Evaluation, found: Rescored) -> None:
+    """Print what the new scores change: a line for each score, or with `json` the figures."""
+    paths = {"path": evaluation.folder, "report": evaluation.report}
+    if evaluation.settings.json:
+        names = ("before", "after", "difference")
+        compared = {
+            name: dict(zip(names, (a, b, asdict(by)), strict=True))
+            for name, (a, b, by) in found.differences.items()
+        }
+        figures = {"called": found.called, "kept": found.kept, "differences": compared, **paths}
+        print(json.dumps(json_safe({**evaluation.metadata, **figures}), indent=2))
+        return
+    print("\n".join(map(visible, repr(found).splitlines())))
+    for name, path in paths.items():
+        if path is not None:
+            print(f"{'kept in' if name == 'path' else name} {path}")
+
 # %% ../../nbs/cli/03_eval.ipynb #63e117ac
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate; 0 when all is well, 1 for failed rollouts or a low reward, 2 for a wrong call.
 
     3 when a reward function failed, and 130 when stopped.
     """
-    given = vars(eval_parser().parse_args(argv))
+    given: dict[str, Any] = vars(eval_parser().parse_args(argv))
     end_on_sigterm()
     if given.get("offline"):
         os.environ["HF_HUB_OFFLINE"] = "1"
@@ -550,7 +620,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         setup_logging("DEBUG")
 
     def evaluate_and_show() -> int:
-        evaluation = run_from_settings(given)
+        asked = with_named_env(given)
+        if "rescore" in asked:
+            show_rescored(*(rescored := rescore_folder(asked)))
+            return rescored[0].status
+        evaluation = run_from_settings(asked)
         show(evaluation)
         return evaluation.status
 

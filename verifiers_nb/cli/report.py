@@ -33,6 +33,7 @@ from verifiers_nb.cli.command import (
     read_metadata,
     run_command,
 )
+from ..envs.rescore import score_differences
 from verifiers_nb.envs.store import (
     count_troubles,
     distribution,
@@ -237,20 +238,13 @@ def verdict(low: float, high: float) -> str:
     return "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
 
 # %% ../../nbs/cli/02_report.ipynb #61fa9378
-def differences_table(
-    first: GenerateOutputs, second: GenerateOutputs, keys: Sequence[Sequence[str]]
-) -> str:
+def differences_table(first: GenerateOutputs, second: GenerateOutputs) -> str:
     """Draw a row for the reward and each metric of both: means, difference, its 95 % interval, what that says."""
-    columns = [{"reward": each.reward, **each.metrics} for each in (first, second)]
     rows = []
-    for name in [name for name in columns[0] if name in columns[1]]:
-        values = [column[name] for column in columns]
-        difference = paired_difference(*map(example_means, values, keys))
-        low, high = difference.low, difference.high
-        means = [figure(fmean(each) if each else math.nan) for each in values]
-        interval = f"{figure(low, True)} to {figure(high, True)}"
-        compared = [figure(difference.mean, True), interval, f"{difference.n:,}"]
-        rows.append([f"<b>{escaped(name)}</b>", *means, *compared, verdict(low, high)])
+    for name, (*means, by) in score_differences(first, second).items():
+        interval = f"{figure(by.low, True)} to {figure(by.high, True)}"
+        compared = [*map(figure, means), figure(by.mean, True), interval, f"{by.n:,}"]
+        rows.append([f"<b>{escaped(name)}</b>", *compared, verdict(by.low, by.high)])
     head = ["score", "first", "second", "difference", "95 % interval", "examples", ""]
     return table(head, rows, "Differences by example", numbers=range(1, 6))
 
@@ -293,7 +287,7 @@ def comparison_html(first: Evaluated, second: Evaluated) -> str:
     notes = trouble_notes(first[1], "First: ") + trouble_notes(second[1], "Second: ")
     return (
         f"<h1>Two runs compared</h1>{named}{large_figures(figures)}{notes}"
-        f"<div class='vf-scroll'>{differences_table(*runs, keys)}</div>{changes_table(*runs, keys)}"
+        f"<div class='vf-scroll'>{differences_table(*runs)}</div>{changes_table(*runs, keys)}"
     )
 
 

@@ -35,7 +35,7 @@ from .rollouts import RolloutRun, sync_twin
 from .store import RolloutStore, results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
-from ..rubrics.rubric import Rubric, check_wanted, overrides
+from ..rubrics.rubric import DOORS, Rubric, check_wanted, overrides
 from ..support.calls import as_async_client, request_arguments, with_retries
 from ..support.claim import claimed
 from verifiers_nb.types import (
@@ -100,9 +100,8 @@ def check_rubric(rubric: Rubric | None) -> Rubric | None:
         raise TypeError(
             f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...], weights=[...])."
         )
-    doors = ("call_reward_func", "score_rollout", "score_rollouts")
     for each in getattr(rubric, "rubrics", [rubric] if rubric else []):
-        if not any(overrides(each, door) for door in doors):
+        if not any(overrides(each, door) for door in DOORS):
             for func in each.reward_funcs:
                 check_wanted(func, each.class_objects)
     return rubric

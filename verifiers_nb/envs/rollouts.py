@@ -32,7 +32,7 @@ from tqdm import tqdm
 from .prompts import RolloutRows
 from .store import RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
-from ..rubrics.rubric import Rubric, indices_of, score_many, score_one
+from ..rubrics.rubric import Rubric, func_digests, indices_of, score_many, score_one
 from ..support.threads import as_failure, watch
 from verifiers_nb.types import (
     GenerateOutputs,
@@ -248,7 +248,8 @@ def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None)
     rewards = list(zip_longest(names, weights, fillvalue=1.0))
     text = json.dumps(sampling_args, sort_keys=True, default=lambda other: type(other).__name__)
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-    return dict(model=model, rewards=rewards, sampling_args=digest)
+    functions = func_digests(rubric) if rubric else {}
+    return dict(model=model, rewards=rewards, sampling_args=digest, functions=functions)
 
 # %% ../../nbs/envs/02_rollouts.ipynb #b7eb6c68
 @dataclass

@@ -234,11 +234,11 @@ def move_bad_lines(path: str | Path) -> int:
 
 # %% ../../nbs/envs/01_store.ipynb #91032ad7
 def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Say of each setting that differs what it was and what it is."""
+    """Say of each setting that differs what it was and what it is; reward functions may be mended."""
     return [
         f"{name} was {old.get(name)!r:.200} and is {new.get(name)!r:.200}"
         for name in dict.fromkeys([*old, *new])
-        if old.get(name) != new.get(name)
+        if name != "functions" and old.get(name) != new.get(name)
     ]
 
 # %% ../../nbs/envs/01_store.ipynb #f889f6dc
