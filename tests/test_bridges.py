@@ -128,7 +128,7 @@ async def test_trl_rewards_are_the_rubrics(tmp_path: Path, anyio_backend: str) -
     logged = [entry for entry in trainer.state.log_history if "reward" in entry]
     for entry, call in zip(logged, calls, strict=True):
         assert entry["reward"] == pytest.approx(sum(call["rewards"]) / 16)
-        parts = entry["rubric/correct_answer"] + 0.2 * entry["rubric/format_reward"]
+        parts = entry["rubric/correct_answer"] + 0.2 * entry["rubric/format_reward_func"]
         assert entry["reward"] == pytest.approx(parts)
     assert any(not torch.equal(before[name], after[name]) for name in before)
 

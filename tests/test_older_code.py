@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 
 import verifiers_nb as vf
+from verifiers_nb.envs.store import rollout_record, to_line
 from verifiers_nb.envs.xml_tools import XMLToolEnv
+from verifiers_nb.trainer.samples import reward_metrics
 
 ROWS = [{"question": "1 + 1?", "answer": "2"}]
 
@@ -213,6 +215,20 @@ def test_base_hooks_of_every_class_can_be_awaited() -> None:
             return [{"role": "user", "content": "Go on."}], state
 
     assert play(Ends(dataset=ROWS), "1", "2", "3").state[0]["turn"] == 2
+
+
+def test_format_rewards_have_the_peers_name(tmp_path: Path) -> None:
+    for parser in (vf.Parser(), vf.ThinkParser(), vf.XMLParser(["answer"])):
+        rubric = vf.Rubric([parser.get_format_reward_func()], parser=parser)
+        results = play(vf.SingleTurnEnv(dataset=ROWS, rubric=rubric), "2")
+        assert [*results.metrics] == ["format_reward_func"]
+    rollout = vf.types.Rollout(
+        "2?", completion="2", metrics={"format_reward_func": 0.5}
+    )  # an older file
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(to_line(rollout_record(rollout)))
+    assert vf.load_results(file).metrics == {"format_reward_func": [0.5]}
+    assert reward_metrics([rollout])["completions/well_formed"] == 0.0
 
 
 SIGNALS = """

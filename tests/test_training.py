@@ -697,7 +697,7 @@ def test_rollouts_of_another_rubric_are_made_again(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=True)
     assert len(list((tmp_path / "rollouts").glob("step-00003.jsonl.*"))) == 1
     last = trainer.state.log_history[2]
-    assert last["step"] == 3 and last["reward"] == pytest.approx(last["rewards/format_reward"])
+    assert last["step"] == 3 and last["reward"] == pytest.approx(last["rewards/format_reward_func"])
 
 
 def test_records_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -706,7 +706,7 @@ def test_records_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     )
     trainer.train()
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    wanted = """reward rewards/correct_answer rewards/format_reward completions/well_formed loss kl entropy
+    wanted = """reward rewards/correct_answer rewards/format_reward_func completions/well_formed loss kl entropy
         completions/mean_length completions/truncated clipped_low clipped_high gap staleness tokens
         tokens_per_second time/generating time/training memory/peak_gib grad_norm learning_rate step"""
     assert set(wanted.split()) <= set(lines[0])

@@ -163,12 +163,12 @@ class AbstractParseFunction(BaseModel, ABC):
     def get_format_reward_func(self, commands: Sequence[Command] = ()) -> Callable[..., float]:
         """Make the reward function that averages `format_score` over the assistant's messages."""
 
-        def format_reward(completion: Messages, **kwargs: Any) -> float:
+        def format_reward_func(completion: Messages, **kwargs: Any) -> float:
             """Score the completion's turns, tool calls included; without any it is 0.0."""
             scores = [self.format_score(turn, commands) for turn in responses_of(completion)]
             return sum(scores) / len(scores) if scores else 0.0
 
-        return format_reward
+        return format_reward_func
 
     def explain(self, completion: Messages, commands: Sequence[Command] = ()) -> Explanation:
         """Show the checks of a string, or of each assistant message, tool calls included."""

@@ -161,12 +161,12 @@ class Parser:
         """Make the reward function that averages `format_score` over the assistant's messages."""
         score = self.format_score
 
-        def format_reward(completion: Messages, **kwargs: Any) -> float:
+        def format_reward_func(completion: Messages, **kwargs: Any) -> float:
             """Score the completion's format; without an assistant message it is 0.0."""
             texts = assistant_texts(completion)
             return sum(map(score, texts)) / len(texts) if texts else 0.0
 
-        return format_reward
+        return format_reward_func
 
     def explain(self, completion: Messages) -> Explanation:
         """Show the checks of a string, or of each assistant message."""
