@@ -20,10 +20,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 CANARY = "canary-4f1d"
-UNSHARE, LANDLOCK = (272, 97), (444, 444)
+UNSHARE, LANDLOCK, MOUNT = (272, 97), (444, 444), (165, 40)
 SITUATIONS = {
     "all there": (),
     "no namespaces": (UNSHARE,),
+    "no mounts": (MOUNT,),  # a user namespace without rights, as on Ubuntu
     "no Landlock": (LANDLOCK,),
 }
 PEOPLE = ["root", "user"] if os.getuid() == 0 else ["user"]
@@ -100,10 +101,14 @@ def own(command, value):
     a, b = os.pipe(); return fcntl.fcntl(a, command, value)
 attempt("F_SETOWN", lambda: own(8, PARENT))
 attempt("F_SETSIG", lambda: own(10, 9))
+attempt("F_SETOWN_EX", lambda: own(15, bytes(8)))
 attempt("kill", lambda: os.kill(PARENT, 0))
 attempt("pin", lambda: os.sched_setaffinity(PARENT, {0}))
 attempt("idle", lambda: os.sched_setscheduler(PARENT, os.SCHED_IDLE, os.sched_param(0)))
 attempt("nice", lambda: os.setpriority(os.PRIO_PROCESS, PARENT, 19))
+for look in (os.getpgid, os.getsid, os.sched_getaffinity, os.sched_getscheduler, os.sched_getparam):
+    attempt(look.__name__, lambda: look(PARENT)); look(0)
+attempt("getpriority", lambda: os.getpriority(os.PRIO_PROCESS, PARENT))
 attempt("limit", lambda: resource.prlimit(PARENT, resource.RLIMIT_NOFILE, (3, 3)))
 attempt("shmget", lambda: call(libc.shmget(0, 1 << 30, 0o1600)))
 attempt("memfd", lambda: os.memfd_create("x"))
@@ -113,7 +118,7 @@ attempt("fork", lambda: os.fork())
 attempt("outlive", lambda: call(libc.prctl(1, 0, 0, 0, 0)))
 attempt("mkfifo", lambda: os.mkfifo("fifo"))
 attempt("mknod", lambda: os.mknod("disk", 0o60600, os.makedev(7, 0)))
-for device in ("/dev/tty", "/dev/loop0", "/dev/loop-control", "/dev/kvm", "/dev/ttyS0", "/dev/mem", "/dev/vda", "/dev/pts/ptmx", "/dev/ptmx"):
+for device in ("/dev/tty", "/dev/loop0", "/dev/loop-control", "/dev/kvm", "/dev/ttyS0", "/dev/mem", "/dev/vda", "/dev/pts/ptmx", {terminal!r}, "/dev/ptmx"):
     attempt(device, lambda: os.open(device, os.O_RDWR))
 victim, fifo = {victim!r}, {fifo!r}
 attempt("write", lambda: open(victim, "w"))
@@ -186,15 +191,18 @@ def test_the_table(home: Path, person: str, situation: str) -> None:
     paths = [str(p) for p in home.rglob("*") if p.is_file()] + ["/etc/passwd", "/etc/shadow"]
     data = Path(__file__).parents[1] / "verifiers_nb" / "data"
     paths += [str(path) for path in data.rglob("*") if path.is_file()][:3]
-    places = {"paths": paths, "victim": str(home / ".ssh/id_rsa"), "fifo": str(home / "fifo")}
+    places = {"victim": str(home / ".ssh/id_rsa"), "fifo": str(home / "fifo")}
     reads = HELP + READS.format(paths=paths)
-    acts = HELP + ACTS.replace("{victim!r}", repr(places["victim"])).replace(
-        "{fifo!r}", repr(places["fifo"])
-    )
+    terminal = os.openpty()
+    os.chmod(os.ttyname(terminal[1]), 0o666)
+    acts = HELP + ACTS
+    for name, path in {**places, "terminal": os.ttyname(terminal[1])}.items():
+        acts = acts.replace(f"{{{name}!r}}", repr(path))
     programs = {"works": HELP + WORKS, "reads": reads, "acts": acts, "fills": FILLS}
     reader = os.open(home / "fifo", os.O_RDONLY | os.O_NONBLOCK)
     found = play(home, person, SITUATIONS[situation], programs)
-    os.close(reader)
+    for number in (reader, *terminal):
+        os.close(number)
     assert found["works"].endswith("all well"), found["works"]
     for name in ("reads", "acts"):
         tried = found[name].splitlines()
@@ -213,7 +221,7 @@ def test_the_table(home: Path, person: str, situation: str) -> None:
             ]
             assert not [x for x in tried if x.startswith(f"list {home} GOT") and ".ssh" in x]
         assert not allowed, (found["guards"], allowed)
-    assert len(found["acts"].splitlines()) >= 35 and len(found["reads"].splitlines()) >= 15
+    assert len(found["acts"].splitlines()) >= 43 and len(found["reads"].splitlines()) >= 15
     assert "No space left" in found["fills"] or "its files take more than" in found["fills"]
     assert (home / ".ssh/id_rsa").read_text() == f"{CANARY} in .ssh/id_rsa"
     assert not list((home / "temporary").iterdir())

@@ -184,7 +184,8 @@ REFUSED = call_numbers(
     "shmget 29 194, semget 64 190, msgget 68 186, mq_open 240 180, memfd_create 319 279, "
     "memfd_secret 447 447, add_key 248 217, request_key 249 218, keyctl 250 219, "
     "sched_setparam 142 118, sched_setscheduler 144 119, sched_setaffinity 203 122, "
-    "sched_setattr 314 274, setpriority 141 140, ioprio_set 251 30, migrate_pages 256 238, "
+    "sched_setattr 314 274, setpriority 141 140, getpriority 140 141, ioprio_set 251 30, "
+    "ioprio_get 252 31, migrate_pages 256 238, "
     "move_pages 279 239, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282, "
     "syslog 103 116, open_by_handle_at 304 265, mount 165 40, umount2 166 39, chroot 161 51, "
     "mknod 133 -1, mknodat 259 33, truncate 76 45, inotify_init 253 -1, inotify_init1 294 26, "
@@ -192,7 +193,9 @@ REFUSED = call_numbers(
 )
 OWN_PROCESS_ONLY = call_numbers(
     "kill 62 129, rt_sigqueueinfo 129 138, tkill 200 130, tgkill 234 131, "
-    "rt_tgsigqueueinfo 297 240, prlimit64 302 261"
+    "rt_tgsigqueueinfo 297 240, prlimit64 302 261, getpgid 121 155, getsid 124 156, "
+    "sched_getparam 143 121, sched_getscheduler 145 120, sched_rr_get_interval 148 127, "
+    "sched_getaffinity 204 123, sched_getattr 315 275"
 )
 CLONE, CLONE3 = (56, 220), 435
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
