@@ -669,6 +669,40 @@ def test_vf_eval_ends_when_a_server_never_answers(tmp_path: Path) -> None:
     assert f"s for an answer of {url.removesuffix('/v1')}, for rollout 0" in told.stderr
 
 
+def test_a_key_in_a_message_is_kept_nowhere(tmp_path: Path) -> None:
+    """Of a server's error and of a reward's; and the terminal sees no control code of theirs."""
+
+    class Refuses(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = self.rfile.read(int(self.headers["Content-Length"]))
+            said = b'{"choices": [{"message": {"content": "yes"}}]}'
+            if b"question 0" in asked:
+                said = b'{"error": {"message": "\\u001b[31mno, sk-open-sesame-123 at http://u:hunter@h"}}'
+            self.send_response(400 if b"error" in said else 200)
+            self.send_header("Content-Length", str(len(said)))
+            self.end_headers()
+            self.wfile.write(said)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    reward = "def reward(prompt):\n    raise ValueError('no: http://h/?api_key=' + 'sesa' + 'me')\n"
+    reward += "def load_environment():\n"
+    reward += "    return vf.SingleTurnEnv(eval_dataset=rows(2), rubric=vf.Rubric([reward]))\n"
+    (tmp_path / "keyed.py").write_text(COMMON + reward)
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refuses) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/v1"
+        done = vf_eval(*("keyed", "-b", url, "-m", "m", "-r", "1", "-s", "--report"), cwd=tmp_path)
+        server.shutdown()
+    files = [path for path in (tmp_path / "outputs").rglob("*") if path.is_file()]
+    texts = [done.stdout, done.stderr, *(path.read_text() for path in files)]
+    print(done.stderr[-300:])
+    assert len(files) >= 3 and all("***" in text for text in texts[:2])
+    assert not [text for text in texts if "sesame" in text or "hunter" in text or "\x1b" in text]
+    assert "\\x1b[31mno, *** at http://***@h" in " ".join(done.stdout.split())
+
+
 READER = "setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=+dac_read_search "
 READER += "--ambient-caps=+dac_read_search --bounding-set=-all,+dac_read_search"
 

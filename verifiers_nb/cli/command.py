@@ -7,12 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['COMMANDS', 'data_text', 'ShowVersion', 'CommandParser', 'json_object', 'whole_number', 'number', 'flag', 'add_flags',
-           'say', 'CommandError', 'interrupt', 'run_command', 'end_on_sigterm', 'Presses', 'json_safe', 'write_whole',
-           'write_metadata', 'read_metadata', 'one_row', 'conversation', 'main']
+           'say', 'SafeFormatter', 'CommandError', 'interrupt', 'run_command', 'end_on_sigterm', 'Presses', 'json_safe',
+           'write_whole', 'write_metadata', 'read_metadata', 'one_row', 'conversation', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
 import json
+import logging
 import math
 import os
 import signal
@@ -26,7 +27,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..inference.client import without_secrets
+from ..support.calls import without_secrets
 from ..widgets.html import visible
 
 # %% ../../nbs/cli/00_command.ipynb #ac94cd95
@@ -141,6 +142,14 @@ def say(text: str) -> None:
     """Tell a user something that is no result, without secrets and control codes."""
     print(visible(without_secrets(text)), file=sys.stderr, flush=True)
 
+# %% ../../nbs/cli/00_command.ipynb #6e861557
+class SafeFormatter(logging.Formatter):
+    """Format what is logged, without secrets and control codes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return a line, or several with a traceback."""
+        return visible(without_secrets(super().format(record)))
+
 # %% ../../nbs/cli/00_command.ipynb #efa088cb
 class CommandError(Exception):
     """A command can't do what it was asked; the message says why in a sentence."""
@@ -157,6 +166,8 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
 
     A reader of its output may close the pipe early, as `head` does: that ends it quietly, with 141.
     """
+    if logging.lastResort:  # it prints what libraries log
+        logging.lastResort.setFormatter(SafeFormatter())
     try:
         status = work()
         sys.stdout.flush()

@@ -60,7 +60,7 @@ from verifiers_nb.cli.settings import (
     verifier_rubric,
 )
 from ..envs.store import stored_usage
-from ..inference.client import REDACTED, without_secrets
+from ..support.calls import REDACTED, without_secrets
 from ..widgets.html import visible
 
 if TYPE_CHECKING:

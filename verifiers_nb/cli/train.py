@@ -43,6 +43,7 @@ from verifiers_nb.cli.command import (
     CommandError,
     CommandParser,
     Presses,
+    SafeFormatter,
     add_flags,
     data_text,
     flag,
@@ -60,7 +61,7 @@ from verifiers_nb.cli.settings import (
     read_endpoints,
 )
 from ..environments.load import shipped_environments
-from ..inference.client import REDACTED, without_secrets
+from ..support.calls import REDACTED, without_secrets
 from ..widgets.html import visible
 from ..widgets.run import RunHistory
 
@@ -618,16 +619,12 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
 
 # %% ../../nbs/cli/05_train.ipynb #ea36960b
 class LogFile(logging.FileHandler):
-    """Write to a file of yours alone, without secrets; its folder is made with the first line."""
+    """Write to a file of yours alone; its folder is made with the first line."""
 
     def _open(self) -> Any:
         Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)
         Path(self.baseFilename).touch(0o600)
         return super()._open()
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return a line, or several with a traceback."""
-        return str(without_secrets(super().format(record)))
 
 # %% ../../nbs/cli/05_train.ipynb #4ceb8ab2
 class WarningPrinter(logging.Handler):
@@ -647,7 +644,7 @@ def keep_log(path: Path, verbose: bool) -> None:
     transformers_logging.enable_propagation()
     logging.captureWarnings(True)
     file, printer = LogFile(path, encoding="utf-8", delay=True), WarningPrinter(logging.WARNING)
-    file.setFormatter(logging.Formatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
+    file.setFormatter(SafeFormatter("%(asctime)s %(name)s %(levelname)s: %(message)s"))
     root = logging.getLogger()
     root.handlers[:] = [file, printer]
     root.setLevel(logging.INFO if verbose else logging.WARNING)

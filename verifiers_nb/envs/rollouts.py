@@ -33,6 +33,7 @@ from .prompts import RolloutRows
 from .store import RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
 from ..rubrics.rubric import Rubric, func_digests, indices_of, score_many, score_one
+from ..support.calls import without_secrets
 from ..support.threads import as_failure, watch
 from verifiers_nb.types import (
     GenerateOutputs,
@@ -180,7 +181,7 @@ logger = logging.getLogger(__name__)
 
 def fail(rollout: Rollout, error: Exception) -> None:
     """Fill in a rollout that failed: an empty completion, and the reason, also in its state."""
-    rollout.error = f"{type(error).__name__}: {error}".removesuffix(": ")
+    rollout.error = without_secrets(f"{type(error).__name__}: {error}".removesuffix(": "))
     rollout.completion, rollout.turns = "" if isinstance(rollout.prompt, str) else [], []
     inputs = dict(
         prompt=rollout.prompt, answer=rollout.answer, task=rollout.task, info=rollout.info

@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'REDACTED', 'SECRET_NAME', 'SECRET_TEXTS',
-           'UNSERVED', 'shipped_models', 'model_path', 'model_not_found', 'hub_answers', 'is_out_of_reach',
-           'no_progress_bar', 'needs_train', 'default_dtype', 'get_model', 'get_tokenizer', 'get_model_and_tokenizer',
-           'Reply', 'LogProbs', 'json_default', 'encode', 'is_given', 'Exchange', 'server_message', 'status_error',
-           'connection_error', 'reported_failure', 'read_answer', 'without_secrets', 'check_adapter', 'check_saved']
+__all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'UNSERVED', 'shipped_models', 'model_path',
+           'model_not_found', 'hub_answers', 'is_out_of_reach', 'no_progress_bar', 'needs_train', 'default_dtype',
+           'get_model', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
+           'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
+           'read_answer', 'check_adapter', 'check_saved']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import json
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -358,39 +357,6 @@ def read_answer(exchange: Exchange, content: bytes) -> Reply:
     message = f"{exchange.method} {exchange.url}: not a completion: {server_message(body)}"
     response: Any = exchange
     raise openai.APIResponseValidationError(response, body, message=message)
-
-# %% ../../nbs/inference/00_client.ipynb #9249826e
-REDACTED = "***"
-SECRET_NAME = re.compile(
-    r"(?i)(?!.*(?:bos|eos|pad|unk|stop)_token$)(?:.*[_-])?(?:(?:api|access|secret|private|auth)[_-]?key"
-    r"|token|secret|password|passwd|authorization|cookie|credentials?)|key"
-)
-SECRET_TEXTS = {
-    re.compile(r"(?<=://)[^/\s@]+(?=@)"): REDACTED,
-    re.compile(
-        r"(?i)([?&][\w.-]*(?:key|token|secret|password|sig|auth)[\w.-]*=)[^&#\s'\"]+"
-    ): r"\1***",
-    re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"): r"\1***",
-    re.compile(
-        r"\b(?:(?:sk|xox[abp]|glpat)-|(?:sk|pk|rk|hf|gh[oprsu]|github_pat)_)[\w-]{12,}"
-    ): REDACTED,
-    re.compile(r"\b(?:AKIA[A-Z0-9]{12,}|AIza[\w-]{20,})"): REDACTED,
-}
-
-
-def without_secrets(value: Any, name: str = "") -> Any:
-    """Return a value with three stars in place of each secret; `name`: the key that it belongs to."""
-    if isinstance(value, Mapping):
-        return {key: without_secrets(each, str(key)) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [without_secrets(each, name) for each in value]
-    if not isinstance(value, str):
-        return value
-    if value and SECRET_NAME.fullmatch(name):
-        return REDACTED
-    for shape, instead in SECRET_TEXTS.items():
-        value = shape.sub(instead, value)
-    return value
 
 # %% ../../nbs/inference/00_client.ipynb #af3e1334
 UNSERVED = (

@@ -30,6 +30,7 @@ from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
 from ..parsers.base import Parser
+from ..support.calls import without_secrets
 from ..support.threads import Threads, as_failure
 from verifiers_nb.types import (
     Info,
@@ -143,7 +144,8 @@ def note_failure(
     for state in states:
         if isinstance(state, dict):
             errors = state.setdefault("reward_errors", {})
-            errors[name] = f"{type(error).__name__}: {error}{hint and '.'}{hint}"
+            said = f"{type(error).__name__}: {error}{hint and '.'}{hint}"
+            errors[name] = without_secrets(said)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #6607df1d
 def copied(value: Any) -> Any:

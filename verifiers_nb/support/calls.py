@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PASSING_STATUS', 'PASSING_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'is_passing', 'pause_asked', 'with_retries',
-           'without_retries', 'request_arguments', 'CreateInThreads', 'is_coroutine', 'as_async_client', 'api_key']
+__all__ = ['PASSING_STATUS', 'PASSING_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'REDACTED', 'SECRET_NAME', 'SECRET_TEXTS',
+           'is_passing', 'pause_asked', 'with_retries', 'without_retries', 'request_arguments', 'CreateInThreads',
+           'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
 import inspect
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
@@ -164,3 +166,36 @@ def api_key(name: str, purpose: str, address: str = "", instead: str = "") -> st
         hint = f", or give {instead}" if instead else ""
         raise ValueError(f"{purpose} needs an API key: set the environment variable {name}{hint}.")
     return key or "none"
+
+# %% ../../nbs/support/01_calls.ipynb #9249826e
+REDACTED = "***"
+SECRET_NAME = re.compile(
+    r"(?i)(?!.*(?:bos|eos|pad|unk|stop)_token$)(?:.*[_-])?(?:(?:api|access|secret|private|auth)[_-]?key"
+    r"|token|secret|password|passwd|authorization|cookie|credentials?)|key"
+)
+SECRET_TEXTS = {
+    re.compile(r"(?<=://)[^/\s@]+(?=@)"): REDACTED,
+    re.compile(
+        r"(?i)([?&][\w.-]{0,50}(?:key|token|secret|password|sig|auth)[\w.-]{0,50}=)[^&#\s'\"]+"
+    ): r"\1***",
+    re.compile(r"(?i)(\bbearer\s+)[\w.~+/=-]{8,}"): r"\1***",
+    re.compile(
+        r"\b(?:(?:sk|xox[abp]|glpat)-|(?:sk|pk|rk|hf|gh[oprsu]|github_pat)_)[\w-]{12,}"
+    ): REDACTED,
+    re.compile(r"\b(?:AKIA[A-Z0-9]{12,}|AIza[\w-]{20,})"): REDACTED,
+}
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """Return a value with three stars in place of each secret; `name`: the key that it belongs to."""
+    if isinstance(value, Mapping):
+        return {key: without_secrets(each, str(key)) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_secrets(each, name) for each in value]
+    if not isinstance(value, str):
+        return value
+    if value and SECRET_NAME.fullmatch(name):
+        return REDACTED
+    for shape, instead in SECRET_TEXTS.items():
+        value = shape.sub(instead, value)
+    return value

@@ -38,7 +38,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from ..envs.store import from_line, to_line
-from ..inference.client import without_secrets
+from ..support.calls import without_secrets
 from ..support.claim import claimed
 from ..support.memory import best_device
 from .adapters import staged

@@ -25,7 +25,8 @@ import torch
 from peft import LoraConfig
 from transformers import TrainingArguments
 
-from ..inference.client import default_dtype, without_secrets
+from ..inference.client import default_dtype
+from ..support.calls import without_secrets
 from ..support.memory import best_device
 
 # %% ../../nbs/trainer/00_config.ipynb #c1dfd96e
