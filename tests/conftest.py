@@ -27,8 +27,33 @@ SECOND_TRY = {
 }
 
 
+# What takes half a minute or more, the longest first: begun last, it would let the other workers wait.
+LONGEST = """
+vllm browser test_processes.py test_training.py test_quick_start.py test_docs.py test_cli_train.py test_drills.py
+test_wheel.py test_kernels.py tutorials/110_train_the_shipped_model tutorials/109_several_gpus_and_servers
+test_environments.py inference/08_serve test_interruption.py test_cli_eval.py test_colab.py trainer/13_grpo
+tutorials/100_grpo_in_one_loop tutorials/104_rewards_that_cannot_be_cheated benchmarks/rollouts
+""".split()
+
+
+def scope(nodeid: str) -> str:
+    """Return what one worker does as a whole: tests that share a JupyterLab, a server, or what a file has made; a notebook."""
+    path, _, test = nodeid.partition("::")
+    folder, file = Path(path).parts[-2:]
+    if file == "test_notebooks.py":
+        return test.removeprefix("test_notebook[").removesuffix(".ipynb]")
+    return folder if folder in ("browser", "vllm") else file
+
+
+def place(item: pytest.Item) -> int:
+    """Return where a test stands in the order of work."""
+    name = scope(item.nodeid)
+    return LONGEST.index(name) if name in LONGEST else len(LONGEST)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give the tests of several processes a second try."""
+    """Put long work first, and give the tests of several processes a second try."""
+    items.sort(key=place)
     for item in items:
         if SECOND_TRY.keys() & {item.path.name, item.path.parent.name}:
             item.add_marker(pytest.mark.flaky(reruns=1))
@@ -36,17 +61,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Give one worker all tests that share a JupyterLab, a server, or what a file has made; each notebook is for itself."""
+    """Give each scope to one worker, in the order of work."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneWorkerForWhatIsShared(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            if file.endswith("test_notebooks.py"):
-                return nodeid
-            folder = Path(file).parent.name
-            return folder if folder in ("browser", "vllm") else file
+            return scope(nodeid)
 
+    config.option.loadscopereorder = False  # by numbers of tests, which say little
     return OneWorkerForWhatIsShared(config, log)
 
 

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import forked
 import pytest
 
 COMMAND = [sys.executable, "-m", "verifiers_nb.cli.train"]
@@ -26,11 +27,8 @@ SMALL = ["addition", "--per-device-train-batch-size", "16", "-o", "run"]
 
 
 def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    """Call the command in a folder."""
-    command = [*COMMAND, *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=600
-    )
+    """Call the command in a folder, in a process that has imported."""
+    return forked.run([*COMMAND, *arguments], cwd, ENVIRON, timeout=600)
 
 
 def wait_until(
@@ -66,7 +64,7 @@ def test_a_run_from_a_file_and_flags(tmp_path: Path) -> None:
     assert kept["grpo"]["seed"] == 3 and kept["env_args"] == {"num_eval_examples": 20}
     measure = [sys.executable, "-m", "verifiers_nb.cli.eval", "addition"]
     measure += ["--adapter", "run/adapter", "-n", "2", "-r", "1", "--json"]
-    figures = subprocess.run(measure, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True)
+    figures = forked.run(measure, tmp_path, ENVIRON)
     assert json.loads(figures.stdout)["failed"] == 0
 
 

@@ -17,6 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 COMMON = """
@@ -47,7 +48,7 @@ def run_script(source: str, *arguments: str, seconds: float = 120, **environ: st
     command = [sys.executable, "-c", COMMON + source, *arguments]
     env = {**os.environ, "OMP_NUM_THREADS": "1", **environ}
     began = time.monotonic()
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=seconds)
+    done = forked.run(command, env=env, timeout=seconds)
     print(f"{time.monotonic() - began:.1f} s, status {done.returncode}")
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -58,9 +59,7 @@ def vf_eval(*arguments: str, cwd: Path, seconds: float = 120, **environ: str) ->
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
     env |= {"OMP_NUM_THREADS": "1", "COLUMNS": "200", **environ}
     command = [sys.executable, "-m", "verifiers_nb.cli.eval", *arguments]
-    return subprocess.run(
-        command, cwd=cwd, env=env, capture_output=True, text=True, timeout=seconds
-    )
+    return forked.run(command, cwd, env, seconds)
 
 
 ENDINGS = """

@@ -8,7 +8,6 @@ import json
 import pickle
 import random
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import forked
 import pytest
 from datasets import Dataset
 
@@ -46,10 +46,10 @@ env.evaluate(Client(), "m", max_concurrent=8, save_path=path, progress=False)
 """
 
 
-def start(path: Path, limit: int = 0) -> subprocess.Popen[str]:
+def start(path: Path, limit: int = 0) -> forked.Popen:
     """Start the evaluation in a process of its own, with a largest file size in bytes."""
     command = [sys.executable, "-c", SCRIPT, str(path), str(limit)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    return forked.Popen(command)
 
 
 def indices(path: Path) -> list[int]:

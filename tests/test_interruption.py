@@ -6,11 +6,11 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 from safetensors.torch import load_file
 from torch import equal
@@ -34,12 +34,12 @@ trainer.save_adapter(sys.argv[1] + "/adapter")
 """
 
 
-def start(folder: Path) -> subprocess.Popen[str]:
+def start(folder: Path) -> forked.Popen:
     """Start the run in a process of its own."""
     command = [sys.executable, "-c", SCRIPT, str(folder)]
     log = (folder.parent / f"{folder.name}.log").open("a")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(command, stdout=log, stderr=log, env=env, text=True)
+    return forked.Popen(command, env=env, stdout=log, stderr=log)
 
 
 def run_to_end(folder: Path) -> None:
@@ -47,7 +47,7 @@ def run_to_end(folder: Path) -> None:
     assert start(folder).wait(300) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+def wait_for(path: Path, process: forked.Popen) -> None:
     """Wait until the run has written `path`."""
     deadline = time.monotonic() + 120
     while not path.exists():

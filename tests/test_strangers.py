@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import forked
 import pytest
 
 from verifiers_nb.cli.tui import RunScreen, TerminalBrowser
@@ -91,7 +92,7 @@ def call(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     module, *flags = command
     env = {**os.environ, "OPENAI_API_KEY": "sk-mine", "OTHER_KEY": "s3cret", "OMP_NUM_THREADS": "1"}
     command = (sys.executable, "-m", f"verifiers_nb.cli.{module}", *flags)
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return forked.run(command, cwd, env)
 
 
 @pytest.fixture

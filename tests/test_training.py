@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 import torch
 from datasets import Dataset
@@ -558,13 +559,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize("when", ["generating", "training"])
 def test_ctrl_c(when: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CTRL_C, str(tmp_path), when],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = forked.run([sys.executable, "-c", CTRL_C, str(tmp_path), when])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "stopped at" in done.stdout
 
@@ -664,11 +659,10 @@ def test_a_run_ahead_goes_on_after_it_was_killed(tmp_path: Path) -> None:
         + "trainer.train(resume_from_checkpoint=True)\n"
     )
 
-    def start(steps: int) -> subprocess.Popen[bytes]:
+    def start(steps: int) -> forked.Popen:
         log = (tmp_path / "log").open("a")
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, "-c", script, str(tmp_path / "run"), str(steps)]
-        return subprocess.Popen(command, stdout=log, stderr=log, env=env)
+        return forked.Popen(command, stdout=log, stderr=log)
 
     process = start(500)
     wait_until((tmp_path / "run/rollouts/step-00008.jsonl").exists, 120)

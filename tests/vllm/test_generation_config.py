@@ -10,23 +10,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 from policies import NAME, TOLERANCE, Policy, wait_for
 
+import verifiers_nb as vf
 from verifiers_nb.inference.client import model_path
 from verifiers_nb.inference.http import HTTPClient
 from verifiers_nb.inference.vllm_policy import VLLMClient
 from verifiers_nb.inference.vllm_server import reserve_port, server_env, serves, start_vllm
+from verifiers_nb.trainer.adapters import merge_and_save
 
 SEEDS = range(24)
 QUESTION = [{"role": "user", "content": "What is 27 + 48?"}]
 
 
-@pytest.fixture(scope="module")
-def greedy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copy the shipped model, with a generation_config.json that leaves one token to choose from."""
-    folder = tmp_path_factory.mktemp("models") / "adder"
-    shutil.copytree(model_path(NAME), folder)
+def make_greedy(folder: Path) -> Path:
+    """Give a model a generation_config.json that leaves one token to choose from."""
     path = folder / "generation_config.json"
     settings = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**settings, "do_sample": True, "top_k": 1, "temperature": 0.6}))
@@ -46,15 +44,24 @@ def different_answers(client: Any, **options: Any) -> int:
     return len({answer.choices[0].message.content for answer in asyncio.run(run())})
 
 
-def test_our_server_leaves_the_file_alone(greedy_model: Path) -> None:
-    with start_vllm(greedy_model, name=NAME, kv_cache_gb=0.25, progress=False) as server:
+def test_our_server_leaves_the_file_alone(tmp_path: Path) -> None:
+    """That of a model into which an adapter was merged, which is a model like any other."""
+    policy = Policy()
+    merged = merge_and_save(policy.train(1), vf.get_tokenizer(NAME), tmp_path / "merged")
+    policy.keep(1)
+    with start_vllm(make_greedy(merged), name=NAME, kv_cache_gb=0.25, progress=False) as server:
+        other = VLLMClient(server.url, server.api_key)
+        answer = asyncio.run(other.completions.create(prompt="What is 2 + 2?", max_tokens=16))
+        other.close()
+        assert policy.gap(answer, version=1) < TOLERANCE
         client = HTTPClient(server.url, server.api_key, model=NAME)  # it names no setting
         assert different_answers(client, temperature=1.0) > 1
         client.close()
 
 
-def test_a_server_that_applies_the_file(greedy_model: Path, tmp_path: Path) -> None:
+def test_a_server_that_applies_the_file(tmp_path: Path) -> None:
     """A request that names no setting gets the model's own; those of the training client name all."""
+    greedy_model = make_greedy(Path(shutil.copytree(model_path(NAME), tmp_path / "adder")))
     key, reserved = "the-key", reserve_port(None)
     port = reserved.getsockname()[1]
     flags = "--enable-lora --max-loras 2 --logprobs-mode processed_logprobs --dtype float32"

@@ -92,7 +92,7 @@ def served(vllm_server: VLLMServer) -> Iterator[Served]:
 class Rollouts(Counter[str]):
     """Eight rollouts of some seconds; counts how often each of them has ended."""
 
-    def __init__(self, served: Served, tokens: int = 800) -> None:
+    def __init__(self, served: Served, tokens: int = 600) -> None:
         self.served, self.questions = served, [f"What is {n} + 30?" for n in range(8)]
         self.sampling = {"max_tokens": tokens, "seed": 0, "extra_body": {"ignore_eos": True}}
         rows = {"question": self.questions, "answer": self.questions}
@@ -162,7 +162,7 @@ def test_a_server_that_hangs(
     with rollouts.in_flight() as playing:
         stop(family)
         assert not rollouts
-        wait_for(lambda: silence() > 8)
+        wait_for(lambda: silence() > 5)
         for pid in family:
             os.kill(pid, signal.SIGCONT)
         rollouts.check(playing.result(), policy)
