@@ -6,13 +6,14 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -633,36 +634,44 @@ print(f"{grown:.0f} {results.errors[0]}")
     assert "larger than 64 MB" in said and int(said.split()[0]) < 500
 
 
-def test_vf_eval_ends_when_a_server_never_answers(tmp_path: Path) -> None:
-    class Silent(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = b'{"data": [{"id": "m"}]}'
-            self.send_response(200)
-            self.send_header("Content-Type", "application/json")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+class Silent(BaseHTTPRequestHandler):
+    """Say which model is there; answer nothing else."""
 
-        def do_POST(self) -> None:
-            over.wait(100)
+    def do_GET(self) -> None:
+        body = b'{"data": [{"id": "verifiers_nb/adder-1m", "owned_by": "vllm"}]}'
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 
-        def log_message(self, *_: Any) -> None:
-            pass
+    def do_POST(self) -> None:
+        self.rfile.read()  # as long as the other side waits
 
-    over, began = threading.Event(), time.monotonic()
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def silent_server() -> Iterator[str]:
+    """Serve a model that never answers; give its address."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/v1"
+        yield f"http://127.0.0.1:{server.server_port}/v1"
+        server.shutdown()
+
+
+def test_vf_eval_ends_when_a_server_never_answers(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with silent_server() as url:
         done = vf_eval("addition", "-b", url, "-n", "1", "--timeout", "1", cwd=tmp_path)
         impatient = (
             "from verifiers_nb.support import threads; threads.LONG_WAIT = 1.0; import sys; "
         )
         impatient += "from verifiers_nb.cli.eval import main; sys.exit(main())"
         command = [sys.executable, "-c", impatient, "addition", "-b", url, "-n", "1", "-r", "1"]
-        told = subprocess.run([*command, "--timeout", "1.8"], capture_output=True, text=True)
-        over.set()
-        server.shutdown()
+        told = forked.run([*command, "--timeout", "1.8"], tmp_path)
     print(f"status {done.returncode} after {time.monotonic() - began:.1f} s")
     assert done.returncode == 1 and "no answer within 1.0 s" in " ".join(done.stdout.split())
     assert f"s for an answer of {url.removesuffix('/v1')}, for rollout 0" in told.stderr
@@ -700,6 +709,22 @@ def test_a_key_in_a_message_is_kept_nowhere(tmp_path: Path) -> None:
     assert len(files) >= 3 and all("***" in text for text in texts[:2])
     assert not [text for text in texts if "sesame" in text or "hunter" in text or "\x1b" in text]
     assert "\\x1b[31mno, *** at http://***@h" in " ".join(done.stdout.split())
+
+
+def test_vf_train_ends_when_a_server_never_answers(tmp_path: Path) -> None:
+    """One that takes the connection and is silent, and one that only says which model it has."""
+    command = [sys.executable, "-m", "verifiers_nb.cli.train", "addition", "--timeout", "1"]
+    command += ["--per-device-train-batch-size", "16", "--max-steps", "2", "-o", "run"]
+    with socket.create_server(("127.0.0.1", 0)) as deaf, silent_server() as url:
+        address = f"http://127.0.0.1:{deaf.getsockname()[1]}/v1"
+        for server, said in ((address, "no server answers at"), (url, "no answer within 1.0 s")):
+            began = time.monotonic()
+            done = forked.run([*command, "--endpoint", server], tmp_path)
+            seconds = time.monotonic() - began
+            print(f"status {done.returncode} after {seconds:.1f} s:", done.stderr)
+            assert done.returncode in (1, 2) and seconds < 50
+            assert said in done.stderr and "no answer within 1.0 s" in done.stderr
+            assert "Traceback" not in done.stderr
 
 
 READER = "setpriv --reuid 65534 --regid 65534 --clear-groups --inh-caps=+dac_read_search "

@@ -97,7 +97,7 @@ def connect(
     if not isinstance(url, str):
         return Endpoints([connect(each, api_key, model, **settings) for each in url])
     url, api_key = find_address(url, api_key)
-    client = HTTPClient(url, api_key, model=model)
+    client = HTTPClient(url, api_key, model=model, timeout=settings.get("timeout", 600.0))
     if is_vllm(client):
         return VLLMClient(url, api_key, model=model, **settings)
     if model is None:

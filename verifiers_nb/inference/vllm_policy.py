@@ -310,14 +310,17 @@ logger = logging.getLogger(__name__)
 def call_server(
     client: HTTPClient, path: str, body: Any = None, timeout: float | None = 60.0
 ) -> Any:
-    """Post `body` to a path of the server, once, or get the path where there is none."""
+    """Post `body` to a path of the server, once, or get the path where there is none.
+
+    `timeout`: seconds, or the client's own if those are fewer; None for no limit.
+    """
 
     async def call() -> Any:
         data = None if body is None else encode(body)
-        request: dict[str, Any] = dict(timeout=as_timeout(timeout), data=data)
+        limit = as_timeout(timeout and min(timeout, client.limit.total or timeout))
         method, url = "GET" if body is None else "POST", client.url(path)
         async with make_session(URL(client.base_url), client.headers) as session:
-            exchange, content = await send_request(session, method, url, **request)
+            exchange, content = await send_request(session, method, url, timeout=limit, data=data)
         exchange.text = content.decode()
         return exchange.json() if exchange.text.startswith(("{", "[")) else exchange.text
 
