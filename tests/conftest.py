@@ -15,17 +15,12 @@ import pytest
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FROM_OUTSIDE = frozenset(os.environ)
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same
 
-# These tests watch several processes at once, and each process must get its share of two cores within
-# a time limit. They have one second try on a busy machine; pytest lists those that needed it.
+# What has one second try, and why; pytest lists those that needed it.
 SECOND_TRY = {
-    "browser": "JupyterLab, a kernel that trains and Chromium with its own processes",
-    "vllm": "a server, its engine and clients that count seconds",
-    "test_interruption.py": "runs that are killed at a moment of their log",
-    "test_processes.py": "two training processes that wait for each other",
-    "test_training.py": "a tracker that writes its file from a process of its own",
+    "test_kernel_versions.py": "before 7.4 ipykernel may leave a request unread until the next one (ipykernel#1554)",
 }
-
 
 # What takes half a minute or more, the longest first: begun last, it would let the other workers wait.
 LONGEST = """
@@ -52,10 +47,10 @@ def place(item: pytest.Item) -> int:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long work first, and give the tests of several processes a second try."""
+    """Put long work first, and give a second try to what needs it."""
     items.sort(key=place)
     for item in items:
-        if SECOND_TRY.keys() & {item.path.name, item.path.parent.name}:
+        if item.path.name in SECOND_TRY:
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -95,11 +95,10 @@ class Popen:
         return self.returncode
 
     def wait(self, timeout: float = 300) -> int:
-        """Wait for the end; kill a process that is late."""
+        """Wait for the end."""
         deadline = time.monotonic() + timeout
         while self.returncode is None:
             if time.monotonic() > deadline:
-                self.kill()
                 raise subprocess.TimeoutExpired(self.args, timeout)
             origin().read(0.2)
         return self.returncode
@@ -114,8 +113,12 @@ class Popen:
         self.send_signal(signal.SIGKILL)
 
     def communicate(self, timeout: float = 300) -> tuple[str, str]:
-        """Wait for the end, and return what was written."""
-        self.wait(timeout)
+        """Wait for the end, and return what was written; kill a process that is late."""
+        try:
+            self.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
         return self.out.read_text(), self.err.read_text()
 
 

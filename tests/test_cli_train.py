@@ -32,7 +32,7 @@ def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 def wait_until(
-    happened: Callable[[], bool], process: subprocess.Popen, seconds: float = 300
+    happened: Callable[[], bool], process: subprocess.Popen | forked.Popen, seconds: float = 300
 ) -> None:
     """Return when it happened; an assertion error when the process ends before."""
     deadline = time.monotonic() + seconds
@@ -71,10 +71,7 @@ def test_a_run_from_a_file_and_flags(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_and_continued(tmp_path: Path, sent: signal.Signals) -> None:
     command = [*COMMAND, *SMALL, "--max-steps", "100000"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=ENVIRON, stdout=pipe, stderr=pipe, text=True
-    )
+    process = forked.Popen(command, tmp_path, ENVIRON)
     wait_until(lambda: len(steps(tmp_path / "run")) >= 2, process)
     process.send_signal(sent)
     said, errors = process.communicate(timeout=120)
@@ -128,7 +125,7 @@ def test_a_second_press_leaves_at_once(tmp_path: Path) -> None:
         "def load_environment():\n    env = load()\n    env.rubric.add_reward_func(wait)\n    return env\n"
     )
     command = [*COMMAND, "slow-sums", *SMALL[1:]]
-    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRON, stderr=subprocess.PIPE)
+    process = forked.Popen(command, tmp_path, ENVIRON)
     wait_until((tmp_path / "scoring").exists, process)
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGINT)  # as a launcher passes it on: the same press

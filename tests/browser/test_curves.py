@@ -79,9 +79,8 @@ dashboard"""
     )
     assert made < 1.5  # seconds of the processor, 0.3 on a quiet machine
     assert points < 16_000 and sent < 250_000  # 24 lines, of 600 points each
-    assert (
-        seen < 3_000 and drawn < 15_000
-    )  # on a quiet machine 10 and 1,500: plotly's script takes half of it
+    # On a quiet machine 10 and 1,500: plotly's script takes half of it. The picture does not wait for that.
+    assert seen < max(3_000, drawn / 2) and drawn < 15_000
     assert widget.locator(".js-plotly-plot .subplot").count() == 6
     assert widget.locator(".legend .traces").count() == 2
 

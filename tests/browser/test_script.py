@@ -46,12 +46,26 @@ def test_nothing_can_be_pressed_before_an_answer(drawn) -> None:
     assert "Waiting for the kernel" in root.evaluate(said)
 
     drawn.evaluate("tell('msg:custom', { answer: 'here' })")
-    drawn.get_by_role("button", name="Go").click()
-    assert drawn.evaluate("sent.at(-1)") == {"act": "go", "row": "3"}
-    assert root.evaluate(said) == "none"
     asked = drawn.evaluate("sent.length")
     drawn.wait_for_timeout(1500)
     assert drawn.evaluate("sent.length") == asked  # and no longer asks
+    drawn.get_by_role("button", name="Go").click()
+    assert drawn.evaluate("sent.at(-1)") == {"act": "go", "row": "3"}
+    assert root.evaluate(said) == "none"
+
+
+def test_a_press_is_followed_by_questions_until_an_answer(drawn) -> None:
+    """Before 7.4 ipykernel may leave a message unread until the next one comes, however late."""
+    drawn.evaluate("tell('msg:custom', {})")
+    drawn.get_by_role("button", name="Go").click()
+    asked = drawn.evaluate("sent.length")
+    assert drawn.evaluate("sent.at(-1).act") == "go"
+    drawn.wait_for_function(f"sent.length >= {asked} + 2")
+    assert drawn.evaluate("sent.at(-1)") == {"ask": "are you there?"}
+    drawn.evaluate("tell('msg:custom', { answer: 'here' })")
+    asked = drawn.evaluate("sent.length")
+    drawn.wait_for_timeout(1500)
+    assert drawn.evaluate("sent.length") == asked
 
 
 def test_only_the_first_page_can_freeze(drawn) -> None:

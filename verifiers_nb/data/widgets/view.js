@@ -52,9 +52,11 @@ function initialize({ model }) {
 }
 
 function connect(model, el, root) {
+  let asking;
   const ask = () => model.send({ ask: "are you there?" });
-  const asking = setInterval(ask, 1000);
-  const answered = () => { clearInterval(asking); root.inert = false; root.removeAttribute("data-waiting"); };
+  // A kernel may leave a message unread until the next one comes (github.com/ipython/ipykernel/issues/1554).
+  const check = () => { asking ??= setInterval(ask, 1000); };
+  const answered = () => { asking = clearInterval(asking); root.inert = false; root.removeAttribute("data-waiting"); };
   const turnOff = () => {
     for (const node of (el.parentElement ?? el).querySelectorAll("button, input, select, textarea")) node.disabled = true;
   };
@@ -68,8 +70,9 @@ function connect(model, el, root) {
   model.on("change:gone", lose);
   model.on("msg:custom", answered);
   if (model.get("gone")) lose();
-  else { root.inert = true; root.setAttribute("data-waiting", ""); ask(); }
-  return () => { clearInterval(asking); model.off("msg:custom", answered); model.off("change:gone", lose); };
+  else { root.inert = true; root.setAttribute("data-waiting", ""); ask(); check(); }
+  const leave = () => { answered(); model.off("msg:custom", answered); model.off("change:gone", lose); };
+  return { check, leave };
 }
 
 // After a reload JupyterLab does not know which output a picture is in: find it in the notebook, and put the new one there.
@@ -111,7 +114,11 @@ function render({ model, el }) {
   el.append(Object.assign(document.createElement("style"), { textContent: `${kept}, .jp-OutputArea-child:has(> * > ${kept}) { display: none; }` }));
   Object.assign(root, { tabIndex: -1, style: "outline: none" });
   const draw = drawing(model, root), stopCharts = charts(model, root);
-  const tell = (node, more) => model.get("gone") || model.send({ ...node.dataset, ...more });
+  const tell = (node, more) => {
+    if (model.get("gone")) return;
+    model.send({ ...node.dataset, ...more });
+    check();
+  };
   let pending;
   root.addEventListener("click", (event) => {
     const node = event.target.closest("[data-act], [data-jump], [data-help]");
@@ -145,9 +152,9 @@ function render({ model, el }) {
   model.on("msg:custom", heard);
   model.on("change:html", draw);
   draw();
-  const disconnect = connect(model, el, root);
+  const { check, leave } = connect(model, el, root);
   return () => {
-    disconnect();
+    leave();
     model.off("msg:custom", heard);
     stopCharts();
     model.off("change:html", draw);
