@@ -36,6 +36,69 @@ def load_environment(**kwargs):
         ["\\boxed{4}"],
         {"reward": 1.0, "right": 1.0, "long": 9.0},
     ),
+    "checks_sums": (
+        """
+from verifiers.rubrics.math_rubric import MathRubric
+
+class Checks(vf.MultiTurnEnv):
+    @vf.stop
+    async def checked(self, state):
+        return len(state["trajectory"]) == 2
+    async def env_response(self, messages, state):
+        return "Check it."
+
+def load_environment():
+    return Checks(dataset=rows(("2 + 2?", "4")), rubric=MathRubric())
+""",
+        ["\\boxed{5}", "\\boxed{4}"],
+        {"reward": 1.0, "correct_answer_reward_func": 1.0, "stop": "checked", "turns": 2},
+    ),
+    "checks_sums_as_before": (
+        """
+class Checks(vf.MultiTurnEnv):
+    def is_completed(self, messages, state, **kwargs):
+        return state["turn"] == 1
+    def env_response(self, messages, state, **kwargs):
+        return [], state
+
+def load_environment():
+    return Checks(dataset=rows(("2 + 2?", "4")), rubric=vf.RubricGroup([vf.MathRubric(), vf.Rubric()]))
+""",
+        ["\\boxed{4}"],
+        {"reward": 0.0, "correct_answer_reward_func": 0.0},
+    ),
+    "runs_code": (
+        """
+class RunsCode(vf.StatefulToolEnv):
+    def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+        return {**tool_args, "state": state}
+
+async def run(code: str, state: dict) -> str:
+    "Run code."
+    state["final_env_response"] = "It works."
+    return "It works."
+
+def load_environment():
+    def works(state):
+        return float(state["final_env_response"] == "It works.")
+    env = RunsCode(dataset=rows(("?", "")), tools=[], rubric=vf.Rubric([works]))
+    env.add_tool(run, args_to_skip=["state"])
+    return env
+""",
+        [[vf.tool_call("run", code="1")]],
+        {"reward": 1.0, "said": "It works.", "stop": "has_final_env_response"},
+    ),
+    "keeps_to_a_form": (
+        """
+from verifiers.parsers.xml_parser import XMLParser
+
+def load_environment():
+    parser = XMLParser(["think", "answer"])
+    return vf.SingleTurnEnv(dataset=rows(("?", "")), rubric=vf.Rubric([parser.get_format_reward_func()]), parser=parser)
+""",
+        ["<think></think><answer>4"],
+        {"reward": 0.8, "format_reward_func": 0.8, "stop": "max_turns_reached"},
+    ),
     "asks_twice": (
         """
 from verifiers.types import Messages, State

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MESSAGES', 'cleanup', 'NOT_CARRIED', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message', 'as_messages',
-           'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'LaterHooks', 'LaterMultiTurnEnv',
-           'RolloutError', 'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser',
-           'ensure_keys']
+           'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'LaterHooks', 'LaterXMLParser', 'BoxedParser',
+           'LaterMathRubric', 'LaterMultiTurnEnv', 'RolloutError', 'LaterSingleTurnEnv', 'LaterToolEnv',
+           'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import inspect
@@ -22,6 +22,9 @@ from ..envs.multiturn import MultiTurnEnv, SingleTurnEnv
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
 from ..envs.tools import Tool
 from ..parsers.base import Parser
+from ..parsers.think import ThinkParser, extract_boxed_answer
+from ..parsers.xml import FieldSpans, XMLParser
+from ..rubrics.math import MathRubric
 from ..types import ChatMessage, Messages, State, maybe_await, tool_call_dict
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #bbf20ccc
@@ -152,7 +155,38 @@ class LaterHooks:
             answered, state = answered
         if (last := state.get("final_env_response")) is not None:
             answered, state["stop_condition"] = last, "has_final_env_response"
+        if isinstance(answered, str) and isinstance(messages, list):
+            answered = [MESSAGES["user"](content=answered)]
         return as_messages(answered) if self.env.is_later else answered, state
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
+class LaterXMLParser(XMLParser):
+    """Score the form as `verifiers` does: 0.2 for any text, and a tag that never closes is a field."""
+
+    def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
+        spans, (*_, start, end) = super()._measure(text)
+        tagged = [any(t[1] in text or t[2] in text for t in field) for field in self._fields]
+        return spans, [*(float(any(spans) and each) for each in tagged), 1.0, start, end]
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #84e5ebb5
+class BoxedParser(ThinkParser):
+    """Read the last `\\boxed{}` after the thinking, which may be missing where `is_later`."""
+
+    is_later = False
+
+    def parse(self, text: Any) -> Any:
+        """Return what is in the box."""
+        is_bare = self.is_later and "</think>" not in text
+        return super().parse(f"</think>{text}" if is_bare else text)
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #8718951b
+class LaterMathRubric(MathRubric):
+    """Compare the answer in the last `\\boxed{}`; whether it needs thinking depends on the environment."""
+
+    def __init__(
+        self, funcs: Any = None, weights: Any = None, parser: Parser | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(funcs, weights, parser or BoxedParser(extract_boxed_answer), **kwargs)
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #9327c2bb
 class LaterMultiTurnEnv(MultiTurnEnv):
@@ -163,6 +197,9 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         super().__init__(max_turns=max_turns, **kwargs)
+        for rubric in (self.rubric, *getattr(self.rubric, "rubrics", ())):
+            if isinstance(found := getattr(rubric, "parser", None), BoxedParser):
+                found.is_later = self.is_later
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -226,7 +263,7 @@ class LaterSingleTurnEnv(LaterMultiTurnEnv, SingleTurnEnv):
     """A single-turn environment in either way of writing one."""
 
     @stop
-    async def has_answered(self, state: State) -> bool:
+    async def max_turns_reached(self, state: State) -> bool:
         """Stop after one response."""
         return bool(state["responses"])
 
@@ -289,7 +326,10 @@ def ensure_keys(keys: Iterable[str]) -> None:
         raise ValueError(f"These environment variables must be set: {', '.join(missing)}.")
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8b5fac5a
-CLASSES = (LaterMultiTurnEnv, LaterSingleTurnEnv, LaterToolEnv, LaterStatefulToolEnv)
+CLASSES = (
+    *(LaterMultiTurnEnv, LaterSingleTurnEnv, LaterToolEnv, LaterStatefulToolEnv),
+    *(LaterXMLParser, LaterMathRubric),
+)
 LATER_NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in MESSAGES.values()},
     **{kind.__name__.removeprefix("Later"): kind for kind in CLASSES},
