@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MANIFEST', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', 'write_manifest', 'damage', 'is_undamaged',
            'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state', 'find_checkpoint', 'step_of',
-           'keep_metrics', 'set_aside', 'MetricsFile', 'write_advantages', 'steps_to_keep', 'KeepAdapters', 'RewardBar',
-           'replace_progress', 'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run', 'learnt_weights',
-           'put_weights', 'settings_to_store', 'ResumableTrainer']
+           'keep_metrics', 'set_aside', 'copy_past', 'MetricsFile', 'write_advantages', 'steps_to_keep', 'KeepAdapters',
+           'RewardBar', 'replace_progress', 'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run',
+           'learnt_weights', 'put_weights', 'settings_to_store', 'ResumableTrainer']
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #77de68da
 import copy
@@ -194,6 +194,24 @@ def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
         (aside / METRICS).write_bytes(metrics.read_bytes())
         keep_metrics(output_dir, until=after)
     return aside
+
+# %% ../../nbs/trainer/11_checkpoints.ipynb #e49aff4b
+def copy_past(checkpoint: str | Path, folder: str | Path) -> Path:
+    """Copy a checkpoint, and the metrics of its run up to there, into a new folder; return the copied checkpoint."""
+    checkpoint, folder = Path(checkpoint), Path(folder)
+    if folder.exists():
+        raise FileExistsError(f"{folder} is there already: give the fork another folder.")
+    try:
+        with staged(folder) as fresh:
+            shutil.copytree(checkpoint, fresh / checkpoint.name)
+            if (metrics := checkpoint.parent / METRICS).exists():
+                shutil.copy(metrics, fresh / METRICS)
+                keep_metrics(fresh, until=read_state(checkpoint).global_step)
+    except OSError as error:  # shutil's own has a list of what it could not copy
+        why = error.strerror or error.args[0][0][-1]
+        said = f"The fork can't be written to {folder}: {why}. The run that it leaves is as it was."
+        raise OSError(error.errno, said) from error
+    return folder / checkpoint.name
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #69d462d5
 class MetricsFile(TrainerCallback):
@@ -391,10 +409,12 @@ class ResumableTrainer(Trainer):
 
     saving_to: str | None = None
     first_weights: list[torch.Tensor] | None = None
+    forked_from: Path | None = None  # the folder of the run that this one left
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.run, self.guard = RunControl(), InterruptGuard()
         self.changed: dict[str, float] = {}
+        self.first_settings: dict[str, Any] = {}  # of those that were changed
         super().__init__(*args, **kwargs)
         self.given_optimizer = self.optimizer
         self.add_callback(FollowRequests(self))
@@ -458,6 +478,7 @@ class ResumableTrainer(Trainer):
         """Change settings between two steps."""
         self.changed |= changes
         for name, value in changes.items():
+            self.first_settings.setdefault(name, getattr(self.args, name, None))
             setattr(self.args, name, value)
             if name == "learning_rate" and self.lr_scheduler is not None:
                 set_learning_rate(self.optimizer, self.lr_scheduler, value)
@@ -574,7 +595,7 @@ class ResumableTrainer(Trainer):
 
     def find_start(self, resume_from_checkpoint: str | bool | None) -> str | None:
         """Return the checkpoint to go on from; moves aside what does not belong to its past."""
-        start: str | bool | None = resume_from_checkpoint or None
+        start: str | bool | None = resume_from_checkpoint or self.forked_from is not None or None
         if start is True:
             start = last_checkpoint(self.folder)  # later rollouts are of the same run: they serve
         elif start:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'REFERENCE', 'check_order', 'load_policy', 'sampling_base', 'make_client', 'connect_server',
-           'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'GRPOTrainer']
+           'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
+           'free_folder', 'own_adapter', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/13_grpo.ipynb #77de68da
 import asyncio
 import copy
+import itertools
 import logging
 import math
 import os
@@ -28,10 +30,11 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from ..envs.environment import Environment
+from ..envs.environment import Environment, check_rubric
 from ..envs.store import without_failed
 from ..inference.client import get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
+from ..rubrics.rubric import Rubric
 from ..support.calls import PASSING_TYPES
 from verifiers_nb.trainer.adapters import (
     MovingReference,
@@ -45,6 +48,9 @@ from verifiers_nb.trainer.checkpoints import (
     KeepAdapters,
     MetricsFile,
     ResumableTrainer,
+    check_whole,
+    copy_past,
+    find_checkpoint,
     peak_memory,
     replace_progress,
     write_advantages,
@@ -217,6 +223,29 @@ def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
     columns = ([getattr(r, name) for r in rollouts] for name in ("prompt", "completion", "reward"))
     prompts, completions, rewards = columns
     print_prompt_completions_sample(prompts, completions, rewards, step, len(rollouts))
+
+# %% ../../nbs/trainer/13_grpo.ipynb #16aa8e2d
+def with_rubric(env: Environment, rubric: Rubric | None) -> Environment:
+    """Return an environment with another rubric, to which it lends its parser; without one, as it is."""
+    if check_rubric(rubric) is None:
+        return env
+    twin = copy.copy(env)
+    twin.rubric = rubric  # type: ignore[assignment]
+    if not twin.rubric.has_own_parser:
+        twin.rubric.set_parser(env.parser)
+    return twin
+
+# %% ../../nbs/trainer/13_grpo.ipynb #cb070e4a
+def free_folder(run: Path) -> Path:
+    """Return the first of `<run>-fork-1`, `<run>-fork-2`, ... that is not there."""
+    forks = (run.with_name(f"{run.name}-fork-{number}") for number in itertools.count(1))
+    return next(folder for folder in forks if not folder.exists())
+
+# %% ../../nbs/trainer/13_grpo.ipynb #7edeb362
+def own_adapter(model: Any) -> Any:
+    """Return a copy of a model with learnt weights of its own; those that are frozen are shared, not copied."""
+    frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
+    return copy.deepcopy(model, frozen)
 
 # %% ../../nbs/trainer/13_grpo.ipynb #d980a7ac
 REFERENCE = "reference.safetensors"
@@ -497,6 +526,34 @@ class GRPOTrainer(ResumableTrainer):
         columns = {"reward": good.reward, **good.metrics}
         means = {n: sum(v) / len(v) if v else math.nan for n, v in columns.items()}
         return {**means, "failed": len(results.reward) - len(good.reward)}
+
+    def fork(
+        self,
+        step: int | str | Path = "last",
+        rubric: Rubric | None = None,
+        folder: str | Path | None = None,
+    ) -> GRPOTrainer:
+        """Return a trainer that goes on from a checkpoint as a run of its own, with another rubric if one is given.
+
+        `step`: of a checkpoint, "last", "best", or its folder. `folder`: of the new run; by default beside this one. Its
+        `train()` and `start()` go on from its last checkpoint; a generation that had begun is made again. This run keeps its files
+        and weights. Both ask the same client, so they train one after the other.
+        """
+        if self.run.is_active or self.accelerator.num_processes > 1:
+            raise RuntimeError("Fork a run that is stopped, and in a single process.")
+        env, folder = with_rubric(self.env, rubric), folder or free_folder(self.folder)
+        found = find_checkpoint(self.folder, step)
+        check_whole(found)
+        checkpoint = copy_past(found, folder)
+        args = copy.copy(self.args)
+        for name, value in {**self.first_settings, "output_dir": str(folder)}.items():
+            setattr(args, name, value)
+        tokenizer: Any = self.processing_class
+        fork = GRPOTrainer(own_adapter(self.model), env, args, tokenizer, client=self.client)
+        fork.first_weights, fork.forked_from = self.first_weights, self.folder
+        fork.versions = self.versions
+        fork.load_checkpoint(str(checkpoint))
+        return fork
 
     def save_adapter(self, folder: str | Path) -> Path:
         """Save the adapter for PEFT, transformers and vLLM; returns the folder."""

@@ -276,7 +276,7 @@ class PolicyVersions:
 
     def __init__(self, client: Any, sleeps: bool = False) -> None:
         self.client, self.sleeps, self.asleep = client, sleeps, False
-        self.pushed: int | None = None
+        self.pushed: tuple[int, int] | None = None  # a model and its step
         self.step_of: dict[int, int] = {}
 
     @contextmanager
@@ -299,9 +299,9 @@ class PolicyVersions:
 
     def push(self, model: Any, step: int) -> None:
         """Make the client sample from the adapter of `model` as it is after `step`."""
-        if self.pushed != step:
+        if self.pushed != (id(model), step):
             self.step_of[self.client.push(model)] = step
-            self.pushed = step
+            self.pushed = id(model), step
 
     def forget(self) -> None:
         """Push next time in any case: the weights were replaced."""

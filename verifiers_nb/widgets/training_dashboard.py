@@ -115,7 +115,7 @@ class TrainingDashboard(Panel):
     """Watch and steer a training run, or look at one that has ended or that another process writes.
 
     `trainer`: a `GRPOTrainer`, the folder of a run, or a list of them: the curves of all are drawn together, all
-    else is of the first. Raises `FileNotFoundError` for a folder without a run. `smoothing` in [0, 1) is that
+    else is of the first. With a fork comes the run that it left. Raises `FileNotFoundError` for a folder without a run. `smoothing` in [0, 1) is that
     of the curves.
     """
 
@@ -127,7 +127,10 @@ class TrainingDashboard(Panel):
         trainer: GRPOTrainer | str | Path | Sequence[GRPOTrainer | str | Path],
         smoothing: float = 0.6,
     ) -> None:
-        given: Any = trainer if isinstance(trainer, (list, tuple)) else [trainer]
+        left = getattr(trainer, "forked_from", None)
+        given: Any = (
+            trainer if isinstance(trainer, (list, tuple)) else [trainer, left][: 1 + bool(left)]
+        )
         folders = [run_folder(each) for each in given]
         self.trainer = None if isinstance(given[0], (str, Path)) else given[0]
         self.folder = folders[0]
