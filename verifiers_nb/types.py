@@ -10,7 +10,7 @@ __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State',
            'OPENAI_TYPES', 'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore',
            'RolloutScores', 'ProcessedOutputs', 'part_text', 'content_text', 'is_empty_answer', 'part_label',
            'messages_to_printable', 'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict',
-           'plain_messages', 'sanitize_tool_calls', 'maybe_await', 'calls_text', 'rich_text',
+           'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text', 'rich_text',
            'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
@@ -271,14 +271,18 @@ def sanitize_tool_calls(messages: Messages) -> Messages:
     return plain_messages(messages, json.dumps)
 
 # %% ../nbs/00_types.ipynb #ba49ec9b
-async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Call `func`, and await its result if that can be awaited."""
-    result = func(*args, **kwargs)
+async def settled(result: Any) -> Any:
+    """Return what a function returned, awaited if that can be awaited."""
     # As `inspect.isawaitable` for all but generators, at a tenth of the price: this runs at each turn.
     # A state or a truth value is there already, whether or not it can be awaited.
     if isinstance(result, (dict, int)) or not hasattr(result, "__await__"):
         return result
     return await result
+
+# %% ../nbs/00_types.ipynb #cae14728
+async def maybe_await(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `func`, and await its result if that can be awaited."""
+    return await settled(func(*args, **kwargs))
 
 # %% ../nbs/00_types.ipynb #d1e001a2
 def calls_text(message: ChatMessage) -> str:

@@ -22,7 +22,7 @@ from verifiers_nb.types import (
     MessageType,
     SamplingArgs,
     State,
-    maybe_await,
+    settled,
 )
 
 # %% ../../nbs/envs/04_multiturn.ipynb #d8847624
@@ -142,18 +142,22 @@ class MultiTurnEnv(Environment):
     ) -> tuple[Messages, State]:
         """Play one rollout; `info["oai_tools"]` are its tools, else the environment's."""
         state = initial_state(prompt, answer, task, info or {}, self.message_type)
-        state = check_state(await maybe_await(self.setup_state, state, **kwargs), "setup_state")
+        state = check_state(await settled(self.setup_state(state, **kwargs)), "setup_state")
         messages: Any = prompt if isinstance(prompt, str) else list(prompt)
         tools = (info or {}).get("oai_tools") or self.oai_tools
-        while not await maybe_await(self.is_completed, messages, state, **kwargs):
+        while True:
+            ended = self.is_completed(messages, state, **kwargs)
+            if ended and await settled(ended):
+                break
             arguments = with_seed(sampling_args, state["turn"])
             response = await self.get_model_response(client, model, messages, tools, arguments)
             messages = messages + take_response(response, state)
             if 0 < self.max_turns <= state["turn"]:
                 break
-            if await maybe_await(self.is_completed, messages, state, **kwargs):
+            ended = self.is_completed(messages, state, **kwargs)
+            if ended and await settled(ended):
                 break
-            returned = await maybe_await(self.env_response, messages, state, **kwargs)
+            returned = await settled(self.env_response(messages, state, **kwargs))
             answered, state = check_answer(returned, type(messages))
             state["completion"] = state["completion"] + answered
             messages = messages + answered

@@ -10,11 +10,12 @@ __all__ = ['read_call', 'run_tool', 'make_tools', 'choose_tool', 'tool_message',
            'total_tool_calls', 'counter_of', 'ToolRubric']
 
 # %% ../../nbs/envs/06_tool_env.ipynb #77de68da
-import json
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
+
+from pydantic_core import from_json
 
 from .multiturn import NO, YES, AwaitableState, MultiTurnEnv
 from .rollouts import run_bounded
@@ -41,19 +42,18 @@ def read_call(call: Any) -> tuple[str, dict[str, Any]]:
     if not isinstance(name, str):
         raise ValueError(f"This is not a function call: {call!r:.200}")
     try:
-        arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-    except (json.JSONDecodeError, RecursionError) as error:
+        arguments = from_json(arguments) if isinstance(arguments, str) else arguments
+    except ValueError as error:
         raise ValueError(f"The arguments of {name} are not JSON: {error}.") from error
     if not isinstance(arguments, dict):
         raise ValueError(f"The arguments of {name} must be an object, not {arguments!r:.200}.")
     return name, arguments
 
 # %% ../../nbs/envs/06_tool_env.ipynb #bd307a3e
-async def run_tool(tool: Tool, arguments: dict[str, Any], threads: Threads) -> str:
-    """Run a tool and return its result as text; a sync tool runs in one of `threads`."""
+def run_tool(tool: Tool, arguments: dict[str, Any], threads: Threads) -> Awaitable[Any]:
+    """Run a tool and await its result; a sync tool runs in one of `threads`."""
     run = partial(tool.func, **tool.read(arguments))
-    result = await (run() if tool.is_async else threads.run(run))
-    return str(await result if hasattr(result, "__await__") else result)
+    return run() if tool.is_async else threads.run(run)
 
 # %% ../../nbs/envs/06_tool_env.ipynb #1574bddb
 def make_tools(
@@ -162,7 +162,8 @@ class ToolEnv(MultiTurnEnv):
     ) -> ChatMessage:
         """Run one tool and return the message with its result, or with what went wrong."""
         try:
-            content = await run_tool(self.tool_map[tool_name], tool_args, self.threads)
+            result = await run_tool(self.tool_map[tool_name], tool_args, self.threads)
+            content = str(await result if hasattr(result, "__await__") else result)
         except Unconfined:  # no fault of the model's: the rollout fails
             raise
         except BaseException as error:  # a tool may end itself, but not everything else

@@ -85,10 +85,10 @@ def content_spans(text: str, tags: Sequence[Tag], last: bool = False) -> FieldSp
     for _, opening, closing, width in tags:
         start = text.rfind(opening, 0, text.rfind(closing)) if last else text.find(opening, floor)
         begin = start + width
-        hop = text.find("<", begin)
-        end = text.find(closing, hop)
-        spans.append(None if start < 0 or end < 0 else (begin, end))
-        if spans[-1] and end == hop and start - floor < 3 and not last:
+        hop = text.find("<", begin) if start >= 0 else -1
+        end = text.find(closing, hop) if hop >= 0 else -1
+        spans.append((begin, end) if end >= 0 else None)
+        if end == hop >= 0 and start - floor < 3 and not last:
             # There is no other tag up to here, so the next one's first occurrence comes after.
             floor = end + len(closing)
     return spans
