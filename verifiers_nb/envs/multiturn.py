@@ -146,16 +146,14 @@ class MultiTurnEnv(Environment):
         messages: Any = prompt if isinstance(prompt, str) else list(prompt)
         tools = (info or {}).get("oai_tools") or self.oai_tools
         while True:
-            ended = self.is_completed(messages, state, **kwargs)
-            if ended and await settled(ended):
+            if (over := self.is_completed(messages, state, **kwargs)) and await settled(over):
                 break
             arguments = with_seed(sampling_args, state["turn"])
             response = await self.get_model_response(client, model, messages, tools, arguments)
             messages = messages + take_response(response, state)
             if 0 < self.max_turns <= state["turn"]:
                 break
-            ended = self.is_completed(messages, state, **kwargs)
-            if ended and await settled(ended):
+            if (over := self.is_completed(messages, state, **kwargs)) and await settled(over):
                 break
             returned = await settled(self.env_response(messages, state, **kwargs))
             answered, state = check_answer(returned, type(messages))

@@ -104,9 +104,7 @@ class LentLoop:
 
     def serve(self) -> None:
         """Run the loop whenever it is not lent."""
-        while (
-            self.free.wait()
-        ):  # a SystemExit in one task leaves the loop, and the others wait for it
+        while self.free.wait():  # after a SystemExit in one task, too: the others wait for the loop
             with self.running, suppress(BaseException):
                 self.loop.run_forever()
 
@@ -282,9 +280,8 @@ class RolloutRun:
         self.failed: dict[int, str] = {}
         self.total = 0.0  # of the rewards
         self.zeros = bytes(8 * len(self.rows))
-        self.rewards = array(
-            "d", self.zeros
-        )  # numbers stay in memory, whatever becomes of rollouts
+        # Numbers stay in memory, whatever becomes of rollouts.
+        self.rewards = array("d", self.zeros)
         self.metrics: dict[str, array[float]] = defaultdict(lambda: array("d", self.zeros))
         self.rubric: Rubric | None = self.env.rubric if self.score else None
         for each in self.rubric.members if self.rubric and self.timeout is not None else ():
@@ -396,11 +393,10 @@ class RolloutRun:
         self.rewards[rollout.index] = rollout.reward
         for name, value in rollout.metrics.items():
             self.metrics[name][rollout.index] = value
-        if self.progress:
-            self.total += rollout.reward  # 0.0 of one that failed
+        self.total += rollout.reward  # 0.0 of one that failed
+        if self.bar.update() or self.bar.n == self.bar.total:  # it is drawn now and then
             mean = self.total / max(1, len(self.finished) - len(self.failed))
-            self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=False)
-            self.bar.update()
+            self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=self.bar.n < self.bar.total)
         if self.store and rollout.index not in self.store.done:
             self.store.append(rollout)
         if self.on_finish:

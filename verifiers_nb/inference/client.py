@@ -344,7 +344,7 @@ def read_answer(exchange: Exchange, content: bytes) -> Reply:
         body = orjson.loads(content)
     except ValueError:
         body = content.decode(errors="replace")
-    if failure := reported_failure(body):
+    if b'"error"' in content and (failure := reported_failure(body)):
         code = failure.get("code")
         exchange.status_code = code if isinstance(code, int) and code >= 400 else 500
         exchange.text = json.dumps({"error": failure})

@@ -108,7 +108,7 @@ MAX_REPLY_MB = 64.0
 async def read_bounded(response: aiohttp.ClientResponse, most_mb: float) -> bytes:
     """Return the body of a response, unpacked; a `ValueError` as soon as it is larger than `most_mb`."""
     parts, size = [], 0
-    async for part in response.content.iter_any():
+    while part := await response.content.readany():
         parts.append(part)
         size += len(part)
         if size > most_mb * 2**20:

@@ -159,7 +159,7 @@ def copied(value: Any) -> Any:
         return fresh
     if kind is list:
         return [copied(part) for part in value]
-    if kind in (str, int, float, bool) or value is None or hasattr(value, "function"):
+    if value is None or hasattr(value, "function") or kind in (str, int, float, bool):
         return value
     return copy.deepcopy(value)
 

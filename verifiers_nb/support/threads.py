@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'cancel_check', 'MACHINERY', 'LONG_WAIT', 'cancelled', 'Outcome', 'asks_to_end', 'as_failure', 'ThreadJob',
-           'Outcomes', 'Threads', 'stacks_of', 'waits_for', 'oldest_wait', 'cancel_before_forks', 'write_stacks_later',
-           'watch']
+__all__ = ['T', 'this_thread', 'MACHINERY', 'LONG_WAIT', 'cancelled', 'asks_to_end', 'as_failure', 'ThreadJob', 'DoneJobs',
+           'Threads', 'stacks_of', 'waits_for', 'oldest_wait', 'cancel_before_forks', 'write_stacks_later', 'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
@@ -22,37 +21,24 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from contextvars import Context, ContextVar, copy_context
+from contextvars import Context, copy_context
+from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
-from typing import Any, NamedTuple, TypeVar
-from weakref import WeakSet
+from typing import Any, TypeVar
 
 # %% ../../nbs/support/00_threads.ipynb #902ba3cd
 T = TypeVar("T")
-cancel_check: ContextVar[Callable[[], bool] | None] = ContextVar("cancel_check", default=None)
+this_thread = threading.local()
 
 
 def cancelled() -> bool:
     """Return, in a function that runs in `Threads`, whether its caller has been cancelled."""
-    check = cancel_check.get()
-    return check is not None and check()
-
-# %% ../../nbs/support/00_threads.ipynb #0ade7c2c
-class Outcome(NamedTuple):
-    """What a function returned, or what it raised."""
-
-    result: Any = None
-    error: BaseException | None = None
-
-    def unwrap(self) -> Any:
-        """Return the result, or raise the error."""
-        if self.error is not None:
-            raise self.error
-        return self.result
+    job = getattr(this_thread, "job", None)
+    return job is not None and job.future.cancelled()
 
 # %% ../../nbs/support/00_threads.ipynb #e7fa86ad
 def asks_to_end(error: BaseException) -> bool:
@@ -75,39 +61,47 @@ def as_failure(error: BaseException) -> Exception:
     return RuntimeError(f"it raised {error!r}")
 
 # %% ../../nbs/support/00_threads.ipynb #b86ce116
-class ThreadJob(NamedTuple):
-    """A function to run in a context, and the future that waits for its outcome."""
+@dataclass(slots=True)
+class ThreadJob:
+    """A function to run in a context, and the future that waits for it; then its result or error."""
 
-    future: asyncio.Future[Outcome]
+    future: asyncio.Future[None]
     context: Context
     func: Callable[[], Any]
+    result: Any = None
+    error: Exception | None = None
 
-    def run(self) -> Outcome:
-        """Run the function."""
+    def run(self) -> None:
+        """Run the function, and keep what it returns or raises."""
+        this_thread.job = self
         try:
-            return Outcome(self.context.run(self.func))
+            self.result = self.context.run(self.func)
         except Exception as error:
-            return Outcome(error=error)
+            self.error = error
         except BaseException as error:  # Ctrl-C is for the main thread alone
-            return Outcome(error=RuntimeError(f"it raised {error!r}"))
+            self.error = RuntimeError(f"it raised {error!r}")
+
+    def outcome(self) -> Any:
+        """Return the result, or raise the error."""
+        if self.error is not None:
+            raise self.error
+        return self.result
 
 # %% ../../nbs/support/00_threads.ipynb #7b52009b
-class Outcomes:
-    """Bring outcomes from threads to the event loops whose futures wait for them."""
+class DoneJobs:
+    """Tell the event loops whose futures wait for jobs that these are done."""
 
     def __init__(self) -> None:
-        self.gathered: dict[
-            asyncio.AbstractEventLoop, list[tuple[asyncio.Future[Outcome], Outcome]]
-        ] = {}
+        self.gathered: dict[asyncio.AbstractEventLoop, list[ThreadJob]] = {}
         self.lock = threading.Lock()
 
-    def add(self, future: asyncio.Future[Outcome], outcome: Outcome) -> None:
-        """Add an outcome, in any thread, and wake its loop unless the loop is about to look."""
-        loop = future.get_loop()
+    def add(self, job: ThreadJob) -> None:
+        """Add a job, in any thread, and wake its loop unless the loop is about to look."""
+        loop = job.future.get_loop()
         with self.lock:
             waiting = self.gathered.setdefault(loop, [])
             is_first = not waiting
-            waiting.append((future, outcome))
+            waiting.append(job)
         if is_first:
             try:
                 loop.call_soon_threadsafe(self.deliver, loop)
@@ -115,12 +109,12 @@ class Outcomes:
                 self.gathered.pop(loop, None)
 
     def deliver(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Give the futures of a loop, in this loop, the outcomes that have gathered."""
+        """Wake, in their loop, those who wait for the jobs that have gathered."""
         with self.lock:
             gathered = self.gathered.pop(loop, [])
-        for future, outcome in gathered:
-            if not future.done():
-                future.set_result(outcome)
+        for job in gathered:
+            if not job.future.done():
+                job.future.set_result(None)
 
 # %% ../../nbs/support/00_threads.ipynb #1574bddb
 class Threads:
@@ -132,22 +126,22 @@ class Threads:
     def __init__(self, most: int = 512) -> None:
         self.most, self.count, self.started = max(1, most), 0, 0
         self.jobs: SimpleQueue[ThreadJob] = SimpleQueue()
-        self.outcomes = Outcomes()
-        self.watching: WeakSet[asyncio.AbstractEventLoop] = WeakSet()  # loops that call `grow`
+        self.done = DoneJobs()
+        self.watching: set[asyncio.AbstractEventLoop] = set()  # loops that call `grow`
         self.lock = threading.Lock()
 
     async def run(self, func: Callable[[], T]) -> T:
         """Return what `func` returns, or raise what it raises; a cancelled caller stops waiting."""
         loop = asyncio.get_running_loop()
         job = ThreadJob(loop.create_future(), copy_context(), func)
-        job.context.run(cancel_check.set, job.future.cancelled)
         self.jobs.put(job)
         if not self.count:
             self.start_threads(1)
         if loop not in self.watching:
             self.watching.add(loop)
             loop.call_later(0.005, self.grow, loop, self.started)
-        return (await job.future).unwrap()
+        await job.future
+        return job.outcome()
 
     def grow(self, loop: asyncio.AbstractEventLoop, started: int) -> None:
         """Start more threads if jobs wait and hardly any were started lately; look again later."""
@@ -172,7 +166,8 @@ class Threads:
                 job = self.jobs.get(timeout=1)
                 self.started += 1
                 if not job.future.cancelled():
-                    self.outcomes.add(job.future, job.run())
+                    job.run()
+                    self.done.add(job)
         with self.lock:
             self.count -= 1
 
