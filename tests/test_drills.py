@@ -665,13 +665,14 @@ def silent_server() -> Iterator[str]:
 def test_vf_eval_ends_when_a_server_never_answers(tmp_path: Path) -> None:
     began = time.monotonic()
     with silent_server() as url:
-        done = vf_eval("addition", "-b", url, "-n", "1", "--timeout", "1", cwd=tmp_path)
+        once = ("-a", '{"max_retries": 1}')
+        done = vf_eval("addition", "-b", url, "-n", "1", "--timeout", "1", *once, cwd=tmp_path)
         impatient = (
             "from verifiers_nb.support import threads; threads.LONG_WAIT = 1.0; import sys; "
         )
         impatient += "from verifiers_nb.cli.eval import main; sys.exit(main())"
         command = [sys.executable, "-c", impatient, "addition", "-b", url, "-n", "1", "-r", "1"]
-        told = forked.run([*command, "--timeout", "1.8"], tmp_path)
+        told = forked.run([*command, "--timeout", "1.8", *once], tmp_path)
     print(f"status {done.returncode} after {time.monotonic() - began:.1f} s")
     assert done.returncode == 1 and "no answer within 1.0 s" in " ".join(done.stdout.split())
     assert f"s for an answer of {url.removesuffix('/v1')}, for rollout 0" in told.stderr
@@ -759,7 +760,7 @@ def test_a_folder_that_may_only_be_read_is_one_sentence(tmp_path: Path) -> None:
     small = ("--max-steps", "1", "--per-device-train-batch-size", "16", "-o", "run")
     train = [sys.executable, "-m", "verifiers_nb.cli.train", "addition", *small]
     began = as_reader("train", "addition", *small, cwd=tmp_path)
-    assert subprocess.run(train, cwd=tmp_path, capture_output=True).returncode == 0
+    assert forked.run(train, tmp_path).returncode == 0
     kept = sorted((tmp_path / "run").rglob("*"))
     goes_on = as_reader("train", "--resume", "run", "--max-steps", "2", cwd=tmp_path)
     assert sorted((tmp_path / "run").rglob("*")) == kept

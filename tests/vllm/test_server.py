@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 from datasets import Dataset
 from policies import Policy, running, settle, wait_for
@@ -214,8 +215,7 @@ def test_commands_and_keys(vllm_server: VLLMServer, tmp_path: Path) -> None:
 
     def run(module: str, *flags: str, **keys: str) -> subprocess.CompletedProcess[str]:
         call = [sys.executable, "-m", f"verifiers_nb.cli.{module}", "addition", *flags]
-        env = {**os.environ, **keys}
-        return subprocess.run(call, capture_output=True, text=True, env=env, cwd=tmp_path)
+        return forked.run(call, tmp_path, {**os.environ, **keys})
 
     few = ["-b", vllm_server.url, "-n", "2", "-r", "1", "--offline", "--json"]
     done = run("eval", *few, OPENAI_API_KEY=vllm_server.api_key)
