@@ -88,6 +88,27 @@ def load_environment():
         [[vf.tool_call("run", code="1")]],
         {"reward": 1.0, "said": "It works.", "stop": "has_final_env_response"},
     ),
+    "asks_in_a_text": (
+        """
+class Asks(vf.ToolEnv):
+    async def env_response(self, messages, state, **kwargs):
+        try:
+            return [await self.call_tool(call.name, {}, call.id) for call in messages[-1].tool_calls]
+        except Exception as error:
+            state["final_env_response"] = "Stop." if self._should_stop_for_error(error) else "Go."
+            return state["final_env_response"]
+    async def call_tool(self, tool_name, tool_args, tool_call_id, **kwargs):
+        raise ValueError(tool_name)
+
+def load_environment():
+    data = Dataset.from_list([{"prompt": "Which?", "answer": "Stop."}])
+    def right(state, answer):
+        return float(state["prompt"][0] == vf.UserMessage(content="Which?") and state["final_env_response"] == answer)
+    return Asks(dataset=data, tools=[], stop_errors=[ValueError], rubric=vf.Rubric([right]))
+""",
+        [[vf.tool_call("look")]],
+        {"reward": 1.0, "said": "Stop."},
+    ),
     "keeps_to_a_form": (
         """
 from verifiers.parsers.xml_parser import XMLParser

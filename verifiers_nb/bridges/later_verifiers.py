@@ -226,11 +226,13 @@ class LaterMultiTurnEnv(MultiTurnEnv):
                 return True
         return False
 
-    async def rollout(self, client: Any, model: str, *args: Any, **kwargs: Any) -> Any:
-        """Play one rollout, then clean up after it."""
+    async def rollout(self, client: Any, model: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        """Play one rollout, then clean up after it; in a chat a prompt that is a text is the user's."""
+        if isinstance(prompt, str) and self.message_type == "chat":
+            prompt = [MESSAGES["user"](content=prompt)]
         hooks: Any = LaterHooks(self, client=client, model=model)
         try:
-            said, state = await MultiTurnEnv.rollout(hooks, client, model, *args, **kwargs)
+            said, state = await MultiTurnEnv.rollout(hooks, client, model, prompt, *args, **kwargs)
             state["completion"] = as_messages(said, calls=self.is_later)
             return state["completion"], state
         finally:
@@ -295,9 +297,12 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv):
         answered, state = await ToolEnv.env_response(self, messages, state, **kwargs)
         return as_messages(answered) if self.is_later else (answered, state)
 
+    def _should_stop_for_error(self, error: Exception) -> bool:
+        return isinstance(error, tuple(self.stop_errors))
+
     def failure(self, error: Exception, *args: Any, **kwargs: Any) -> ChatMessage:
         """Return what the model reads about an error, or end the rollout by it."""
-        if isinstance(error, tuple(self.stop_errors)):
+        if self._should_stop_for_error(error):
             raise ERRORS["ToolCallError"](f"{type(error).__name__}: {error}") from error
         return super().failure(error, *args, **kwargs)
 
