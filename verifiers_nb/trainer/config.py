@@ -62,7 +62,7 @@ def check_generation_size(generated: int, rollouts: int) -> None:
 
 # %% ../../nbs/trainer/00_config.ipynb #1574bddb
 ADVANTAGE_ESTIMATORS = ("grpo", "rloo")
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")
 IMPORTANCE_LEVELS = ("token", "sequence")
 IMPORTANCE_MODES = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 
@@ -139,8 +139,13 @@ def check_objective(args: Any) -> None:
     """Raise `ValueError` for settings of the objective that don't go together."""
     check_choices(args)
     high = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
-    if args.delta is not None and args.loss_type == "cispo":
-        raise ValueError("delta caps an unclipped ratio, and cispo has none: leave delta out.")
+    if args.delta is not None and (kind := args.loss_type) in ("cispo", "sapo", "vespo"):
+        raise ValueError(f"delta caps an unclipped ratio, and {kind} has none: leave delta out.")
+    if not 0 < args.top_entropy_quantile <= 1:
+        share = args.top_entropy_quantile
+        raise ValueError(
+            f"top_entropy_quantile {share} is the share of tokens to learn from: 0 to 1."
+        )
     if args.delta is not None and args.delta <= high:
         raise ValueError(
             f"delta {args.delta} must be above the clip range, which ends at {high:g}."
@@ -269,13 +274,16 @@ class GRPOConfig(TrainingArguments):
     scale_rewards: bool | str = setting(
         False, "Divide by the std of the 'group' (True) or 'batch'."
     )
-    loss_type: str = setting("dr_grpo", "How token losses are averaged; cispo: and which.")
+    loss_type: str = setting("dr_grpo", "How token losses are averaged, and which they are.")
     importance_sampling_level: str = setting("token", "Ratios of tokens, or of a sequence (GSPO).")
     importance_sampling_mode: str = setting("token_truncate", "Off-policy correction, or none.")
     importance_cap: float = setting(2.0, "Cap of its trainer/sampler weights.")
     importance_floor: float = setting(0.0, "The least of its weights; below: raised or masked.")
     use_bias_correction_kl: bool = setting(False, "Weight the KL by the ratio: unbiased gradient.")
     entropy_coef: float = setting(0.0, "Weight of an entropy bonus.")
+    top_entropy_quantile: float = setting(
+        1.0, "Share of a micro-batch's tokens, of highest entropy, that are learnt from."
+    )
     overlong_buffer: int = setting(0, "Tokens before max_tokens in which a reward falls, to -1.")
     mask_env_responses: bool = setting(True, "Learn from sampled tokens only; can't be False.")
     mask_truncated_completions: bool = setting(True, "Leave cut-off completions out of the loss.")

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['TokenLogprobs', 'token_logprobs', 'sequence_sum', 'sequence_mean', 'probability_ratio', 'policy_loss', 'cispo_loss',
-           'kl_estimate', 'importance_weights', 'token_weights']
+           'sapo_loss', 'vespo_loss', 'high_entropy_mask', 'kl_estimate', 'importance_weights', 'token_weights']
 
 # %% ../../nbs/trainer/02_loss.ipynb #77de68da
+import math
 from typing import Any
 
 import torch
@@ -150,6 +151,48 @@ def cispo_loss(
     weight = ratio.clamp(max=1 + epsilon_high)
     return -weight * advantages * logprobs, ratio > weight
 
+# %% ../../nbs/trainer/02_loss.ipynb #43797c91
+def sapo_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    temperatures: tuple[float, float] = (1.0, 1.05),
+    sequences: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return each token's loss behind a soft gate, [N] (SAPO, arXiv:2511.20347, eq. 5 and 6).
+
+    `temperatures`: of tokens with a positive advantage, and of the others.
+    """
+    ratio = probability_ratio(logprobs, old_logprobs, sequences)
+    temperature = torch.where(advantages > 0, *temperatures)
+    return -(4 / temperature) * torch.sigmoid(temperature * (ratio - 1)) * advantages
+
+# %% ../../nbs/trainer/02_loss.ipynb #3fc747b3
+def vespo_loss(
+    logprobs: torch.Tensor,
+    sampler_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    sequences: torch.Tensor,
+    powers: tuple[float, float] = (2.0, 3.0),
+    decays: tuple[float, float] = (3.0, 2.0),
+) -> torch.Tensor:
+    """Return each token's log-probability loss, weighted by its sequence's gate: [N] (VESPO, arXiv:2602.10693).
+
+    `powers` k and `decays` λ: of tokens with an advantage of at least 0, and of the others.
+    """
+    log_ratio = (logprobs.detach() - sampler_logprobs).clamp(-20, 20)
+    log_weight = sequence_sum(log_ratio, sequences).clamp(math.log(1e-8), 20)
+    power, decay = (torch.where(advantages >= 0, *each) for each in (powers, decays))
+    gate = (power * log_weight + decay * (1 - log_weight.exp())).exp()
+    return -gate * advantages * logprobs
+
+# %% ../../nbs/trainer/02_loss.ipynb #c4c049d3
+def high_entropy_mask(entropies: torch.Tensor, share: float) -> torch.Tensor:
+    """Return which tokens are the `share` of highest entropy, bool [N] (arXiv:2506.01939, sec. 4)."""
+    if not len(entropies):
+        return entropies > 0
+    return entropies >= torch.quantile(entropies, 1 - share)
+
 # %% ../../nbs/trainer/02_loss.ipynb #63266754
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
     """Return the k3 estimate of KL(policy || reference) per token, [N] (Schulman 2020, "Approximating
@@ -200,10 +243,15 @@ def token_weights(lengths: torch.Tensor, loss_type: str, max_tokens: int) -> tor
     - `dapo` (arXiv:2503.14476, sec. 3.3) and `cispo` (arXiv:2506.13585, sec. 3.1), 1 / sum(L): each
       token counts the same, whatever its group;
     - `bnpo`, the same; elsewhere the name means a sum over a part of the batch;
-    - `dr_grpo`, 1 / (B max_tokens): a constant (arXiv:2503.20783, sec. 3), without either bias.
+    - `dr_grpo`, 1 / (B max_tokens): a constant (arXiv:2503.20783, sec. 3), without either bias;
+    - `sapo` as `grpo` (arXiv:2511.20347, eq. 5), and `vespo` as `dapo`;
+    - `luspo`, 1 / B: the ratio of a sequence, times its length (arXiv:2602.05261, sec. 3), since
+      `grpo` with ratios of sequences (GSPO) divides by it.
     """
     lengths = lengths.float()
-    if loss_type == "grpo":
+    if loss_type == "luspo":
+        return torch.full_like(lengths, 1 / lengths.numel())
+    if loss_type in ("grpo", "sapo"):
         return 1 / (lengths.numel() * lengths.clamp(min=1))
     if loss_type == "dr_grpo":
         return torch.full_like(lengths, 1 / (lengths.numel() * max_tokens))

@@ -18,10 +18,13 @@ from .batching import MicroBatch, batch_logprobs
 from .config import GRPOConfig
 from verifiers_nb.trainer.loss import (
     cispo_loss,
+    high_entropy_mask,
     importance_weights,
     kl_estimate,
     policy_loss,
     probability_ratio,
+    sapo_loss,
+    vespo_loss,
 )
 
 # %% ../../nbs/trainer/04_objective.ipynb #902ba3cd
@@ -37,8 +40,14 @@ def token_losses(
     """Return each token's policy loss, corrected for the sampler, and whether it was clipped. All [N]."""
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    sequences = batch.sequences if args.importance_sampling_level == "sequence" else None
-    if args.loss_type == "cispo":
+    by_sequence = args.importance_sampling_level == "sequence" or args.loss_type == "luspo"
+    sequences, clipped = batch.sequences if by_sequence else None, torch.zeros_like(old).bool()
+    if args.loss_type == "vespo":  # its gate corrects for the sampler
+        sampled = batch.sampler_logprobs
+        return vespo_loss(logprobs, sampled, batch.advantages, batch.sequences), clipped
+    if args.loss_type == "sapo":
+        loss = sapo_loss(logprobs, old, batch.advantages, sequences=sequences)
+    elif args.loss_type == "cispo":
         loss, clipped = cispo_loss(logprobs, old, batch.advantages, high, sequences)
     else:
         loss, clipped = policy_loss(
@@ -74,6 +83,8 @@ def micro_batch_loss(
     if batch.old_logprobs is None:
         batch.old_logprobs = logprobs.detach()
     loss, clipped = token_losses(logprobs, batch, args)
+    if args.top_entropy_quantile < 1:
+        loss = loss * high_entropy_mask(entropy.detach(), args.top_entropy_quantile)
     seen = {
         "entropy": entropy,
         "clipped": clipped,
