@@ -712,6 +712,36 @@ def test_records_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out.count("Step ") == 2
 
 
+OBJECTIVES = [
+    dict(advantage_estimator="gdpo"),
+    dict(loss_type="sapo", num_iterations=2),
+    dict(loss_type="luspo"),
+    dict(loss_type="vespo", top_entropy_quantile=0.5),
+]
+
+
+@pytest.mark.parametrize("settings", OBJECTIVES, ids=str)
+def test_objectives_learn(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Each changes the weights in another way than the default does."""
+    weights = []
+    for number, chosen in enumerate([{}, settings]):
+        trainer = make_trainer(tmp_path / str(number), max_steps=2, num_batches_ahead=0, **chosen)
+        first = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
+        trainer.train()
+        after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
+        assert not all(map(torch.equal, first, after))
+        weights.append(after)
+    assert not all(map(torch.equal, *weights))
+
+
+def test_gdpo_needs_one_rubric(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, ENVIRONMENTS["group"](), max_steps=1, advantage_estimator="gdpo"
+    )
+    with pytest.raises(ValueError, match="gdpo' needs a rubric with one weight for each"):
+        trainer.train()
+
+
 def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard", reason="needs tensorboard: pip install tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

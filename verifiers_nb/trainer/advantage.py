@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['group_advantages', 'leave_one_out_advantages', 'scale_advantages', 'rollout_advantages', 'overlong_penalty']
+__all__ = ['RewardParts', 'group_advantages', 'leave_one_out_advantages', 'scale_advantages', 'decoupled_advantages',
+           'rollout_advantages', 'overlong_penalty']
 
 # %% ../../nbs/trainer/01_advantage.ipynb #77de68da
 import torch
@@ -64,6 +65,27 @@ def scale_advantages(
     deviation = (squares / (counts - 1).clamp(min=1)).sqrt()
     return advantages / (deviation.repeat_interleave(size) + eps)
 
+# %% ../../nbs/trainer/01_advantage.ipynb #e9ac57fd
+RewardParts = tuple[torch.Tensor, torch.Tensor]  # rewards [B, K] of K functions, weights [K]
+
+
+def decoupled_advantages(
+    rewards: torch.Tensor,
+    weights: torch.Tensor,
+    group_size: int,
+    valid: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the weighted sum of the scaled advantages under each reward, scaled by the batch: [B]
+    (GDPO, arXiv:2601.05242, sec. 3).
+
+    `rewards`: float [B, K], of K functions; `weights`: [K]. The rest as of `group_advantages`.
+    """
+    each = [
+        scale_advantages(group_advantages(rewards[:, k], group_size, valid), group_size, valid)
+        for k in range(rewards.shape[1])
+    ]
+    return scale_advantages(torch.stack(each, 1) @ weights, group_size, valid, "batch")
+
 # %% ../../nbs/trainer/01_advantage.ipynb #472b07b9
 def rollout_advantages(
     rewards: torch.Tensor,
@@ -71,8 +93,18 @@ def rollout_advantages(
     valid: torch.Tensor | None = None,
     estimator: str = "grpo",
     scale: bool | str = False,
+    parts: RewardParts | None = None,
 ) -> torch.Tensor:
-    """Return advantages by `estimator`, "grpo" (the group's mean) or "rloo" (leave one out), scaled: [B]."""
+    """Return advantages by `estimator`, scaled: [B].
+
+    "grpo": the group's mean is the baseline; "rloo": leave one out; "gdpo": `decoupled_advantages` of `parts`.
+    """
+    if estimator == "gdpo":
+        if parts is None:
+            raise ValueError(
+                "estimator 'gdpo' needs the rewards of each function, and their weights."
+            )
+        return decoupled_advantages(*parts, group_size, valid)
     estimators = {"grpo": group_advantages, "rloo": leave_one_out_advantages}
     if estimator not in estimators:
         raise ValueError(f"estimator {estimator!r} is not one of {', '.join(estimators)}.")

@@ -61,7 +61,7 @@ def check_generation_size(generated: int, rollouts: int) -> None:
         )
 
 # %% ../../nbs/trainer/00_config.ipynb #1574bddb
-ADVANTAGE_ESTIMATORS = ("grpo", "rloo")
+ADVANTAGE_ESTIMATORS = ("grpo", "rloo", "gdpo")
 LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "luspo", "sapo", "vespo")
 IMPORTANCE_LEVELS = ("token", "sequence")
 IMPORTANCE_MODES = ("none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
@@ -141,6 +141,12 @@ def check_objective(args: Any) -> None:
     high = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
     if args.delta is not None and (kind := args.loss_type) in ("cispo", "sapo", "vespo"):
         raise ValueError(f"delta caps an unclipped ratio, and {kind} has none: leave delta out.")
+    shaped = args.zero_truncated_completions or args.overlong_buffer
+    if args.advantage_estimator == "gdpo" and (shaped or args.scale_rewards not in (False, "none")):
+        raise ValueError(
+            "gdpo scales the reward of each function by itself: leave scale_rewards, "
+            "zero_truncated_completions and overlong_buffer out."
+        )
     if not 0 < args.top_entropy_quantile <= 1:
         share = args.top_entropy_quantile
         raise ValueError(
@@ -270,7 +276,9 @@ class GRPOConfig(TrainingArguments):
     epsilon: float = setting(0.2, "Clip range of the ratio, below.")
     epsilon_high: float | None = setting(None, "Above; None: epsilon.")
     delta: float | None = setting(None, "Cap of an unclipped ratio.")
-    advantage_estimator: str = setting("grpo", "Baseline: the group's mean, or (rloo) the others'.")
+    advantage_estimator: str = setting(
+        "grpo", "Baseline: the group's mean, (rloo) the others'; gdpo."
+    )
     scale_rewards: bool | str = setting(
         False, "Divide by the std of the 'group' (True) or 'batch'."
     )

@@ -72,7 +72,7 @@ from verifiers_nb.trainer.pipeline import (
     RolloutPipeline,
     check_policy_client,
 )
-from .samples import StepBatch, make_samples, staleness
+from .samples import StepBatch, make_samples, reward_parts, staleness
 from verifiers_nb.trainer.sharding import (
     GatheredPolicy,
     Processes,
@@ -187,13 +187,18 @@ def check_fit(client: Any, model: Any, peft_config: PeftConfig | None, args: GRP
 
 # %% ../../nbs/trainer/13_grpo.ipynb #5edb4ceb
 def make_batches(
-    rollouts: list[Rollout], args: GRPOConfig, step: int, step_of: dict[int, int]
+    rollouts: list[Rollout],
+    args: GRPOConfig,
+    step: int,
+    step_of: dict[int, int],
+    rubric: Any = None,
 ) -> list[StepBatch]:
     """Return what to learn from each part of a generation, the first of them in the step after `step`."""
     batches, size = [], args.rollouts_per_step
     for part, start in enumerate(range(0, len(rollouts), size)):
         own = rollouts[start : start + size]
-        batch = make_samples(own, args)
+        decoupled = args.advantage_estimator == "gdpo"
+        batch = make_samples(own, args, reward_parts(own, rubric) if decoupled else None)
         batch.metrics |= staleness(own, step_of, step + part)
         batches.append(batch)
     return batches
@@ -421,7 +426,8 @@ class GRPOTrainer(ResumableTrainer):
             return Delivery(changes)
         generation, rollouts = self.take_generation(number)
         step = self.state.global_step
-        batches = make_batches(rollouts, self.args, step, self.versions.step_of)
+        step_of = self.versions.step_of
+        batches = make_batches(rollouts, self.args, step, step_of, self.env.rubric)
         advantages = [value for batch in batches for value in batch.advantages]
         self.watch.note([rollout.reward for rollout in rollouts], advantages)
         if generation.path:

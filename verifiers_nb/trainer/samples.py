@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['reward_metrics', 'StepBatch', 'make_samples', 'staleness']
+__all__ = ['reward_metrics', 'StepBatch', 'make_samples', 'reward_parts', 'staleness']
 
 # %% ../../nbs/trainer/05_samples.ipynb #77de68da
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from ..inference.tokens import merge_turns
-from .advantage import overlong_penalty, rollout_advantages
+from .advantage import RewardParts, overlong_penalty, rollout_advantages
 from .batching import MicroBatch, Sample
 from .config import GRPOConfig
 from .loss import token_weights
@@ -53,8 +54,10 @@ class StepBatch:
     micro_batches: list[MicroBatch] | None = None
 
 # %% ../../nbs/trainer/05_samples.ipynb #3452bc50
-def make_samples(rollouts: Sequence[Rollout], args: GRPOConfig) -> StepBatch:
-    """Return what to learn from a step's rollouts, and the step's metrics.
+def make_samples(
+    rollouts: Sequence[Rollout], args: GRPOConfig, parts: RewardParts | None = None
+) -> StepBatch:
+    """Return what to learn from a step's rollouts, and the step's metrics; `parts` are for GDPO.
 
     The rollouts of a group follow each other. Raises `RuntimeError` if all rollouts failed.
     """
@@ -66,14 +69,11 @@ def make_samples(rollouts: Sequence[Rollout], args: GRPOConfig) -> StepBatch:
     truncated = torch.tensor([any(s.truncated for s in own) for own in sequences])
     lengths = torch.tensor([sum(sum(s.mask) for s in own) for own in sequences])
     rewards = torch.tensor([rollout.reward for rollout in rollouts])
-    if args.zero_truncated_completions:
-        rewards = rewards.masked_fill(truncated, 0.0)
+    rewards = rewards.masked_fill(truncated & args.zero_truncated_completions, 0.0)
     if args.overlong_buffer and args.max_tokens:
         rewards = rewards + overlong_penalty(lengths, args.max_tokens, args.overlong_buffer)
-    size = args.num_generations
-    advantages = rollout_advantages(
-        rewards, size, valid, args.advantage_estimator, args.scale_rewards
-    )
+    size, estimator = args.num_generations, args.advantage_estimator
+    advantages = rollout_advantages(rewards, size, valid, estimator, args.scale_rewards, parts)
     counted = valid & ~truncated if args.mask_truncated_completions else valid
     weights = token_weights(lengths * counted, args.loss_type, args.max_tokens or args.max_seq_len)
     learnt = counted & ((advantages != 0) | bool(args.beta or args.entropy_coef))
@@ -93,6 +93,21 @@ def make_samples(rollouts: Sequence[Rollout], args: GRPOConfig) -> StepBatch:
     samples = [Sample(sequence, float(advantages[i]), float(weights[i])) for i, sequence in owned]
     owners = [rollouts[i].index for i, _ in owned]
     return StepBatch(samples, owners, advantages.tolist(), metrics)
+
+# %% ../../nbs/trainer/05_samples.ipynb #5944ee71
+def reward_parts(rollouts: Sequence[Rollout], rubric: Any) -> RewardParts:
+    """Return the rewards of rollouts by function, [B, K], and the functions' weights, [K].
+
+    Raises `ValueError` for a rubric that has not one weight for each name, as that of an `EnvGroup`.
+    """
+    names, weights = rubric.get_reward_func_names(), rubric.get_reward_weights()
+    if len({*names}) != len(weights):
+        raise ValueError(
+            "advantage_estimator='gdpo' needs a rubric with one weight for each of its reward functions; "
+            f"this one has {len(weights)} weights for {', '.join(dict.fromkeys(names)) or 'none'}."
+        )
+    scores = [[rollout.metrics.get(name, 0.0) for name in names] for rollout in rollouts]
+    return torch.tensor(scores), torch.tensor(weights)
 
 # %% ../../nbs/trainer/05_samples.ipynb #91032ad7
 def staleness(
