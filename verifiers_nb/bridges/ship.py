@@ -7,8 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['TARGETS', 'MORE_FILES', 'REPLAY', 'dataset_rows', 'own_rows', 'play_row', 'as_reply', 'pickled', 'source_of',
-           'check_target', 'write_package', 'ship', 'stored_rows', 'next_answer', 'completion_of', 'serve_json',
-           'serve_stored', 'own_python', 'Proof', 'compare', 'replay_all', 'prove_rewards']
+           'check_target', 'write_package', 'ship', 'prime_schedule', 'without_counterpart', 'prime_config',
+           'stored_rows', 'next_answer', 'completion_of', 'serve_json', 'serve_stored', 'own_python', 'Proof',
+           'compare', 'replay_all', 'prove_rewards']
 
 # %% ../../nbs/bridges/02_ship.ipynb #aa8f9eb0
 import importlib.metadata
@@ -20,14 +21,14 @@ import subprocess
 import sys
 import threading
 import venv
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verifiers_nb.environments.load import (
     find_environment,
@@ -39,6 +40,11 @@ from ..envs.store import read_rollouts
 from ..inference.client import Reply
 from ..rubrics.rubric import score_one
 from ..types import Rollout
+
+if TYPE_CHECKING:
+    from peft import LoraConfig
+
+    from verifiers_nb.trainer.config import GRPOConfig
 
 # %% ../../nbs/bridges/02_ship.ipynb #65157dce
 def dataset_rows(dataset: Any) -> list[dict[str, Any]]:
@@ -182,6 +188,50 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
     }
     write_package(folder, to, values)
     return folder
+
+# %% ../../nbs/bridges/02_ship.ipynb #402345da
+def prime_schedule(args: GRPOConfig) -> dict[str, Any]:
+    """Return a run's schedule in prime-rl's terms; one that it does not have is a `ValueError`."""
+    warmup, name = args.get_warmup_steps(args.max_steps), str(args.lr_scheduler_type)
+    kind = name.rpartition(".")[2].lower()
+    decays = {"constant_with_warmup": 0, "linear": args.max_steps - warmup}
+    if kind in decays:
+        return {"schedule": "linear", "warmup": warmup, "decay": decays[kind]}
+    if kind not in ("constant", "cosine"):
+        known = "constant, constant_with_warmup, linear, cosine"
+        raise ValueError(f"prime-rl has no schedule {kind!r}: take one of {known}.")
+    return {"schedule": kind, "warmup": warmup if kind == "cosine" else None, "decay": None}
+
+# %% ../../nbs/bridges/02_ship.ipynb #8a67a530
+def without_counterpart(args: GRPOConfig, known: Collection[str]) -> list[str]:
+    """Return, as comments, our own settings that were changed and are not `known` to prime-rl."""
+    own = [f for f in fields(args) if "help" in f.metadata and f.name in type(args).__annotations__]
+    changed = {f.name: getattr(args, f.name) for f in own if getattr(args, f.name) != f.default}
+    lost = {name: value for name, value in changed.items() if name not in known}
+    return [f"# prime-rl has no counterpart of {name}={value!r}." for name, value in lost.items()]
+
+# %% ../../nbs/bridges/02_ship.ipynb #51eb07da
+def prime_config(
+    folder: str | Path, model: str, args: GRPOConfig, peft_config: LoraConfig | None = None
+) -> Path:
+    """Write a run into the `rl.toml` of an environment that was shipped to prime, and return the file.
+
+    `model`: the name or the folder of the base model. Settings that prime-rl has not are comments in it.
+    """
+    file = Path(folder).expanduser() / "rl.toml"
+    if not file.exists():
+        raise FileNotFoundError(f"No {file}: first ship(environment, {str(folder)!r}, to='prime').")
+    table = Template((files("verifiers_nb") / "data" / "ship" / "run.toml").read_text("utf-8"))
+    names = table.get_identifiers()
+    values = {name: getattr(args, name, getattr(peft_config, name, None)) for name in names}
+    values |= {"model": model, "adapter": peft_config and True, **prime_schedule(args)}
+    values = {name: sorted(v) if isinstance(v, set) else v for name, v in values.items()}
+    text = table.substitute({name: json.dumps(value) for name, value in values.items()})
+    lines = [line for line in text.splitlines() if not line.endswith(("= null", "= -1"))]
+    lines += without_counterpart(args, {*names, "num_batches_ahead", "async_max_queue_size"})
+    source = file.read_text("utf-8").partition("[[")[2].partition("\n\n")[0].rstrip()
+    file.write_text("\n".join([*lines, "", f"[[{source}", "", "[inference]", ""]), "utf-8")
+    return file
 
 # %% ../../nbs/bridges/02_ship.ipynb #7fe30a0d
 def stored_rows(path: str | Path) -> list[list[tuple[int, dict[str, Any]]]]:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO_MEMORY', 'Options', 'read_options', 'default_threads',
-           'load_network', 'context_length', 'end_tokens', 'ServedModel', 'check_prompt', 'merge_adapter',
-           'adapted_weights', 'StopWatch', 'SampledSequence', 'Request', 'token_bytes', 'Batch', 'limit_threads',
-           'Swap', 'Inbox', 'receive', 'rows_that_fit', 'put_back', 'admit', 'ran_out', 'makes_room', 'explain_loss',
-           'run_scheduler', 'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'complete_chat', 'complete_text',
-           'EmbeddedEngine']
+           'load_network', 'context_length', 'end_tokens', 'PromptTokenizer', 'ServedModel', 'check_prompt',
+           'merge_adapter', 'adapted_weights', 'StopWatch', 'SampledSequence', 'Request', 'token_bytes', 'Batch',
+           'limit_threads', 'Swap', 'Inbox', 'receive', 'rows_that_fit', 'put_back', 'admit', 'ran_out', 'makes_room',
+           'explain_loss', 'run_scheduler', 'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'complete_chat',
+           'complete_text', 'EmbeddedEngine']
 
 # %% ../../nbs/inference/03_engine.ipynb #77de68da
 import asyncio
@@ -186,23 +186,13 @@ def end_tokens(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     listed = ends if isinstance(ends, list) else [ends]
     return frozenset({*listed, getattr(tokenizer, "eos_token_id", None)} - {None})
 
-# %% ../../nbs/inference/03_engine.ipynb #76c36340
-class ServedModel:
-    """A network, its tokenizer if it has one, and the way from prompts to ids and back."""
+# %% ../../nbs/inference/03_engine.ipynb #1a83d6fc
+class PromptTokenizer:
+    """A tokenizer that several threads share, and the way from prompts to ids and back."""
 
-    def __init__(
-        self, model: str | Path | PreTrainedModel, tokenizer: Any, device: Any, dtype: Any = None
-    ):
-        self.network = load_network(model, device, dtype)
-        self.name, self.tokenizer = self.network.config._name_or_path or "policy", tokenizer
-        if isinstance(model, (str, Path)):
-            self.name, self.tokenizer = str(model), tokenizer or get_tokenizer(model)
+    def __init__(self, tokenizer: Any) -> None:
         # A fast tokenizer refuses two threads at once, of which one may be the caller's.
-        self.tokenizer, self.lock = copy.deepcopy(self.tokenizer), threading.Lock()
-        self.ends = end_tokens(self.network, self.tokenizer)
-        parameters = self.network.named_parameters(remove_duplicate=False)
-        self.base = {name: parameter.data for name, parameter in parameters}
-        self.vocabulary: int = self.network.get_input_embeddings().weight.shape[0]  # type: ignore
+        self.tokenizer, self.lock = copy.deepcopy(tokenizer), threading.Lock()
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Turn text into ids; ids stay what they are."""
@@ -231,16 +221,33 @@ class ServedModel:
             tokenizer = self.need_tokenizer()
             return tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
-    def matcher(self, tag: StructuralTag) -> GrammarMatcher:
-        """Return what keeps one sample to a format."""
-        with self.lock:
-            return make_matcher(tag, self.need_tokenizer(), self.vocabulary, sorted(self.ends))
-
     def need_tokenizer(self) -> Any:
         """Return the tokenizer, or say that there is none."""
         if self.tokenizer is None:
             raise ValueError("this engine has no tokenizer: give it one, or send token ids")
         return self.tokenizer
+
+# %% ../../nbs/inference/03_engine.ipynb #76c36340
+class ServedModel(PromptTokenizer):
+    """A network, and its tokenizer if it has one."""
+
+    def __init__(
+        self, model: str | Path | PreTrainedModel, tokenizer: Any, device: Any, dtype: Any = None
+    ):
+        self.network = load_network(model, device, dtype)
+        self.name = self.network.config._name_or_path or "policy"
+        if isinstance(model, (str, Path)):
+            self.name, tokenizer = str(model), tokenizer or get_tokenizer(model)
+        super().__init__(tokenizer)
+        self.ends = end_tokens(self.network, self.tokenizer)
+        parameters = self.network.named_parameters(remove_duplicate=False)
+        self.base = {name: parameter.data for name, parameter in parameters}
+        self.vocabulary: int = self.network.get_input_embeddings().weight.shape[0]  # type: ignore
+
+    def matcher(self, tag: StructuralTag) -> GrammarMatcher:
+        """Return what keeps one sample to a format."""
+        with self.lock:
+            return make_matcher(tag, self.need_tokenizer(), self.vocabulary, sorted(self.ends))
 
 # %% ../../nbs/inference/03_engine.ipynb #40022d56
 def check_prompt(prompt: list[int], vocabulary: int, max_model_len: int) -> None:
@@ -698,7 +705,7 @@ async def sample_prompt(
     return samples
 
 # %% ../../nbs/inference/03_engine.ipynb #5bdcf106
-def answer_text(served: ServedModel, sequence: SampledSequence, options: Options) -> str | None:
+def answer_text(served: PromptTokenizer, sequence: Any, options: Options) -> str | None:
     """Decode an answer without its end token, up to its first stop string."""
     if served.tokenizer is None:
         return None
@@ -708,10 +715,10 @@ def answer_text(served: ServedModel, sequence: SampledSequence, options: Options
 
 # %% ../../nbs/inference/03_engine.ipynb #88d262b6
 def make_reply(
-    engine: EmbeddedEngine,
+    engine: Any,
     kind: str,
     prompt: list[int],
-    finished: list[SampledSequence],
+    finished: Sequence[Any],
     options: Options,
 ) -> Reply:
     """Return finished sequences as a response of a `kind`: a chat.completion or a text_completion."""
@@ -732,23 +739,22 @@ def make_reply(
     return Reply(made, usage=usage, prompt_token_ids=prompt)
 
 # %% ../../nbs/inference/03_engine.ipynb #1140438e
-async def complete_chat(
-    engine: EmbeddedEngine, *, messages: Sequence[Any], **request: Any
-) -> Reply:
-    """Answer messages, as `chat.completions.create`. Without `max_tokens`: up to the context's end."""
+async def complete_chat(engine: Any, *, messages: Sequence[Any], **request: Any) -> Reply:
+    """Answer messages, as `chat.completions.create`. Without `max_tokens`: up to the context's end.
+
+    `engine.sample` returns the answers to a prompt, `engine.served` is a tokenizer.
+    """
     options = read_options(engine.model, request)
     prompt = engine.served.encode_chat(messages, options)
-    samples = await sample_prompt(engine, prompt, options)
+    samples = await engine.sample(prompt, options)
     return make_reply(engine, "chat.completion", prompt, samples, options)
 
 # %% ../../nbs/inference/03_engine.ipynb #7c5e620e
-async def complete_text(
-    engine: EmbeddedEngine, *, prompt: str | Sequence[int], **request: Any
-) -> Reply:
+async def complete_text(engine: Any, *, prompt: str | Sequence[int], **request: Any) -> Reply:
     """Continue text or token ids, as `completions.create`; 16 tokens if `max_tokens` isn't given."""
     options = read_options(engine.model, {"max_tokens": 16, **request})
     ids = engine.served.encode(prompt)
-    samples = await sample_prompt(engine, ids, options)
+    samples = await engine.sample(ids, options)
     return make_reply(engine, "text_completion", ids, samples, options)
 
 # %% ../../nbs/inference/03_engine.ipynb #03b749bf
@@ -795,6 +801,10 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
         """
         self.version = self.scheduler.swap(adapted_weights(self.served, adapter))
         return self.version
+
+    async def sample(self, prompt: list[int], options: Options) -> list[SampledSequence]:
+        """Sample `options.n` answers to a prompt of token ids."""
+        return await sample_prompt(self, prompt, options)
 
     @property
     def tokens_generated(self) -> int:

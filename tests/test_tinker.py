@@ -1,0 +1,224 @@
+"""A run on a server that speaks Tinker's API, through its real client: the same rollouts, gradients and files."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from wheels import ROOT
+
+import verifiers_nb as vf
+
+TINKER = "tinker==0.38.0"
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a Python that has Tinker's client and all that this one has."""
+    if find_spec("tinker"):
+        return sys.executable
+    folder = tmp_path_factory.mktemp("tinker")
+    venv.create(folder, with_pip=True)
+    (site,) = folder.glob("lib/python*/site-packages")
+    (site / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    made = str(folder / "bin" / "python")
+    install = [made, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", TINKER]
+    done = subprocess.run(install, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"{TINKER} cannot be installed: {done.stderr[-200:]}")
+    return made
+
+
+SETTINGS = {
+    **os.environ,
+    "PYTHONPATH": f"{ROOT}{os.pathsep}{HERE}",
+    "OMP_NUM_THREADS": "1",
+    "TINKER_TELEMETRY": "0",
+    "TINKER_API_KEY": "tml-test",
+}
+
+
+@pytest.fixture
+def url(python: str) -> Iterator[str]:
+    """Start a server, and give its address."""
+    command = [python, HERE / "tinker_server.py", "tml-test"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=SETTINGS) as server:
+        try:
+            assert server.stdout is not None
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.send_signal(signal.SIGKILL)
+
+
+START = """
+import json, sys, urllib.request
+from pathlib import Path
+import torch, verifiers_nb as vf
+from verifiers_nb.bridges.tinker import TinkerTrainer
+folder, url = sys.argv[1:3]
+NAME = "verifiers_nb/adder-1m"
+def args(**more):
+    given = dict(output_dir=folder, per_device_train_batch_size=64, max_tokens=40, max_steps=10,
+        beta=0.0, learning_rate=6e-3, lr_scheduler_type="constant", save_steps=5, max_grad_norm=1.0,
+        use_cpu=True, disable_tqdm=True, seed=0)
+    return vf.GRPOConfig(**{**given, **more})
+def trainer(key=None, model=NAME, address=url, **more):
+    return vf.TinkerTrainer(model, vf.load_environment("addition", num_train_examples=8), args(**more), rank=8,
+        processing_class=vf.get_tokenizer(NAME), base_url=address, api_key=key)
+def rewards(run):
+    return [each["reward"] for each in run.state.log_history if "reward" in each]
+def look(what):
+    return json.load(urllib.request.urlopen(f"{url}/api/v1/{what}"))
+def said(work):
+    try:
+        work()
+    except Exception as error:
+        return [type(error).__name__, str(error)]
+"""
+
+
+def run(python: str, code: str, *given: str | Path) -> Any:
+    """Run code after `START` and return the JSON in its last line."""
+    command = [python, "-c", START + dedent(code), *map(str, given)]
+    done = subprocess.run(command, capture_output=True, text=True, env=SETTINGS, timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_the_reward_climbs_and_a_checkpoint_goes_on(python: str, url: str, tmp_path: Path) -> None:
+    """Ten steps on the server, and two more in another process from the checkpoint there."""
+    first = run(
+        python,
+        """
+        run = trainer()
+        run.train()
+        print(json.dumps([rewards(run), look("counts")]))
+        run.close()
+        """,
+        tmp_path,
+        url,
+    )
+    rewards, counts = first
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.08, rewards
+    assert counts["optim_step"] == counts["forward_backward"] == 10
+    assert counts["save_weights"] == 2 and counts["create_model"] == 1
+
+    steps = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [step["reward"] for step in steps if "reward" in step] == rewards
+    assert max(step["gap"] for step in steps if step.get("staleness/max") == 0) < 1e-3
+    assert len(list((tmp_path / "rollouts").glob("step-*.jsonl"))) == 10
+    assert "reward" in str(vf.TrainingDashboard(tmp_path).freeze().data)
+    stored = json.loads((tmp_path / "checkpoint-10" / "tinker.json").read_text())
+    assert stored["path"].startswith("tinker://") and stored["rank"] == 8
+
+    again, exported = run(
+        python,
+        """
+        run = trainer(max_steps=12)
+        run.train(resume_from_checkpoint=True)
+        adapter = run.save_adapter(Path(folder) / "adapter")
+        from peft import PeftModel
+        PeftModel.from_pretrained(vf.get_model(NAME), adapter)
+        print(json.dumps([rewards(run), sorted(path.name for path in adapter.iterdir())]))
+        """,
+        tmp_path,
+        url,
+    )
+    assert again[:10] == rewards and len(again) == 12
+    assert min(again[10:]) > sum(rewards[:3]) / 3
+    assert {"adapter_config.json", "adapter_model.safetensors"} <= {*exported}
+
+
+@pytest.mark.parametrize("more", ["", "loss_type='cispo'", "num_iterations=2", "loss_type='grpo'"])
+def test_the_first_gradient_is_that_of_the_local_trainer(
+    python: str, url: str, tmp_path: Path, more: str
+) -> None:
+    """Of the same rollouts, with the same adapter: loss and gradient differ by less than 1 in 10,000."""
+    theirs, ours, norm, difference, tokens = run(
+        python,
+        f"""
+        from verifiers_nb.envs.store import read_rollouts
+        from verifiers_nb.inference.tokens import rollout_turns
+        from verifiers_nb.trainer.adapters import with_adapter
+        from verifiers_nb.trainer.config import lora_defaults
+        from verifiers_nb.trainer.loop import train_step
+        from verifiers_nb.trainer.samples import make_samples
+        given = dict({more})
+        run = trainer(max_steps=1, per_device_train_batch_size=32, **given)
+        seen = []
+        learn = run.learn
+        run.learn = lambda batch, step: seen.append(batch) or learn(batch, step)
+        run.train()
+        there = torch.tensor(look("gradient"))
+        (batch,) = seen
+        torch.manual_seed(0)
+        policy = with_adapter(vf.get_model(NAME), lora_defaults(r=8))
+        batch.micro_batches = None
+        loss, _ = train_step(policy.train(), batch, args(max_steps=1, **given))
+        here = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+        record = next(iter(read_rollouts(Path(folder) / "rollouts/step-00001.jsonl")))
+        turn = rollout_turns(record)[0]
+        known = [s.sequence for s in batch.samples if s.sequence.ids == turn.prompt_ids + turn.completion_ids]
+        exact = not known or known[0].logprobs[-len(turn.logprobs):] == turn.logprobs
+        logged = [each["loss"] for each in run.state.log_history if "reward" in each][0]
+        print(json.dumps([logged, float(loss), float(here.norm()), float((here - there).norm()), exact]))
+        """,
+        tmp_path,
+        url,
+    )
+    assert norm > 0 and difference < 1e-4 * norm, (norm, difference)
+    assert tokens
+    if "cispo" not in more:
+        assert abs(theirs - ours) < 1e-4 * max(abs(ours), 1e-3)
+
+
+def test_bad_input_is_one_sentence(python: str, url: str, tmp_path: Path) -> None:
+    """A wrong key, a model that is not there, an address where nobody is, settings that Tinker has not."""
+    key, model, address, settings, odd_key = run(
+        python,
+        """
+        nobody = "http://127.0.0.1:9"
+        print(json.dumps([
+            said(lambda: trainer("tml-wrong")),
+            said(lambda: trainer(model="Qwen/Qwen3-8B")),
+            said(lambda: trainer(address=nobody)),
+            said(lambda: trainer(beta=0.01)),
+            said(lambda: trainer("wrong")),
+        ]))
+        """,
+        tmp_path,
+        url,
+    )
+    assert key == [
+        "PermissionError",
+        f"{url} does not take this key: set TINKER_API_KEY, or pass api_key.",
+    ]
+    assert model[0] == "ValueError" and f"{url} does not train 'Qwen/Qwen3-8B'" in model[1]
+    assert "this server has no model Qwen/Qwen3-8B, it has verifiers_nb/adder-1m" in model[1]
+    assert (
+        address[0] == "ConnectionError"
+        and "No Tinker server answers at http://127.0.0.1:9" in address[1]
+    )
+    assert settings == ["ValueError", "Tinker's losses can't do beta=0.01: set beta=0.0."]
+    assert "tml-" in odd_key[1]
+
+
+def test_without_the_client_the_error_says_what_to_install(tmp_path: Path) -> None:
+    code = """
+    sys.modules["tinker"] = None
+    print(json.dumps(said(trainer)))
+    """
+    kind, message = run(sys.executable, code, tmp_path, "http://127.0.0.1:9")
+    assert kind == "ImportError" and "pip install 'verifiers_nb[tinker]'" in message
