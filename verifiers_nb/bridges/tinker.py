@@ -32,6 +32,7 @@ from ..envs.environment import Environment
 from ..inference.client import get_tokenizer
 from ..inference.engine import Options, PromptTokenizer, complete_chat, complete_text
 from ..trainer.batching import Sample
+from ..trainer.checkpoints import KeepAdapters
 from ..trainer.config import GRPOConfig, with_known_keywords
 from ..trainer.grpo import GRPOTrainer, check_order
 from ..trainer.loss import cispo_loss, policy_loss
@@ -117,8 +118,7 @@ HOSTED = "https://tinker.thinkingmachines.dev/services/tinker-prod"
 def check_address(url: str, seconds: float = 10.0) -> None:
     """Raise `ConnectionError` unless a server answers at an address, whatever it says."""
     try:
-        with urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=seconds):
-            pass
+        urllib.request.urlopen(f"{url}/api/v1/healthz", timeout=seconds).close()
     except urllib.error.HTTPError:
         return
     except (OSError, ValueError) as error:
@@ -261,8 +261,8 @@ def connect_policy(
 ) -> TinkerPolicy:
     """Return a fresh policy on a server; each mistake that can be made here is an error of one sentence."""
     url = (base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
-    check_address(url)
     with tinker_errors(url, model):
+        check_address(url)
         return TinkerPolicy({"base_url": url, "api_key": api_key}, model, rank, seed)
 
 # %% ../../nbs/bridges/03_tinker.ipynb #0f2655b6
@@ -300,6 +300,7 @@ class TinkerTrainer(GRPOTrainer):
             policy, env, args, tokenizer, callbacks=callbacks, optimizers=(schedule, None),
             client=TinkerClient(policy.service, model, tokenizer),
         )  # fmt: skip
+        self.remove_callback(KeepAdapters)  # there is none here
 
     def make_policy(self, model: Any, peft_config: Any) -> Any:
         """Return the policy as it is: its adapter is on the server."""
@@ -309,7 +310,8 @@ class TinkerTrainer(GRPOTrainer):
         """Have the server take a step; return its loss and the means of its tokens' metrics."""
         if not batch.samples:
             return torch.zeros(()), {}
-        rate = self.optimizer.param_groups[0]["lr"]
+        optimizer: Any = self.optimizer
+        rate = optimizer.param_groups[0]["lr"]
         logprobs = self.model.learn(batch.samples, self.args, rate)
         loss, means = tinker_metrics(batch.samples, logprobs, self.args)
         if not loss.isfinite():
