@@ -77,7 +77,8 @@ _EXPORTS = {
     "trainer.sharding": "launch_config",
     "trainer.grpo": "GRPOTrainer",
     "bridges.trl": "to_trl sft_dataset",
-    "bridges.ship": "ship prove_rewards",
+    "bridges.ship": "ship prove_rewards prime_config",
+    "bridges.tinker": "TinkerTrainer",
     "bridges.record": "record AgentEnv",
     "widgets.inspection": "inspect_text survey_completions",
     "widgets.format_inspector": "FormatInspector",
@@ -109,6 +110,8 @@ _NAMESPACES = {
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
+    # a run, or an environment, of yours in other trainers
+    "engines": "TinkerTrainer prime_config to_trl",
     "losses": _EXPORTS["trainer.advantage"] + " " + _EXPORTS["trainer.loss"],
     "prompts": "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT DEFAULT_JUDGE_PROMPT",
 }
@@ -135,6 +138,7 @@ _EXTRAS = {
     "train": "torch transformers accelerate peft xgrammar math_verify",
     "envs": "sacrebleu textarena nltk reasoning_gym smolagents chromadb PIL ddgs",
     "vllm": "vllm",
+    "tinker": "tinker",
 }
 
 # %% ../nbs/01_init.ipynb #0e317423

@@ -295,7 +295,7 @@ class GRPOTrainer(ResumableTrainer):
         self.delivery, self.step_metrics = Delivery({}), list[dict[str, float]]()
         self.watch, self.reference = RewardWatch(), MovingReference()
         set_seed(args.seed)  # the adapter's first matrix starts at random
-        self.gathered = GatheredPolicy(with_adapter(model, peft_config))
+        self.gathered = GatheredPolicy(self.make_policy(model, peft_config))
         self.is_sharded = wants_sharding(args)
         if self.is_sharded:
             shard_base(self.gathered, args.device)
@@ -312,6 +312,10 @@ class GRPOTrainer(ResumableTrainer):
         replace_progress(self)
         self.add_callback(MetricsFile())
         self.add_callback(KeepAdapters())
+
+    def make_policy(self, model: Any, peft_config: PeftConfig | None) -> Any:
+        """Return what learns: the model with an adapter."""
+        return with_adapter(model, peft_config)
 
     def train(
         self,
@@ -339,15 +343,9 @@ class GRPOTrainer(ResumableTrainer):
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
         """Add the gradient of a step: the `train_step` of the loop, with checks and metrics."""
-        step, batch = self.state.global_step + 1, inputs
-        args = copy.copy(self.args)
-        args.temperature = self.delivery.temperature
+        batch = inputs
         with self.run.phase("training"):
-            self.move_reference()
-            self.check_packing(batch)
-            policy = self.model.train()
-            reference = self.reference.logprobs
-            loss, learnt = train_step(policy, batch, args, self.processes, step, reference)
+            loss, learnt = self.learn(batch, self.state.global_step + 1)
             self.check_sampler(batch, learnt)
         seconds = self.run.phase.lap()
         self.step_metrics.append(
@@ -360,6 +358,15 @@ class GRPOTrainer(ResumableTrainer):
             }
         )
         return loss
+
+    def learn(self, batch: StepBatch, step: int) -> tuple[torch.Tensor, dict[str, float]]:
+        """Add the gradient of a batch; return its loss and the means of its tokens' metrics."""
+        args = copy.copy(self.args)
+        args.temperature = self.delivery.temperature
+        self.move_reference()
+        self.check_packing(batch)
+        policy, reference = self.model.train(), self.reference.logprobs
+        return train_step(policy, batch, args, self.processes, step, reference)
 
     def check_packing(self, batch: StepBatch) -> None:
         """Check, with the first samples of a run, that packed sequences don't see each other."""
