@@ -21,7 +21,7 @@ NAMES = {
     "extract_hash_answer load_example_dataset setup_logging load_environment "
     "print_prompt_completions_sample get_model get_tokenizer get_model_and_tokenizer "
     "GRPOTrainer GRPOConfig grpo_defaults lora_defaults",
-    "verifiers.types": "ChatCompletion ChatCompletionMessageToolCall ChatCompletionRole "
+    "verifiers.types": "ChatCompletion ChatCompletionMessageParam ChatCompletionMessageToolCall ChatCompletionRole "
     "ChatCompletionToolParam ChatMessage Completion FunctionDefinition FunctionParameters "
     "GenerateInputs GenerateOutputs Info JsonPrimitive Message MessageType Messages "
     "ModelResponse ProcessedOutputs RewardFunc RolloutScore RolloutScores SamplingArgs State",

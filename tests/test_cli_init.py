@@ -104,6 +104,52 @@ def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
         assert "Traceback" not in failed.stderr and len(failed.stderr.splitlines()) == 1
 
 
+OF_VERIFIERS = """[project]
+name = "their-sums"
+version = "0.2.0"
+dependencies = ["verifiers>=0.1.2.post0", "verifiers_nb"]
+
+[build-system]
+requires = ["setuptools>=64"]
+build-backend = "setuptools.build_meta"
+
+[tool.setuptools]
+py-modules = ["their_sums"]
+"""
+IMPORTS_VERIFIERS = """
+import verifiers as vf
+
+def load_environment():
+    return vf.SingleTurnEnv(dataset=[{"question": "1 + 1?", "answer": "2"}])
+"""
+
+
+def test_a_package_of_verifiers_from_a_bare_repository(python: Path, tmp_path: Path) -> None:
+    """It is installed with what it needs, but for `verifiers`, and runs through the door."""
+    folder = tmp_path / "work" / "environments" / "their_sums"
+    folder.mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(OF_VERIFIERS)
+    (folder / "their_sums.py").write_text(IMPORTS_VERIFIERS)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
+    for arguments in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "a"]):
+        subprocess.run([*git, *arguments], cwd=tmp_path / "work", check=True)
+    subprocess.run([*git, "clone", "-q", "--bare", "work", "bare.git"], cwd=tmp_path, check=True)
+    pip = ["--", "-q", "--no-build-isolation", "--no-index"]  # nothing can come from an index
+    given = ["their-sums", "-r", f"file://{tmp_path}/bare.git"]
+    done = call(python, "vf-install", *given, *pip, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    listed = call(python, "pip", "list", cwd=tmp_path).stdout.split()
+    assert "their-sums" in listed and "verifiers" not in listed
+    play = (
+        "import verifiers_nb as vf; env = vf.load_environment('their-sums')\n"
+        "print(env.evaluate(vf.ScriptedClient('2'), 'm', progress=False).errors)"
+    )
+    loaded = subprocess.run(
+        [python, "-c", play], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True
+    )
+    assert loaded.stdout == "[None]\n", loaded.stderr
+
+
 def test_the_notebook_writes_the_module(tmp_path: Path) -> None:
     done = call(
         sys.executable, "verifiers_nb.cli.init", "my-sums", "--notebook", "-p", ".", cwd=tmp_path

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -410,3 +412,66 @@ def test_our_own_classes_are_not_touched(here: Path) -> None:
     env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}])
     state = env.evaluate(vf.ScriptedClient("a"), "scripted", progress=False).state[0]
     assert type(env).__mro__[1] is vf.MultiTurnEnv and "trajectory" not in state
+
+
+STEPS = """
+class Steps(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return [vf.UserMessage(content="Go on.")]
+    async def add_trajectory_step(self, state, trajectory_step):
+        trajectory_step["reward"] = 0.5
+        await super().add_trajectory_step(state, trajectory_step)
+    async def render_completion(self, state):
+        await super().render_completion(state)
+        state["completion"] = state["completion"][-1:]
+
+def load_environment():
+    def steps(state, completion):
+        return sum(step["reward"] for step in state["trajectory"]) + 10 * len(completion)
+    return Steps(dataset=rows(("?", "")), rubric=vf.Rubric([steps]), max_turns=2)
+"""
+
+
+def test_turns_and_completions_can_be_changed(here: Path) -> None:
+    results = load(here, "steps", STEPS).evaluate(
+        vf.ScriptedClient(["a", "b", "c"]), "scripted", progress=False
+    )
+    assert (results.reward, results.errors) == ([11.0], [None])
+    assert [m["content"] for m in results.completion[0]] == ["b"]
+
+
+TEARDOWN = """
+class Closes(vf.SingleTurnEnv):
+    @vf.teardown
+    async def last(self):
+        print("last", flush=True)
+    @vf.teardown(priority=5)
+    async def first(self):
+        print("first", flush=True)
+
+def load_environment():
+    return Closes(dataset=rows(("?", "")))
+"""
+
+
+def test_teardown_is_called_when_python_ends(tmp_path: Path) -> None:
+    (tmp_path / "closes.py").write_text(HEAD + TEARDOWN)
+    play = (
+        "import verifiers_nb as vf\nenv = vf.load_environment('closes')\n"
+        "print(env.evaluate(vf.ScriptedClient('a'), 'm', progress=False).errors)"
+    )
+    environ = {**os.environ, "PYTHONPATH": f"{Path(vf.__file__).parents[1]}:{tmp_path}"}
+    command = [sys.executable, "-c", play]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[None]\nfirst\nlast\n", done.stderr
+
+
+@pytest.mark.parametrize("to", ["v0", "prime", "openenv"])
+def test_an_environment_that_imports_verifiers_is_not_shipped(here: Path, to: str) -> None:
+    env = load(here, "asks_twice", ENVIRONMENTS["asks_twice"][0])
+    with pytest.raises(ValueError, match="imports verifiers, .*: import verifiers_nb in its place"):
+        vf.ship("later-asks_twice", here / "shipped", to=to)
+    for each in (env, vf.EnvGroup([env])):
+        with pytest.raises(ValueError, match="imports verifiers"):
+            vf.ship(each, here / "shipped", to=to)
+    assert not (here / "shipped").exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import inspect
 import logging
 import signal
@@ -12,11 +13,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import openai
 import pytest
+from datasets import Dataset
+from openai.types.chat import ChatCompletionMessageToolCall
 
 import verifiers_nb as vf
+from verifiers_nb.bridges.ship import completion_of, serve_json
+from verifiers_nb.cli.command import CommandError
+from verifiers_nb.cli.settings import choose_endpoint
 from verifiers_nb.envs.store import rollout_record, to_line
 from verifiers_nb.envs.xml_tools import XMLToolEnv
+from verifiers_nb.inference.engine import Options
+from verifiers_nb.inference.tokens import template_ids
 from verifiers_nb.trainer.samples import reward_metrics
 
 ROWS = [{"question": "1 + 1?", "answer": "2"}]
@@ -222,13 +231,111 @@ def test_format_rewards_have_the_peers_name(tmp_path: Path) -> None:
         rubric = vf.Rubric([parser.get_format_reward_func()], parser=parser)
         results = play(vf.SingleTurnEnv(dataset=ROWS, rubric=rubric), "2")
         assert [*results.metrics] == ["format_reward_func"]
-    rollout = vf.types.Rollout(
-        "2?", completion="2", metrics={"format_reward_func": 0.5}
-    )  # an older file
+    older = {"format_reward": 0.5}  # as files of an earlier time have it
+    rollout = vf.types.Rollout("2?", completion="2", metrics=older)
     file = tmp_path / "results.jsonl"
     file.write_bytes(to_line(rollout_record(rollout)))
-    assert vf.load_results(file).metrics == {"format_reward_func": [0.5]}
+    assert vf.load_results(file).metrics == {"format_reward": [0.5]}
     assert reward_metrics([rollout])["completions/well_formed"] == 0.0
+
+
+@pytest.mark.parametrize("kind", [openai.AsyncOpenAI, vf.HTTPClient])
+def test_tool_calls_are_openais_own_objects(kind: Any) -> None:
+    call = {"id": "c", "type": "function", "function": vf.tool_call("facts", name="Ada")}
+
+    def answer(asked: Any) -> tuple[int, Any]:
+        over = asked["messages"][-1]["role"] == "tool"
+        said = {"content": "2"} if over else {"content": None, "tool_calls": [call]}
+        return 200, completion_of({"role": "assistant", **said}, "m")
+
+    def asks(completion: Any) -> float:
+        (made,) = completion[0]["tool_calls"]
+        return float(isinstance(made, ChatCompletionMessageToolCall))
+
+    env = vf.ToolEnv(tools=[facts], dataset=ROWS, rubric=vf.Rubric(asks))
+    with serve_json(answer) as url:
+        results = env.evaluate(kind(base_url=url, api_key="none"), "m", progress=False)
+    assert (results.reward, results.errors) == ([1.0], [None])
+    scripted = play(env, [vf.tool_call("facts", name="Ada")], "2")
+    assert scripted.reward == [1.0]
+
+
+def test_rows_with_neither_answer_nor_info(caplog: pytest.LogCaptureFixture) -> None:
+    env = vf.SingleTurnEnv(
+        dataset=Dataset.from_list([{"question": "Say hi."}]),
+        rubric=vf.Rubric(lambda completion, answer: float(answer == "")),
+    )
+    assert play(env, "hi").reward == [1.0]
+    assert caplog.text.count("no 'answer' and no 'info'") == 1
+    prompts = {"prompt": [[{"role": "user", "content": "Say hi."}]]}
+    assert env.generate(prompts, vf.ScriptedClient("hi"), "m").answer == [""]
+
+
+def test_no_rewards_where_scoring_was_off(tmp_path: Path) -> None:
+    env, client = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(one)), vf.ScriptedClient("2")
+    for where in (None, tmp_path / "results.jsonl"):
+        given = dict(score_rollouts=False, save_path=where, progress=False)
+        results = env.evaluate(client, "m", **given)
+        assert (results.reward, results.metrics, len(results.completion)) == ([], {}, 1)
+        assert "1 rollouts" in repr(results)
+
+
+def test_a_scoring_method_that_is_set_on_a_rubric_is_the_one_called() -> None:
+    async def quarter(prompts: Any, *columns: Any, **kwargs: Any) -> Any:
+        return vf.types.RolloutScores(reward=[0.25] * len(prompts), metrics={})
+
+    rubric = vf.Rubric(one)
+    rubric.score_rollouts = quarter  # type: ignore[method-assign]
+    assert play(vf.SingleTurnEnv(dataset=ROWS, rubric=rubric), "2").reward == [0.25]
+    group = vf.RubricGroup([rubric, vf.Rubric(half)])
+    assert play(vf.SingleTurnEnv(dataset=ROWS, rubric=group), "2").reward == [0.75]
+
+
+def test_groups_of_rubrics_need_no_answer_and_no_state() -> None:
+    alone = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(one))
+    said: Any = [{"role": "assistant", "content": "2"}]
+    for rubric in (vf.RubricGroup([vf.Rubric(one)]), vf.EnvGroup([alone], ["default"]).rubric):
+        assert asyncio.run(rubric.score_rollout([], said)).reward == 1.0
+
+
+def test_get_model_response_takes_more_than_it_knows() -> None:
+    class Asks(vf.SingleTurnEnv):
+        async def get_model_response(
+            self, client: Any, model: str, prompt: Any, **kwargs: Any
+        ) -> Any:
+            return await super().get_model_response(client, model, prompt, turn=1, **kwargs)
+
+        async def rollout(
+            self, client: Any, model: str, prompt: Any, *rest: Any, **kwargs: Any
+        ) -> Any:
+            response = await self.get_model_response(client, model, prompt, oai_tools=None)
+            state = {"responses": [response], "completion": []}
+            return [{"role": "assistant", "content": response.choices[0].message.content}], state
+
+    assert play(Asks(dataset=ROWS, rubric=vf.Rubric(one)), "2").errors == [None]
+
+
+def test_templates_see_tools_only_where_there_are_some() -> None:
+    class Strict:
+        def apply_chat_template(self, messages: Any, **named: Any) -> list[int]:
+            assert named.get("tools", [facts])  # as templates that know no tools
+            return [len(messages)]
+
+    for tools in (None, [], [facts]):
+        assert template_ids(Strict(), [{"role": "user", "content": "1"}], tools, True) == [1]
+    with vf.EmbeddedEngine("verifiers_nb/adder-1m") as engine:
+        engine.served.tokenizer = Strict()
+        assert engine.served.encode_chat([{"role": "user", "content": "1"}], Options()) == [1]
+
+
+def test_a_key_variable_may_be_unset_where_an_address_is_given() -> None:
+    address = "http://10.0.0.5:8000/v1"
+    for given in ({"base_url": address}, {"endpoint": address}):
+        named = {"base_url": None, "endpoint": None, **given}
+        chosen = choose_endpoint("m", key_variable="NOT_SET", endpoints={}, environ={}, **named)
+        assert (chosen.url, chosen.key) == (address, None)
+    with pytest.raises(CommandError, match="names the variable NOT_SET"):
+        choose_endpoint("m", None, None, "NOT_SET", {}, {})
 
 
 SIGNALS = """

@@ -20,7 +20,7 @@ NAMES = sorted(vf._HOME)
 # What programs may say after `vf.`: no name of this list ever goes.
 PROMISED = """
 ChatMessage Message Messages MessageType ModelResponse Info State SamplingArgs RewardFunc
-JsonPrimitive ChatCompletion ChatCompletionToolParam ChatCompletionMessageToolCall
+JsonPrimitive ChatCompletion ChatCompletionMessageParam ChatCompletionToolParam ChatCompletionMessageToolCall
 ChatCompletionRole Completion FunctionParameters FunctionDefinition GenerateInputs
 GenerateOutputs RolloutScore RolloutScores ProcessedOutputs maybe_await sanitize_tool_calls
 messages_to_printable cleanup_messages print_prompt_completions_sample setup_logging Parser

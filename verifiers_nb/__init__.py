@@ -18,7 +18,7 @@ from typing import Any
 _EXPORTS = {
     "types": "ChatMessage Message Messages MessageType ModelResponse Info State SamplingArgs "
     "RewardFunc JsonPrimitive ChatCompletion ChatCompletionToolParam "
-    "ChatCompletionMessageToolCall ChatCompletionRole Completion FunctionParameters "
+    "ChatCompletionMessageParam ChatCompletionMessageToolCall ChatCompletionRole Completion FunctionParameters "
     "FunctionDefinition GenerateInputs GenerateOutputs RolloutScore RolloutScores "
     "ProcessedOutputs maybe_await sanitize_tool_calls messages_to_printable "
     "cleanup_messages print_prompt_completions_sample setup_logging",

@@ -114,7 +114,9 @@ class GenerateOutputs(BaseModel):
         good = [i for i, error in enumerate(errors) if not error]
         means = {"reward": self.reward, **self.metrics}
         shown = [
-            f"{name} {sum(v[i] for i in good) / max(1, len(good)):.3f}" for name, v in means.items()
+            f"{name} {sum(v[i] for i in good) / max(1, len(good)):.3f}"
+            for name, v in means.items()
+            if v
         ]
         failed = f", {len(errors) - len(good)} failed" if len(good) < len(errors) else ""
         return f"{type(self).__name__}({len(errors)} rollouts{failed}, mean {', '.join(shown)})"
@@ -162,6 +164,7 @@ class ProcessedOutputs(BaseModel):
 # %% ../nbs/00_types.ipynb #63266754
 OPENAI_TYPES = {
     "ChatCompletion": "openai.types.chat",
+    "ChatCompletionMessageParam": "openai.types.chat",
     "ChatCompletionMessageToolCall": "openai.types.chat",
     "ChatCompletionRole": "openai.types.chat",
     "ChatCompletionToolParam": "openai.types.chat",

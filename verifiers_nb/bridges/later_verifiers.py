@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MESSAGES', 'cleanup', 'NOT_CARRIED', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message', 'as_messages',
-           'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'LaterHooks', 'LaterXMLParser', 'BoxedParser',
-           'LaterMathRubric', 'LaterMultiTurnEnv', 'RolloutError', 'LaterSingleTurnEnv', 'LaterToolEnv',
-           'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
+__all__ = ['MESSAGES', 'cleanup', 'teardown', 'NOT_CARRIED', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
+           'as_messages', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'LaterHooks', 'LaterXMLParser',
+           'BoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'RolloutError', 'LaterSingleTurnEnv',
+           'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
+import asyncio
+import atexit
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -76,7 +78,7 @@ def stop(func: Any = None, priority: int = 0, kind: str = "stop") -> Any:
     return func
 
 
-cleanup = partial(stop, kind="cleanup")
+cleanup, teardown = (partial(stop, kind=kind) for kind in ("cleanup", "teardown"))
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #628a108b
 def marked_hooks(cls: type, kind: str) -> list[str]:
@@ -86,12 +88,7 @@ def marked_hooks(cls: type, kind: str) -> list[str]:
     return sorted(found, key=lambda name: (-found[name], name))
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #c717514a
-NOT_CARRIED = {
-    "get_prompt_messages",
-    "add_model_response",
-    "add_trajectory_step",
-    "render_completion",
-}
+NOT_CARRIED = {"get_prompt_messages", "add_model_response"}
 
 
 def first_argument(func: Callable[..., Any]) -> str:
@@ -109,6 +106,7 @@ def is_written_later(body: Mapping[str, Any]) -> bool:
     keys = {str(each) for func in functions.values() for each in func.__code__.co_consts}
     return (
         bool(keys & {"trajectory", "final_env_response"})
+        or not functions.keys().isdisjoint({"add_trajectory_step", "render_completion"})
         or any(hasattr(func, "mark") for func in functions.values())
         or first_argument(functions.get("is_completed", first_argument)) == "state"
         or not ("tuple" in returns or "any" in returns)
@@ -142,7 +140,8 @@ class LaterHooks:
             if isinstance(messages, str):
                 at += 1 + state["responses_start_idx"][-1] - len(state["completion"])
             turn = dict(prompt=messages[:at], completion=messages[at:], tokens=None, extras={})
-            turns.append({**turn, "response": state["responses"][-1], "reward": None})
+            step = {**turn, "response": state["responses"][-1], "reward": None}
+            await maybe_await(self.env.add_trajectory_step, state, step)
         elif turns and later:
             return state.get("final_env_response") is not None
         arguments = (messages, state) if self.env.wants_messages else (state,)
@@ -188,6 +187,12 @@ class LaterMathRubric(MathRubric):
     ) -> None:
         super().__init__(funcs, weights, parser or BoxedParser(extract_boxed_answer), **kwargs)
 
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #b9fd9ae7
+def tear_down(env: Any) -> None:
+    """Call the hooks that an environment has for the end of Python."""
+    for name in marked_hooks(type(env), "teardown"):
+        asyncio.run(maybe_await(getattr(env, name)))
+
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #9327c2bb
 class LaterMultiTurnEnv(MultiTurnEnv):
     """A multi-turn environment in either way of writing one; `max_turns` is unlimited by default."""
@@ -200,6 +205,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         for rubric in (self.rubric, *getattr(self.rubric, "rubrics", ())):
             if isinstance(found := getattr(rubric, "parser", None), BoxedParser):
                 found.is_later = self.is_later
+        if marked_hooks(type(self), "teardown"):
+            atexit.register(tear_down, self)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -226,6 +233,13 @@ class LaterMultiTurnEnv(MultiTurnEnv):
                 return True
         return False
 
+    async def add_trajectory_step(self, state: State, trajectory_step: Any) -> None:
+        """Note a turn; an override may change it first."""
+        state["trajectory"].append(trajectory_step)
+
+    async def render_completion(self, state: State) -> None:
+        """Leave the completion as it was played; an override may set another."""
+
     async def rollout(self, client: Any, model: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
         """Play one rollout, then clean up after it; in a chat a prompt that is a text is the user's."""
         if isinstance(prompt, str) and self.message_type == "chat":
@@ -234,6 +248,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         try:
             said, state = await MultiTurnEnv.rollout(hooks, client, model, prompt, *args, **kwargs)
             state["completion"] = as_messages(said, calls=self.is_later)
+            await maybe_await(self.render_completion, state)
             return state["completion"], state
         finally:
             for name in marked_hooks(type(self), "cleanup"):
@@ -340,5 +355,5 @@ LATER_NAMES: dict[str, Any] = {
     **{kind.__name__.removeprefix("Later"): kind for kind in CLASSES},
     **dict.fromkeys("Tool ToolCall Response RolloutInput TrajectoryStep".split(), LaterMessage),
     **dict(ERRORS, Error=RolloutError, ChatMessages=list, MaybeThinkParser=MaybeThinkParser),
-    **dict(stop=stop, cleanup=cleanup, ensure_keys=ensure_keys),
+    **dict(stop=stop, cleanup=cleanup, teardown=teardown, ensure_keys=ensure_keys),
 }

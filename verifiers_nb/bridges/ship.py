@@ -30,6 +30,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any
 
+from .later_verifiers import LaterMultiTurnEnv
 from verifiers_nb.environments.load import (
     find_environment,
     load_environment,
@@ -140,6 +141,11 @@ def check_target(env: Environment, to: str) -> None:
     """Raise `ValueError` for a target that does not exist, or can't carry an environment, with the reason."""
     if to not in TARGETS:
         raise ValueError(f"There is no target {to!r}: ship to {', '.join(TARGETS)}.")
+    if any(isinstance(e, LaterMultiTurnEnv) for e in getattr(env, "env_map", {"": env}).values()):
+        raise ValueError(
+            "This environment imports verifiers, which is that package itself where it is shipped to: "
+            "import verifiers_nb in its place."
+        )
     if env.message_type != "chat":
         raise ValueError(
             f"This environment has a text completed, and {TARGETS[to]} knows only chats."

@@ -201,7 +201,7 @@ def choose_endpoint(
 ) -> EndpointChoice:
     """Return what answers a command; a name or key that is missing is a `CommandError`."""
     key = environ.get(key_variable or KEY_VARIABLE)
-    if key_variable and not key:
+    if key_variable and not key and "://" not in f"{base_url}{endpoint}":
         raise CommandError(f"-k names the variable {key_variable}, which is not set")
     if endpoint == "embedded":
         return EndpointChoice(None, model or SHIPPED_MODEL)

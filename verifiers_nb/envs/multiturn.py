@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['YES', 'NO', 'AwaitableState', 'AwaitableBool', 'initial_state', 'take_response', 'check_state', 'check_answer',
-           'MultiTurnEnv', 'SingleTurnEnv']
+__all__ = ['YES', 'NO', 'AwaitableState', 'AwaitableBool', 'initial_state', 'as_openai_call', 'take_response', 'check_state',
+           'check_answer', 'MultiTurnEnv', 'SingleTurnEnv']
 
 # %% ../../nbs/envs/04_multiturn.ipynb #77de68da
 from abc import abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from .environment import Environment
@@ -56,6 +56,18 @@ def initial_state(
         return AwaitableState(state, completion="", responses_start_idx=[])
     return AwaitableState(state)
 
+# %% ../../nbs/envs/04_multiturn.ipynb #fa36acd6
+def as_openai_call(call: Any) -> Any:
+    """Return a tool call as OpenAI's own object; one that can't be such an object as it is."""
+    if not isinstance(call, Mapping):
+        return call
+    from openai.types.chat import ChatCompletionMessageToolCall
+
+    try:
+        return ChatCompletionMessageToolCall.model_validate(call)
+    except ValueError:
+        return call
+
 # %% ../../nbs/envs/04_multiturn.ipynb #0ade7c2c
 def take_response(response: Any, state: State) -> Any:
     """Note a response in the state of its rollout; return what it adds to the conversation.
@@ -80,7 +92,7 @@ def take_response(response: Any, state: State) -> Any:
         message = choice.message
         added = [{"role": "assistant", "content": said}]
         if tool_calls := getattr(message, "tool_calls", None):
-            added[0]["tool_calls"] = tool_calls
+            added[0]["tool_calls"] = [as_openai_call(call) for call in tool_calls]
     state["responses"].append(response)
     state["turn"] += 1
     state["completion"] = state["completion"] + added

@@ -212,13 +212,11 @@ class RolloutRows(Sequence[Rollout]):
 
 # %% ../../nbs/envs/00_prompts.ipynb #5dd61eee
 def check_names(names: Collection[str]) -> None:
-    """Raise `ValueError` for inputs without prompts, or with neither answers nor infos."""
+    """Raise `ValueError` for inputs without prompts; warn of those with neither answers nor infos."""
     if "prompt" not in names:
         raise ValueError(f"The inputs need a 'prompt' column; they have {sorted(names)}.")
     if "answer" not in names and "info" not in names:
-        raise ValueError(
-            f"The inputs need an 'answer' or 'info' column; they have {sorted(names)}."
-        )
+        logger.warning("The inputs have no 'answer' and no 'info': rewards get an empty answer.")
 
 # %% ../../nbs/envs/00_prompts.ipynb #451c716a
 def check_infos(infos: Iterable[Info | str | None]) -> None:
@@ -266,7 +264,7 @@ def place_in_dataset(dataset: Dataset) -> Callable[[int], tuple[Any, int]]:
 def place_in(inputs: Inputs) -> tuple[int, Callable[[int], tuple[Any, int]]]:
     """Return how many rows the inputs have, and what says where a row is.
 
-    Raises `ValueError` without prompts, with neither answers nor infos, or for unequal columns.
+    Raises `ValueError` without prompts, or for unequal columns.
     """
     if isinstance(inputs, GenerateInputs):
         inputs = inputs.model_dump()

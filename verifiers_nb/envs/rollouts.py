@@ -412,7 +412,7 @@ class RolloutRun:
         With `keep=False` all but the rewards and metrics are read from the store when looked at.
         """
         kept = [i for i in range(len(self.rows)) if keep_failed or i not in self.failed]
-        reward = [self.rewards[i] for i in kept]
+        reward = [self.rewards[i] for i in kept] if self.score else []
         metrics = {name: [values[i] for i in kept] for name, values in self.metrics.items()}
         if self.store and not self.keep:
             lines = [self.store.done[i] for i in kept]

@@ -44,7 +44,7 @@ LACKING = {
     "0.1.5": "PythonEnv SandboxEnv envs.python_env envs.sandbox_env utils.client_utils",
     "0.1.6": "ClientConfig EvalConfig GenerateMetadata utils.eval_utils utils.path_utils",
     "0.1.7": "RLConfig RLTrainer rl",
-    "0.1.8": "teardown utils.response_utils concat_messages",
+    "0.1.8": "utils.response_utils concat_messages",
     "0.1.9": "CliAgentEnv GymEnv HarborEnv MCPEnv envs.experimental",
     "0.1.10": "BrowserEnv OpenEnvEnv RolloutOutput envs.integrations.browser_env gepa",
     "0.1.11": "Client Usage ResponseMessage clients",

@@ -190,9 +190,9 @@ def template_ids(
     """Return the ids of a conversation by the chat template, up to the next answer if `generate`."""
     return processing_class.apply_chat_template(
         [message_for_template(message) for message in messages],
-        tools=tools,
         add_generation_prompt=generate,
         return_dict=False,
+        **({"tools": tools} if tools else {}),
     )
 
 # %% ../../nbs/inference/01_tokens.ipynb #6097a5e6

@@ -34,7 +34,7 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for name in rollout.state.get("reward_errors") or ():
             metrics[f"rewards_failed/{name}"] = metrics.get(f"rewards_failed/{name}", 0) + 1
-    if formats := [name for name in names if re.search("format_reward_func(_func)?$", name)]:
+    if formats := [name for name in names if re.search("format_reward(_func)?$", name)]:
         formed = [min(r.metrics.get(name, 0.0) for name in formats) > 1 - 1e-6 for r in rollouts]
         metrics["completions/well_formed"] = sum(formed) / len(formed)
     return metrics
