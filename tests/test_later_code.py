@@ -96,17 +96,19 @@ class Asks(vf.ToolEnv):
     async def env_response(self, messages, state, **kwargs):
         try:
             return [await self.call_tool(call.name, {}, call.id) for call in messages[-1].tool_calls]
-        except Exception as error:
+        except vf.ToolError as error:
             state["final_env_response"] = "Stop." if self._should_stop_for_error(error) else "Go."
             return state["final_env_response"]
-    async def call_tool(self, tool_name, tool_args, tool_call_id, **kwargs):
-        raise ValueError(tool_name)
+
+def look():
+    "Look."
+    raise ValueError("nothing to see")
 
 def load_environment():
     data = Dataset.from_list([{"prompt": "Which?", "answer": "Stop."}])
     def right(state, answer):
         return float(state["prompt"][0] == vf.UserMessage(content="Which?") and state["final_env_response"] == answer)
-    return Asks(dataset=data, tools=[], stop_errors=[ValueError], rubric=vf.Rubric([right]))
+    return Asks(dataset=data, tools=[look], stop_errors=[ValueError], rubric=vf.Rubric([right]))
 """,
         [[vf.tool_call("look")]],
         {"reward": 1.0, "said": "Stop."},

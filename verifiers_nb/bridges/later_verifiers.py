@@ -269,11 +269,14 @@ class RolloutError(Exception):
     """What an environment raises to end one rollout."""
 
 
-ERRORS = {
-    name: type(name, (RolloutError,), {})
-    for name in "ModelError EmptyModelResponseError InvalidModelResponseError OverlongPromptError "
-    "ToolError ToolParseError ToolCallError InfraError SandboxError".split()
-}
+ERRORS: dict[str, type[RolloutError]] = {}
+for names in (
+    *("ModelError InvalidModelResponseError EmptyModelResponseError", "InfraError SandboxError"),
+    *("ToolError ToolParseError", "ToolError ToolCallError", "OverlongPromptError"),
+):
+    base: type[RolloutError] = RolloutError
+    for name in names.split():
+        base = ERRORS.setdefault(name, type(name, (base,), {}))
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8dcf68d5
 class LaterSingleTurnEnv(LaterMultiTurnEnv, SingleTurnEnv):
@@ -313,7 +316,7 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv):
         return as_messages(answered) if self.is_later else (answered, state)
 
     def _should_stop_for_error(self, error: Exception) -> bool:
-        return isinstance(error, tuple(self.stop_errors))
+        return isinstance(error, (*self.stop_errors, ERRORS["ToolCallError"]))
 
     def failure(self, error: Exception, *args: Any, **kwargs: Any) -> ChatMessage:
         """Return what the model reads about an error, or end the rollout by it."""
