@@ -25,7 +25,12 @@ from IPython.display import display, update_display
 from .html import STYLE, Snapshot, button, framed, widget_file
 
 # %% ../../nbs/widgets/01_view.ipynb #c1dfd96e
-SCRIPT = widget_file("charts.js") + widget_file("reading.js") + widget_file("view.js")
+SCRIPT = (
+    widget_file("charts.js")
+    + widget_file("reading.js")
+    + widget_file("slider.js")
+    + widget_file("view.js")
+)
 
 # %% ../../nbs/widgets/01_view.ipynb #68382da2
 @cache

@@ -58,7 +58,7 @@ function connect(model, el, root) {
   const check = () => { asking ??= setInterval(ask, 1000); };
   const answered = () => { asking = clearInterval(asking); root.inert = false; root.removeAttribute("data-waiting"); };
   const turnOff = () => {
-    for (const node of (el.parentElement ?? el).querySelectorAll("button, input, select, textarea")) node.disabled = true;
+    for (const node of (el.parentElement ?? el).querySelectorAll("button, input, select, textarea")) node.disabled = !node.closest(".vf-slide");
   };
   const lose = () => {
     answered();
@@ -96,6 +96,7 @@ function drawing(model, root) {
     const focused = root.contains(document.activeElement);
     patch(root, fresh);
     outline(root);
+    slide(root);
     if (focused && !root.contains(document.activeElement)) root.focus({ preventScroll: true });  // so that keys go on
     const pair = root.querySelector("[data-sight]"), before = sight;
     sight = pair?.dataset.sight;

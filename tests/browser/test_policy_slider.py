@@ -1,0 +1,98 @@
+"""The policy slider in a real JupyterLab: dragged, played and asked; and frozen, in a page that has no kernel and no network."""
+
+from __future__ import annotations
+
+import pytest
+from browsing import SHOTS, live_widget, save, show
+
+pytestmark = pytest.mark.browser
+
+SETUP = """
+import pathlib
+import verifiers_nb as vf
+args = vf.GRPOConfig(
+    "slid", per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=12, save_strategy="no",
+    learning_rate=1e-2, lr_scheduler_type="constant", use_cpu=True, disable_tqdm=True,
+)
+env = vf.load_environment("addition", num_eval_examples=8)
+trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
+trainer.train()
+"""
+SHOW = """
+slider = vf.PolicySlider(trainer, 3)
+slider.freeze().save("slider.html")
+slider
+"""
+# What a drag takes, from the event to the drawing after it, in milliseconds.
+DRAG = """place => {
+  const range = place.querySelector("input[type=range]"), times = [];
+  for (let at = 0; at <= Number(range.max); at += 1) {
+    const began = performance.now();
+    range.value = at;
+    range.dispatchEvent(new Event("input", { bubbles: true }));
+    place.getBoundingClientRect();
+    times.push(performance.now() - began);
+  }
+  return Math.max(...times);
+}"""
+
+
+def drag_and_play(page, slider) -> None:
+    """Go through the steps by keys and by Play; the token where two answers part lights up, with its chances."""
+    steps = slider.get_by_role("slider", name="Step")
+    steps.focus()
+    page.keyboard.press("Home")
+    slider.get_by_text("Step 0 of 12").wait_for()
+    assert slider.locator("mark").count() == 0  # there is no step before
+    slider.get_by_label("Compare with").select_option("0")
+    steps.focus()
+    page.keyboard.press("End")
+    slider.get_by_text("Step 12 of 12").wait_for()
+    marks = slider.locator("mark")
+    assert 1 <= marks.count() <= 3
+    table = slider.locator("table", has=page.get_by_text("chance at step 12")).first
+    assert table.locator("tbody tr").count() == 2 and table.locator("tbody td").nth(
+        1
+    ).inner_text().endswith("%")
+    reward = slider.locator(".vf-lines-key b").first.inner_text()
+    page.keyboard.press("ArrowLeft")
+    slider.get_by_text("Step 11 of 12").wait_for()
+    assert slider.evaluate(DRAG) < 100
+    slider.get_by_text("Step 12 of 12").wait_for()
+    assert slider.locator(".vf-lines-key b").first.inner_text() == reward
+    slider.get_by_label("Compare with").select_option("before")
+    slider.get_by_role("button", name="Play").click()
+    slider.get_by_text("Step 3 of 12").wait_for()
+    slider.get_by_role("button", name="Pause").click()
+    slider.get_by_role("button", name="Play").wait_for()
+
+
+def test_a_slider_with_and_without_a_kernel(notebook, page, lab, browser) -> None:
+    page.set_viewport_size({"width": 1280, "height": 1800})
+    notebook("slider.ipynb", SETUP, SHOW)
+    widget = live_widget(page, "Policy slider")
+    widget.get_by_text("Step 12 of 12").wait_for()
+    drag_and_play(page, widget.locator(".vf-slide"))
+    asked = widget.get_by_label("Another prompt")
+    asked.fill("What is 12 + 12?")
+    asked.press("Enter")
+    widget.get_by_role("heading", name="4. What is 12 + 12?").wait_for()
+    widget.get_by_text("still to come").first.wait_for(state="detached")
+    assert widget.locator(".vf-slide section").count() == 4
+    show(page, widget, "policy-slider", widths=(1280, 600))
+    save(page)
+
+    offline = browser.new_context(offline=True).new_page()
+    offline.goto((lab.folder / "slider.html").as_uri())
+    drag_and_play(offline, offline.locator(".vf-slide"))
+    for scheme in ("dark", "light"):
+        offline.emulate_media(color_scheme=scheme)
+        offline.screenshot(path=SHOTS / f"policy-slider-frozen-{scheme}.png")
+
+    page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
+    page.goto(
+        f"{lab.url}/lab/tree/slider.ipynb?reset"
+    )  # the saved notebook, by the one who trusts it
+    kept = page.locator(".vf-kept .vf-slide")
+    kept.get_by_text("Step 12 of 12").wait_for()
+    drag_and_play(page, kept)
