@@ -45,7 +45,7 @@ sandbox_guards python calculator search search_ddg ask ToolEnv StatefulToolEnv E
 TextArenaEnv ReasoningGymEnv load_environment environments load_example_dataset rehearse
 ScriptedClient tool_call GRPOConfig grpo_defaults lora_defaults RunControl RunState
 launch_config GRPOTrainer to_trl sft_dataset inspect_text survey_completions FormatInspector
-RolloutExplorer TrainingDashboard evaluate_checkpoint eval_environment ReportMeta
+RolloutExplorer TrainingDashboard PolicySlider evaluate_checkpoint eval_environment ReportMeta
 compute_summary write_html_report write_html_comparison
 """.split()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ROW', 'GROUP', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'PASSING', 'MOST_PARTS', 'DOORS', 'Change',
            'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure',
-           'copied', 'MessageList', 'own_copy', 'call_func', 'is_async', 'run_calls', 'combine_scores', 'score_columns',
+           'copied', 'MessageList', 'call_func', 'is_async', 'run_calls', 'combine_scores', 'score_columns',
            'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many',
            'rollouts_from_columns', 'check_weights', 'Rubric', 'parts_of', 'behaviour_digest', 'func_digests',
            'with_funcs']
@@ -184,15 +184,6 @@ class MessageList(list):  # type: ignore[type-arg]
             warnings.warn(NO_TEXT, stacklevel=2)
         return super().__ne__(other)
 
-# %% ../../nbs/rubrics/00_rubric.ipynb #4ac006fd
-def own_copy(name: str, value: Any) -> Any:
-    """Return a reward function's copy of what it is offered under a name."""
-    if name == "completion" and type(value) is list:
-        return MessageList(map(copied, value))
-    if name == "completions":
-        return [own_copy("completion", each) for each in value]
-    return copied(value)
-
 # %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3b
 row_of = attrgetter(*ROW)
 OWN_COPY = ("prompt", "completion", "info", "prompts", "completions", "infos")
@@ -214,7 +205,12 @@ async def call_func(
         offered = {name: offered[name] for name in wanted if name in offered}
     for name in OWN_COPY:
         if name in offered:
-            offered[name] = own_copy(name, offered[name])
+            offered[name] = copied(offered[name])
+    if isinstance(offered.get("completion"), list):  # else a text, or not wanted
+        offered["completion"] = MessageList(offered["completion"])
+    if "completions" in offered:
+        given = offered["completions"]
+        offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
     try:
         if rubric.timeout is not None:
             returned = await call_within(rubric.timeout, rubric.threads, func, **offered)

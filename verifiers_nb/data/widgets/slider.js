@@ -119,7 +119,13 @@ function buildSlider(place, state) {
   ui.answers = made("div", undefined, { class: "vf-slide-answers" });
   bar.append(ui.play, ui.said, label);
   place.append(bar, ui.range, ui.lines, ui.answers);
-  place.addEventListener("keydown", (event) => event.key === "p" && event.target !== ui.select && ui.play.click());  // in a page without the view
+  const keys = (event) => {
+    if (!place.isConnected) return window.removeEventListener("keydown", keys, true);
+    if (!place.contains(event.target) || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;  // a live view comes first
+    if (event.key === "p" && event.target !== ui.select) ui.play.click();
+    if (!["Tab", "Escape"].includes(event.key)) event.stopPropagation();
+  };
+  window.addEventListener("keydown", keys, true);  // JupyterLab listens on the document, one step later
   return ui;
 }
 
