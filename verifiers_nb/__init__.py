@@ -84,6 +84,7 @@ _EXPORTS = {
     "widgets.format_inspector": "FormatInspector",
     "widgets.rollout_explorer": "RolloutExplorer",
     "widgets.training_dashboard": "TrainingDashboard evaluate_checkpoint",
+    "widgets.policy_slider": "PolicySlider",
     "cli.eval": "eval_environment",
     "cli.report": "ReportMeta compute_summary write_html_report write_html_comparison",
 }
@@ -106,7 +107,7 @@ _NAMESPACES = {
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # evaluations: read, summarised, compared, reported
     "results": _EXPORTS["envs.store"]
-    + " rescore prove_rewards sft_dataset "
+    + " rescore prove_rewards sft_dataset evaluate_checkpoint "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",

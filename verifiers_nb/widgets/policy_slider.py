@@ -57,16 +57,10 @@ def kept_adapters(folder: str | Path) -> dict[int, Path]:
 # %% ../../nbs/widgets/12_policy_slider.ipynb #aac01e74
 def base_of(adapter: Path) -> str:
     """Return the name of the model that an adapter was trained on; a shipped one by its public name."""
-    name = str(
-        orjson.loads((adapter / "adapter_config.json").read_bytes())["base_model_name_or_path"]
-        or ""
-    )
+    config = orjson.loads((adapter / "adapter_config.json").read_bytes())
+    name = str(config["base_model_name_or_path"] or "")
     shipped = {path.name: public for public, path in shipped_models().items()}
-    return (
-        name
-        if Path(name).exists() and Path(name).name not in shipped
-        else shipped.get(Path(name).name, name)
-    )
+    return shipped.get(Path(name).name, name)
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #aa8f1007
 def check_base(adapter: Path, served: str) -> None:
@@ -247,7 +241,7 @@ def slider_data(
     drawn = []
     for text, answers in prompts.items():
         parts = dict(zip(answers, branch_chances([*answers.values()]), strict=True))
-        rows: list[dict[str, Any] | None] = []
+        rows: list[Any] = []
         for step in steps:
             if (answer := answers.get(step)) is None or answer.error:
                 rows.append(answer and {"error": answer.error})
@@ -281,9 +275,8 @@ def slider_html(data: Mapping[str, Any], live: bool) -> str:
     """Draw the slider: its data, the place where the script builds it and, if not `live`, the script itself."""
     packed = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
     body = f'<script type="application/json">{packed}</script><div class="vf-slide"></div>'
-    script = f"<script>(() => {{ {widget_file('slider.js')}\nslide(document); }})()</script>" * (
-        not live
-    )
+    script = f"<script>(() => {{ {widget_file('slider.js')}\nslide(document); }})()</script>"
+    script *= not live
     return f'<div data-policy>{body}<div class="vf-still">{still_html(data)}</div></div>{script}'
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #f82fea6c
@@ -302,11 +295,9 @@ def prompt_rows(
                     f"A prompt is a text or a row with 'question' or 'prompt'; this one has {', '.join(map(str, row)) or 'nothing'}."
                 )
             asked = row["question"]
-            row["prompt"] = (
-                asked
-                if env.message_type == "completion"
-                else env.format_prompt(asked, env.system_prompt, env.few_shot)
-            )
+            is_chat = env.message_type == "chat"
+            chat = (asked, env.system_prompt, env.few_shot)
+            row["prompt"] = env.format_prompt(*chat) if is_chat else asked
         rows.append(row)
     return rows
 
@@ -316,16 +307,9 @@ async def play_rows(
 ) -> list[Rollout]:
     """Roll out rows at once, each as if it were alone, so that its random numbers are its own."""
     names = ("prompt", "answer", "task", "info")
-    runs = [
-        env.make_run(
-            {name: [row[name]] for name in names if name in row}
-            | {"answer": [row.get("answer", "")]},
-            client,
-            client.model,
-            sampling_args,
-        )
-        for row in rows
-    ]
+    full = [{"answer": "", **row} for row in rows]
+    columns = [{name: [row[name]] for name in names if name in row} for row in full]
+    runs = [env.make_run(each, client, client.model, sampling_args) for each in columns]
     await asyncio.gather(*(run.start() for run in runs))
     return [run.rollouts()[0] for run in runs]
 
@@ -376,7 +360,8 @@ class StepPusher:
     """Put the adapter of a step on a client."""
 
     def __init__(self, client: Any) -> None:
-        self.client, self.model = client, None
+        self.client = client
+        self.model: Any = None
 
     def __call__(self, adapter: Path) -> None:
         if not hasattr(self.client, "served"):
