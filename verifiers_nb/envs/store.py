@@ -13,7 +13,7 @@ __all__ = ['INPUTS', 'OTHER_NUMBERS', 'READ_COLUMN', 'PERCENTILES', 'reply_usage
            'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles', 'trouble_lines',
            'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error', 'pass_at',
            'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference', 'example_keys',
-           'example_means']
+           'example_means', 'success_by_prompt']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
@@ -25,6 +25,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache, partial
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev, quantiles
@@ -639,3 +640,19 @@ def example_means(rewards: Sequence[float], examples: Sequence[Hashable]) -> dic
     for reward, example in zip(rewards, examples, strict=True):
         groups.setdefault(example, []).append(reward)
     return {example: fmean(group) for example, group in groups.items()}
+
+# %% ../../nbs/envs/01_store.ipynb #f44e4546
+def success_by_prompt(paths: Iterable[str | Path], threshold: float = 0.5) -> list[dict[str, Any]]:
+    """Return `attempts` and `solved` (a reward of at least `threshold`) of each prompt in files of rollouts, hardest first.
+
+    Failed rollouts are left out. For the files of a run: `sorted(Path(run, "rollouts").glob("*.jsonl"))`.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for record in chain.from_iterable(map(read_rollouts, paths)):
+        if not record["error"]:
+            key = json.dumps([record["task"], record["prompt"], record["answer"]], default=str)
+            first = {"prompt": record["prompt"], "attempts": 0, "solved": 0}
+            each = found.setdefault(key, first)
+            each["attempts"] += 1
+            each["solved"] += record["reward"] >= threshold
+    return sorted(found.values(), key=lambda each: each["solved"] / each["attempts"])
