@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MESSAGES', 'cleanup', 'teardown', 'NOT_CARRIED', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
            'as_messages', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'LaterHooks', 'LaterXMLParser',
-           'BoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'RolloutError', 'LaterSingleTurnEnv',
-           'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
+           'LaterBoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'RolloutError',
+           'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -168,7 +168,7 @@ class LaterXMLParser(XMLParser):
         return spans, [*(float(any(spans) and each) for each in tagged), 1.0, start, end]
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #84e5ebb5
-class BoxedParser(ThinkParser):
+class LaterBoxedParser(ThinkParser):
     """Read the last `\\boxed{}` after the thinking, which may be missing where `is_later`."""
 
     is_later = False
@@ -185,7 +185,7 @@ class LaterMathRubric(MathRubric):
     def __init__(
         self, funcs: Any = None, weights: Any = None, parser: Parser | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(funcs, weights, parser or BoxedParser(extract_boxed_answer), **kwargs)
+        super().__init__(funcs, weights, parser or LaterBoxedParser(extract_boxed_answer), **kwargs)
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #b9fd9ae7
 def tear_down(env: Any) -> None:
@@ -203,7 +203,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         super().__init__(max_turns=max_turns, **kwargs)
         for rubric in (self.rubric, *getattr(self.rubric, "rubrics", ())):
-            if isinstance(found := getattr(rubric, "parser", None), BoxedParser):
+            if isinstance(found := getattr(rubric, "parser", None), LaterBoxedParser):
                 found.is_later = self.is_later
         if marked_hooks(type(self), "teardown"):
             atexit.register(tear_down, self)
