@@ -83,6 +83,7 @@ _EXPORTS = {
     "widgets.inspection": "inspect_text survey_completions",
     "widgets.format_inspector": "FormatInspector",
     "widgets.rollout_explorer": "RolloutExplorer",
+    "widgets.reward_bench": "RewardBench",
     "widgets.training_dashboard": "TrainingDashboard evaluate_checkpoint",
     "widgets.policy_slider": "PolicySlider",
     "cli.eval": "eval_environment",
@@ -107,7 +108,7 @@ _NAMESPACES = {
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # evaluations: read, summarised, compared, reported
     "results": _EXPORTS["envs.store"]
-    + " rescore prove_rewards sft_dataset evaluate_checkpoint "
+    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
