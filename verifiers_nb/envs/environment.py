@@ -32,12 +32,11 @@ from verifiers_nb.envs.prompts import (
     with_prompts,
 )
 from .rollouts import RolloutRun, sync_twin
-from .store import RolloutStore, results_dataset
+from .store import RolloutStore, claimed, results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
 from ..rubrics.rubric import DOORS, Rubric, check_wanted, overrides
 from ..support.calls import as_async_client, request_arguments, with_retries
-from ..support.claim import claimed
 from verifiers_nb.types import (
     ChatMessage,
     GenerateOutputs,

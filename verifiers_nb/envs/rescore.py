@@ -42,14 +42,13 @@ from verifiers_nb.envs.store import (
     without_failed,
 )
 from ..inference.tokens import rollout_turns
+from ..rubrics.changes import func_digests, with_funcs
 from verifiers_nb.rubrics.rubric import (
     Rubric,
-    func_digests,
     indices_of,
     reward_name,
     rollouts_from_columns,
     score_columns,
-    with_funcs,
 )
 from ..types import GenerateOutputs, RewardFunc, Rollout, RolloutScore
 

@@ -32,7 +32,8 @@ from tqdm import tqdm
 from .prompts import RolloutRows
 from .store import RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
-from ..rubrics.rubric import Rubric, func_digests, indices_of, score_many, score_one
+from ..rubrics.changes import func_digests
+from ..rubrics.rubric import Rubric, indices_of, score_many, score_one
 from ..support.calls import without_secrets
 from ..support.threads import as_failure, watch
 from verifiers_nb.types import (

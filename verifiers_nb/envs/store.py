@@ -9,20 +9,21 @@ from __future__ import annotations
 __all__ = ['INPUTS', 'OTHER_NUMBERS', 'READ_COLUMN', 'PERCENTILES', 'reply_usage', 'rollout_record', 'to_line', 'repair',
            'from_line', 'check_record', 'read_places', 'foreign_record', 'converted', 'in_our_format', 'read_rollouts',
            'read_at', 'move_bad_lines', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout',
-           'drop_failed', 'RolloutStore', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts',
-           'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles', 'trouble_lines',
-           'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error', 'pass_at',
-           'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference', 'example_keys',
-           'example_means', 'success_by_prompt']
+           'drop_failed', 'RolloutStore', 'owner', 'claimed', 'outputs_from_records', 'load_results', 'stored_usage',
+           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles',
+           'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
+           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
+           'example_keys', 'example_means', 'success_by_prompt']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
 import math
 import os
+import socket
 import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cache, lru_cache, partial
 from itertools import chain
@@ -33,6 +34,7 @@ from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any
 
 import orjson
+from filelock import FileLock, Timeout
 
 from verifiers_nb.types import (
     GenerateOutputs,
@@ -335,6 +337,42 @@ class RolloutStore:
         if self.file is not None:
             self.file.close()
             self.file = None
+
+# %% ../../nbs/envs/01_store.ipynb #17626c2f
+def owner(lock: Path) -> str:
+    """Say who holds a lock, as far as its file tells."""
+    try:
+        return "process {pid} on {host}, since {since}".format_map(json.loads(lock.read_text()))
+    except (OSError, ValueError, KeyError):
+        return "another process"
+
+# %% ../../nbs/envs/01_store.ipynb #6c159e4a
+@contextmanager
+def claimed(path: str | Path) -> Iterator[None]:
+    """Hold a file or a folder for this process; raises `BlockingIOError` if another one has it.
+
+    The lock ends with its process. On a network file system it holds between machines if the system has
+    `flock` (NFS since Linux 2.6.12); where it has none, a file with the owner's name is the lock, and one
+    that a crash left behind on another machine must be deleted by hand.
+    """
+    file = Path(f"{os.path.abspath(path)}.lock")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(file, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise BlockingIOError(
+            f"{path} is in use by {owner(file)}: wait until it ends, or give another path."
+        ) from None
+    try:
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        about = dict(pid=os.getpid(), host=socket.gethostname(), since=since)
+        with suppress(OSError):  # a full disk: the lock holds without its owner's name
+            file.write_text(json.dumps(about))
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        lock.release()
 
 # %% ../../nbs/envs/01_store.ipynb #7719a1c7
 READ_COLUMN: dict[str, Callable[[dict[str, Any]], Any]] = {

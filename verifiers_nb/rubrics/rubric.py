@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'PASSING', 'MOST_PARTS', 'DOORS', 'Change',
-           'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure',
-           'copied', 'MessageList', 'call_func', 'is_async', 'run_calls', 'combine_scores', 'score_columns',
-           'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many',
-           'rollouts_from_columns', 'check_weights', 'Rubric', 'parts_of', 'behaviour_digest', 'func_digests',
-           'with_funcs']
+__all__ = ['ROW', 'GROUP', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'DOORS', 'wanted_arguments', 'reward_name', 'sees_group',
+           'check_wanted', 'as_scores', 'call_within', 'note_failure', 'copied', 'MessageList', 'call_func', 'is_async',
+           'run_calls', 'combine_scores', 'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group',
+           'overrides', 'score_one', 'score_many', 'rollouts_from_columns', 'check_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -19,14 +17,13 @@ import copy
 import inspect
 import logging
 import math
-import re
 import warnings
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from operator import attrgetter, mul
-from types import CodeType, ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 from ..parsers.base import Parser
@@ -296,6 +293,9 @@ async def call_by_group(
     return scores
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #549b0ecc
+DOORS = ("call_reward_func", "score_rollout", "score_rollouts")
+
+
 def overrides(rubric: Any, name: str) -> bool:
     """Say whether a rubric, or its class, has a method of its own in place of `Rubric`'s."""
     return getattr(getattr(rubric, name), "__func__", None) is not getattr(Rubric, name)
@@ -521,90 +521,3 @@ class Rubric:
         rollouts = rollouts_from_columns(prompts, completions, answers, states, tasks, infos)
         scores = await self._score_together(rollouts, **kwargs)
         return score_columns(scores, self.get_reward_func_names())
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #9d12ff1f
-PASSING = {"failures", "reward_funcs", "reward_weights", "class_objects", "threads"}  # of a rubric
-
-
-def parts_of(value: Any) -> list[Any]:
-    """Return what decides how a value behaves: of a function its code and what it names, of an object its attributes."""
-    if isinstance(value, (list, tuple)):
-        return [*value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(map(repr, value))
-    if isinstance(value, Mapping):
-        return [part for item in value.items() for part in item]
-    if isinstance(value, CodeType):
-        return [value.co_code, value.co_names, value.co_varnames, value.co_consts]
-    if inspect.isfunction(value):
-        closed, named, *_ = inspect.getclosurevars(value)
-        return [value.__code__, value.__defaults__, value.__kwdefaults__, closed, named]
-    if isinstance(value, re.Pattern):
-        return [value.pattern, value.flags]
-    if isinstance(value, partial):
-        return [value.func, value.args, value.keywords]
-    if inspect.ismethod(value):
-        return [value.__func__, value.__self__]
-    if isinstance(value, (type, ModuleType)):
-        methods = vars(value).values() if isinstance(value, type) else ()
-        codes = [each.__code__.co_code for each in methods if inspect.isfunction(each)]
-        return [getattr(value, "__qualname__", value.__name__), *codes]
-    kept = getattr(value, "__dict__", {})
-    return [type(value), {name: kept[name] for name in kept if name not in PASSING}]
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #d88dedec
-MOST_PARTS = 5000
-
-
-def behaviour_digest(*values: Any) -> str:
-    """Return 12 letters that are the same for values that behave the same, by their first 5,000 parts."""
-    waiting, found = deque(values), list[str]()
-    seen: dict[int, Any] = {}  # holds what it has seen, so that no other value gets its id
-    while waiting and len(found) < MOST_PARTS:
-        value = waiting.popleft()
-        if value is None or isinstance(value, (str, bytes, int, float)):
-            found.append(repr(value))
-        elif isinstance(value, tuple) or id(value) not in seen:  # equal tuples may be one or two
-            parts = parts_of(seen.setdefault(id(value), value))
-            found.append(f"{type(value).__name__} {len(parts)}")
-            waiting.extend(parts[:MOST_PARTS])
-    return blake2b(" ".join(found).encode("utf-8", "surrogatepass"), digest_size=6).hexdigest()
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #f62f81c6
-DOORS = ("call_reward_func", "score_rollout", "score_rollouts")
-
-
-def func_digests(rubric: Any) -> dict[str, str]:
-    """Return by name a digest of each reward function, a dash, and a digest of what its rubric offers it.
-
-    "": of a name that two functions share, or in a rubric that overrides how it scores; it equals nothing.
-    """
-    digests: dict[str, str] = {}
-    for member in rubric.members:
-        hidden = any(overrides(member, door) for door in DOORS)
-        plain = [(k, v) for k, v in member.class_objects.items() if isinstance(v, (str, dict))]
-        for func in member.reward_funcs:
-            wanted = wanted_arguments(func)
-            parser = member.parser if wanted is None or "parser" in wanted else None
-            digest = f"{behaviour_digest(func)}-{behaviour_digest(parser, plain)}"
-            name = reward_name(func)
-            digests[name] = "" if hidden or name in digests else digest
-    return digests
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #2c117db7
-Change = Callable[[Any, RewardFunc, float], tuple[RewardFunc, float]]
-
-
-def with_funcs(rubric: Any, change: Change) -> Any:
-    """Return a copy of a rubric, and of its members, with `change(member, func, weight)` in place of each function and weight."""
-    twin = copy.copy(rubric)
-    pairs = zip(rubric.reward_funcs, rubric.reward_weights, strict=True)
-    changed = [change(rubric, func, weight) for func, weight in pairs]
-    twin.reward_funcs, twin.reward_weights = [f for f, _ in changed], [w for _, w in changed]
-    twin.failures = Counter()
-    if "rubrics" in vars(rubric):
-        twin.rubrics = [with_funcs(member, change) for member in rubric.rubrics]
-    if "env_map" in vars(rubric):
-        made = {task: with_funcs(env.rubric, change) for task, env in rubric.env_map.items()}
-        twin.env_map = {task: SimpleNamespace(rubric=made[task]) for task in made}
-    return twin

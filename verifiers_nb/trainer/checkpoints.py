@@ -37,9 +37,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from ..envs.store import from_line, to_line
+from ..envs.store import claimed, from_line, to_line
 from ..support.calls import without_secrets
-from ..support.claim import claimed
 from ..support.memory import best_device
 from .adapters import staged
 from .control import InterruptGuard, RunControl
