@@ -199,7 +199,8 @@ def test_stored_rollouts_are_scored_again(tmp_path: Path, server: Server) -> Non
     assert done.returncode == 0, done.stderr
     (folder,) = home.glob("outputs/evals/*/*")
     before, asked = (folder / "results.jsonl").read_bytes(), len(server.requests)
-    (home / "mine.py").write_text(MENDED.replace("< 100", "< 10").replace("0.5]", "0.25]"))
+    mended = MENDED.replace("< 100", "< 10").replace("0.5]", "0.25]")
+    (home / "mine.py").write_text(f"{mended}\n")  # of another size, or Python takes its old bytes
     (tmp_path / "calls.txt").unlink()
     done = call("mine", "--rescore", str(folder), "-b", server.url, "--report", cwd=tmp_path)
     assert done.returncode == 0 and len(server.requests) == asked, done.stderr

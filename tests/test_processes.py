@@ -173,9 +173,9 @@ def test_shards_with_iterations_and_checkpointing(tmp_path: Path) -> None:
 FEWER = """
 import verifiers_nb.trainer.grpo as rollouts
 make_samples, step = rollouts.make_samples, 0
-def make_fewer(outputs, args):
+def make_fewer(outputs, *args):
     global step
-    batch, step = make_samples(outputs, args), step + 1
+    batch, step = make_samples(outputs, *args), step + 1
     order = sorted(range(len(batch.samples)), key=lambda i: -len(batch.samples[i].sequence.ids))
     for i in {1: order[0::2], 2: order[1::2], 3: order[1:]}.get(step, []):
         batch.samples[i].sequence.mask = [0] * len(batch.samples[i].sequence.mask)

@@ -30,17 +30,17 @@ SHOWN = (
 def told(page) -> list[tuple[str, str]]:
     """Return role and name of all that is inside the widgets and not hidden from a screen reader."""
     session = page.context.new_cdp_session(page)
-    document = session.send("DOM.getDocument")["root"]["nodeId"]
-    asked = {"nodeId": document, "selector": ".vf, .vf-control"}
     inside = set()
 
-    def collect(node) -> None:
-        inside.add(node["backendNodeId"])
+    def collect(node, shown=False) -> None:
+        names = dict(zip(*[iter(node.get("attributes", []))] * 2, strict=True)).get("class", "")
+        if shown := shown or not {"vf", "vf-control"}.isdisjoint(names.split()):
+            inside.add(node["backendNodeId"])
         for child in node.get("children", []):
-            collect(child)
+            collect(child, shown)
 
-    for number in session.send("DOM.querySelectorAll", asked)["nodeIds"]:
-        collect(session.send("DOM.describeNode", {"nodeId": number, "depth": -1})["node"])
+    # In one call, since a widget that draws itself again changes its nodes.
+    collect(session.send("DOM.getDocument", {"depth": -1})["root"])
     nodes = session.send("Accessibility.getFullAXTree")["nodes"]
     return [
         (node["role"]["value"], node.get("name", {}).get("value", "").strip())
