@@ -56,7 +56,11 @@ def test_wheel_names_its_extras(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = Parser().parsestr(archive.read(name).decode())
-    assert set(metadata.get_all("Provides-Extra", [])) == extras == {"train", "envs", "vllm", "tinker", "dev"}
+    assert (
+        set(metadata.get_all("Provides-Extra", []))
+        == extras
+        == {"train", "envs", "vllm", "tinker", "dev"}
+    )
 
 
 def test_wheel_imports_alone(wheel: Path, tmp_path: Path) -> None:
