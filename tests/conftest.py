@@ -78,6 +78,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture(autouse=True)
 def logging_goes_on() -> Iterator[None]:
-    """Let the next test hear warnings: some notebooks, which run in this process, turn them off."""
+    """Let the next test hear warnings: notebooks and commands, which run in this process, direct or stop them."""
     yield
     logging.disable(logging.NOTSET)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "verifiers_nb" and isinstance(logger, logging.Logger):
+            logger.disabled, logger.propagate = False, True
+            logger.setLevel(logging.NOTSET)
+            logger.handlers = [each for each in logger.handlers if each.name != "verifiers_nb"]
