@@ -81,6 +81,7 @@ def logging_goes_on() -> Iterator[None]:
     """Let the next test hear warnings: notebooks and commands, which run in this process, direct or stop them."""
     yield
     logging.disable(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
         if name.partition(".")[0] == "verifiers_nb" and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
