@@ -333,8 +333,8 @@ def test_templates_see_tools_only_where_there_are_some() -> None:
             assert named.get("tools", [facts])  # as templates that know no tools
             return [len(messages)]
 
-    for tools in (None, [], [facts]):
-        assert template_ids(Strict(), [{"role": "user", "content": "1"}], tools, True) == [1]
+    for offered in (None, [], [facts]):
+        assert template_ids(Strict(), [{"role": "user", "content": "1"}], offered, True) == [1]
     with vf.EmbeddedEngine("verifiers_nb/adder-1m") as engine:
         engine.served.tokenizer = Strict()
         assert engine.served.encode_chat([{"role": "user", "content": "1"}], Options()) == [1]
