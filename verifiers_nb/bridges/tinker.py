@@ -344,6 +344,12 @@ class TinkerTrainer(GRPOTrainer):
         self.model.export(folder)
         return folder
 
+    def fork(self, *args: Any, **kwargs: Any) -> GRPOTrainer:
+        """Refuse: the weights to go on from are the server's."""
+        raise RuntimeError(
+            "A run on a Tinker server can't be forked: train a new TinkerTrainer with the other rubric."
+        )
+
     def merge_and_save(self, folder: str | Path) -> Path:
         """Refuse: the base model is not here."""
         raise RuntimeError(

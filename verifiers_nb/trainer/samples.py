@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['reward_metrics', 'StepBatch', 'make_samples', 'reward_parts', 'staleness']
+__all__ = ['FORMAT_REWARDS', 'reward_metrics', 'StepBatch', 'make_samples', 'reward_parts', 'staleness']
 
 # %% ../../nbs/trainer/05_samples.ipynb #77de68da
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,9 @@ from .loss import token_weights
 from ..types import Rollout
 
 # %% ../../nbs/trainer/05_samples.ipynb #e4dc35cd
+FORMAT_REWARDS = ("format_reward", "format_reward_func")  # ends of names
+
+
 def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Return the mean of each reward over rollouts, and the share of them in full format."""
     metrics: dict[str, float] = {}
@@ -34,7 +36,7 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
     for rollout in rollouts:
         for name in rollout.state.get("reward_errors") or ():
             metrics[f"rewards_failed/{name}"] = metrics.get(f"rewards_failed/{name}", 0) + 1
-    if formats := [name for name in names if re.search("format_reward(_func)?$", name)]:
+    if formats := [name for name in names if name.endswith(FORMAT_REWARDS)]:
         formed = [min(r.metrics.get(name, 0.0) for name in formats) > 1 - 1e-6 for r in rollouts]
         metrics["completions/well_formed"] = sum(formed) / len(formed)
     return metrics
