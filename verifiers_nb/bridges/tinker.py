@@ -65,7 +65,7 @@ def tinker_loss(args: GRPOConfig) -> tuple[str, dict[str, float] | None]:
 # %% ../../nbs/bridges/03_tinker.ipynb #64c673b4
 AT_DEFAULT = (
     "entropy_coef delta importance_sampling_level importance_sampling_mode importance_floor temperature "
-    "repetition_penalty presence_penalty frequency_penalty"
+    "repetition_penalty presence_penalty frequency_penalty top_entropy_quantile"
 ).split()
 
 
@@ -75,6 +75,8 @@ def check_tinker(args: GRPOConfig) -> None:
     for name, value in {"beta": 0.0, **needed}.items():
         if (given := getattr(args, name)) != value:
             raise ValueError(f"Tinker's losses can't do {name}={given!r}: set {name}={value!r}.")
+    if args.loss_type in ("luspo", "sapo", "vespo"):
+        raise ValueError(f"Tinker has no {args.loss_type}: set loss_type='dr_grpo' or 'cispo'.")
     if args.world_size > 1:
         raise ValueError("Tinker's GPUs do the work: train in one process, without a launcher.")
 
