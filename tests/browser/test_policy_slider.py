@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import re
+import time
+from pathlib import Path
 
 import pytest
+import torch
 from browsing import SHOTS, live_widget, save, show
+from peft import get_peft_model
+
+import verifiers_nb as vf
+from verifiers_nb.trainer.adapters import save_adapter
 
 pytestmark = pytest.mark.browser
 
+NAME = "verifiers_nb/adder-1m"
 SETUP = """
-import pathlib
 import verifiers_nb as vf
 args = vf.GRPOConfig(
     "slid", per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=12, save_strategy="no",
@@ -25,18 +32,26 @@ slider = vf.PolicySlider(trainer, 3)
 slider.freeze().save("slider.html")
 slider
 """
-# What a drag takes, from the event to the drawing after it, in milliseconds.
-DRAG = """place => {
+# What a drag takes, from the event until the page is painted, in milliseconds.
+DRAG = """async place => {
   const range = place.querySelector("input[type=range]"), times = [];
+  const painted = () => new Promise(done => requestAnimationFrame(() => setTimeout(done)));
   for (let at = 0; at <= Number(range.max); at += 1) {
+    await painted();
     const began = performance.now();
     range.value = at;
     range.dispatchEvent(new Event("input", { bubbles: true }));
-    place.getBoundingClientRect();
+    await painted();
     times.push(performance.now() - began);
   }
-  return Math.max(...times);
+  return times.sort((one, other) => one - other);
 }"""
+
+
+def check_drag(slider) -> None:
+    """Drag through all steps: each is painted within 100 ms, but for one that another process may have held up."""
+    times = slider.evaluate(DRAG)
+    assert times[-2] < 100, times
 
 
 def drag_and_play(page, slider) -> None:
@@ -59,7 +74,7 @@ def drag_and_play(page, slider) -> None:
     reward = slider.locator(".vf-lines-key b").first.inner_text()
     page.keyboard.press("ArrowLeft")
     slider.get_by_text("Step 11 of 12").wait_for()
-    assert slider.evaluate(DRAG) < 100
+    check_drag(slider)
     slider.get_by_text("Step 12 of 12").wait_for()
     assert slider.locator(".vf-lines-key b").first.inner_text() == reward
     slider.get_by_label("Compare with").select_option("before")
@@ -67,6 +82,37 @@ def drag_and_play(page, slider) -> None:
     slider.get_by_text(re.compile("Step ([1-9]|1[01]) of 12")).wait_for()
     slider.get_by_role("button", name="Pause").click()
     slider.get_by_role("button", name="Play").wait_for()
+
+
+def hundred_adapters(folder: Path) -> Path:
+    """Keep a hundred adapters as a run does, each a little other than the one before."""
+    model = get_peft_model(vf.get_model(NAME, dtype=torch.float32), vf.lora_defaults())
+    learnt = [weight for name, weight in model.named_parameters() if "lora_B" in name]
+    torch.manual_seed(0)
+    for step in range(100):
+        for weight in learnt:
+            weight.data += 3e-2 * torch.randn_like(weight)
+        save_adapter(model, folder / "adapters" / f"step-{step:05}")
+    return folder
+
+
+def test_a_hundred_steps_are_answered_in_ten_seconds_and_dragged(tmp_path, browser) -> None:
+    folder, env = hundred_adapters(tmp_path / "run"), vf.load_environment("addition")
+    began = time.process_time()
+    slider = vf.PolicySlider(folder, 4, env, max_tokens=40)
+    slider.wait(300)
+    spent = time.process_time() - began
+    assert [len(answers) for answers in slider.answers] == [100] * 4
+    assert max(len({tuple(a.ids) for a in answers.values()}) for answers in slider.answers) > 5
+    assert spent < 10, f"{spent:.1f} s of processor time"
+    frozen = slider.freeze().save(tmp_path / "slider.html")
+
+    page = browser.new_context(offline=True).new_page()
+    page.goto(frozen.as_uri())
+    place = page.locator(".vf-slide")
+    place.get_by_text("Step 99 of 99").wait_for()
+    assert place.locator("section").count() == 4
+    check_drag(place)
 
 
 def test_a_slider_with_and_without_a_kernel(notebook, page, lab, browser) -> None:
