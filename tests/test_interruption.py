@@ -8,6 +8,7 @@ import shutil
 import signal
 import sys
 import time
+from operator import itemgetter
 from pathlib import Path
 
 import forked
@@ -18,7 +19,7 @@ from torch import equal
 from verifiers_nb.envs.store import read_rollouts
 from verifiers_nb.trainer.checkpoints import check_whole, last_checkpoint
 
-STEPS = 8
+STEPS, ADAPTER = 8, "adapter/adapter_model.safetensors"
 SCRIPT = f"""
 import sys, verifiers_nb as vf
 args = vf.GRPOConfig(
@@ -34,17 +35,18 @@ trainer.save_adapter(sys.argv[1] + "/adapter")
 """
 
 
-def start(folder: Path) -> forked.Popen:
+def start(folder: Path, script: str = SCRIPT) -> forked.Popen:
     """Start the run in a process of its own."""
-    command = [sys.executable, "-c", SCRIPT, str(folder)]
+    command = [sys.executable, "-c", script, str(folder)]
     log = (folder.parent / f"{folder.name}.log").open("a")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     return forked.Popen(command, env=env, stdout=log, stderr=log)
 
 
-def run_to_end(folder: Path) -> None:
+def run_to_end(folder: Path, script: str = SCRIPT) -> None:
     """Run, or go on, and expect success."""
-    assert start(folder).wait(300) == 0, (folder.parent / f"{folder.name}.log").read_text()[-3000:]
+    log = folder.parent / f"{folder.name}.log"
+    assert start(folder, script).wait(300) == 0, log.read_text()[-3000:]
 
 
 def wait_for(path: Path, process: forked.Popen) -> None:
@@ -85,6 +87,45 @@ def test_a_stopped_run_goes_on(kind: signal.Signals, straight: Path, tmp_path: P
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if "reward" in line] == [*range(1, STEPS + 1)]
     assert len(lines) == STEPS + 1 and lines[-1]["train_runtime"] > 0
+
+
+def test_prompts_that_lose_their_turns_are_the_same_ones(tmp_path: Path) -> None:
+    """A checkpoint knows which prompts were always or never solved; a fork goes on with them, too."""
+    few = "num_train_examples=12), args"
+    script = SCRIPT.replace('"addition"), args', f'"addition", {few}')
+    script = script.replace("=32", "=16").replace("=4,", "=4, temperature=0.5, ")
+    script = script.replace("beta=0.0", "beta=0.0, skip_zero_variance=0.8")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    run_to_end(whole, script)
+    process = start(killed, script)
+    wait_for(killed / "rollouts/step-00005.jsonl", process)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    last = max(killed.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    for path in killed.glob("rollouts/step-*.jsonl"):
+        if int(path.stem.split("-")[1]) > int(last.name.split("-")[1]):
+            path.unlink()  # so that nothing but the checkpoint knows the prompts
+    run_to_end(killed, script)
+    fork = (
+        script.split("trainer.train")[0] + "trainer.fork(3, folder=sys.argv[1] + '-fork').train()"
+    )
+    run_to_end(whole, fork)
+    asked = {
+        folder.name: [
+            [
+                r["prompt"][-1]["content"]
+                for r in sorted(read_rollouts(path), key=itemgetter("index"))
+            ]
+            for path in sorted(folder.glob("rollouts/step-*.jsonl"))
+        ]
+        for folder in (whole, killed, tmp_path / "whole-fork")
+    }
+    assert asked["killed"] == asked["whole"] and asked["whole-fork"] == asked["whole"][3:]
+    first, second = load_file(killed / ADAPTER), load_file(whole / ADAPTER)
+    assert all(equal(first[name], second[name]) for name in second)
+    lines = [json.loads(line) for line in (killed / "metrics.jsonl").read_text().splitlines()]
+    skipped = [line["prompts/skipped"] for line in lines if "reward" in line]
+    assert skipped[:3] == [0.0, 0.0, 0.0] and sum(skipped[3:]) > 0  # every prompt has a first turn
 
 
 @pytest.mark.parametrize(("stored", "difference"), [(16, 0.0), (31, 1e-6)])

@@ -198,6 +198,11 @@ def check_settings(args: Any) -> None:
     for name in POSITIVE:
         if getattr(args, name) <= 0:
             raise ValueError(f"{name} must be positive, not {getattr(args, name)}.")
+    if not 0 <= args.skip_zero_variance < 1:
+        raise ValueError(
+            f"skip_zero_variance {args.skip_zero_variance} is the chance that a prompt loses its turn: 0 to "
+            "below 1, so that each comes back."
+        )
     if args.vllm_sleep and args.num_batches_ahead:
         raise ValueError("vllm_sleep lets server and trainer take turns: set num_batches_ahead=0.")
     if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -241,6 +246,9 @@ class GRPOConfig(TrainingArguments):
     max_prompt_length: int | None = setting(512, "Longer prompts, in tokens, are left out.")
     max_data_workers: int = setting(8, "Accepted; measuring prompts is too quick to share out.")
     shuffle_dataset: bool = setting(True, "Draw prompts in random order.")
+    skip_zero_variance: float = setting(
+        0.0, "Chance that a prompt loses its turn to another if its last group had equal rewards."
+    )
     max_tokens: int | None = setting(None, "Most tokens of one response.")
     max_seq_len: int = setting(2048, "Longer sequences are cut.")
     temperature: float = setting(1.0, "Of sampling and of the loss.")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'REFERENCE', 'check_order', 'load_policy', 'sampling_base', 'make_client', 'connect_server',
+__all__ = ['logger', 'REFERENCE', 'PROMPTS', 'check_order', 'load_policy', 'sampling_base', 'make_client', 'connect_server',
            'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
            'free_folder', 'own_adapter', 'GRPOTrainer']
 
@@ -14,6 +14,7 @@ __all__ = ['logger', 'REFERENCE', 'check_order', 'load_policy', 'sampling_base',
 import asyncio
 import copy
 import itertools
+import json
 import logging
 import math
 import os
@@ -72,7 +73,13 @@ from verifiers_nb.trainer.pipeline import (
     RolloutPipeline,
     check_policy_client,
 )
-from .samples import StepBatch, make_samples, reward_parts, staleness
+from verifiers_nb.trainer.samples import (
+    StepBatch,
+    make_samples,
+    reward_parts,
+    solved_groups,
+    staleness,
+)
 from verifiers_nb.trainer.sharding import (
     GatheredPolicy,
     Processes,
@@ -199,6 +206,7 @@ def make_batches(
         own = rollouts[start : start + size]
         decoupled = args.advantage_estimator == "gdpo"
         batch = make_samples(own, args, reward_parts(own, rubric) if decoupled else None)
+        batch.metrics |= solved_groups(own, args.num_generations)
         batch.metrics |= staleness(own, step_of, step + part)
         batches.append(batch)
     return batches
@@ -253,7 +261,7 @@ def own_adapter(model: Any) -> Any:
     return copy.deepcopy(model, frozen)
 
 # %% ../../nbs/trainer/13_grpo.ipynb #d980a7ac
-REFERENCE = "reference.safetensors"
+REFERENCE, PROMPTS = "reference.safetensors", "prompts.json"
 
 
 @with_known_keywords
@@ -437,6 +445,9 @@ class GRPOTrainer(ResumableTrainer):
         batches = make_batches(rollouts, self.args, step, step_of, self.env.rubric)
         advantages = [value for batch in batches for value in batch.advantages]
         self.watch.note([rollout.reward for rollout in rollouts], advantages)
+        skipped = self.prompts.note(number, rollouts, advantages)
+        for batch in batches:
+            batch.metrics |= skipped
         if generation.path:
             write_advantages(generation.path, advantages)
         if self.args.log_completions:
@@ -478,6 +489,7 @@ class GRPOTrainer(ResumableTrainer):
         """Forget also where the reference had moved to, and what was measured."""
         super().start_afresh()
         self.watch, self.reference = RewardWatch(), MovingReference()
+        self.prompts.restore({})
         self.step_metrics = []
 
     def weights_replaced(self) -> None:
@@ -490,12 +502,16 @@ class GRPOTrainer(ResumableTrainer):
         super().save_more(folder)
         if self.reference.weights:
             save_file(self.reference.weights, folder / REFERENCE)
+        if self.prompts.skip:
+            (folder / PROMPTS).write_text(json.dumps(self.prompts.state()))
 
     def load_more(self, folder: Path) -> None:
         """Load the reference of a checkpoint."""
         super().load_more(folder)
         path = folder / REFERENCE
         self.reference.weights = load_file(path) if path.exists() else {}
+        known = folder / PROMPTS
+        self.prompts.restore(json.loads(known.read_text()) if known.exists() else {})
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the means of the metrics of the steps since the last log."""

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'PromptOrder', 'TrainingRun', 'Job', 'GenerationJob', 'open_store', 'RolloutPipeline', 'check_policy_client',
-           'PolicyVersions']
+__all__ = ['logger', 'give_turns', 'flat_after', 'PromptOrder', 'TrainingRun', 'Job', 'GenerationJob', 'open_store',
+           'RolloutPipeline', 'check_policy_client', 'PolicyVersions']
 
 # %% ../../nbs/trainer/08_pipeline.ipynb #77de68da
 import asyncio
 import copy
 import logging
+import random
 import threading
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -36,9 +37,41 @@ if TYPE_CHECKING:
 
     from verifiers_nb.envs.environment import Environment
 
+# %% ../../nbs/trainer/08_pipeline.ipynb #7d1c2a90
+def give_turns(
+    planned: Sequence[int], flat: Set[int], skip: float, count: int, seed: int
+) -> list[int]:
+    """Return the prompts of a generation: a planned one that is in `flat` loses its turn with the chance `skip`.
+
+    Another of the `count` prompts has it; where none is left, the planned one (after GRESO, arXiv:2506.02177).
+    """
+    draw = random.Random(seed)
+    losing = [each for each in planned if each in flat and draw.random() < skip]
+    others = sorted({*range(count)} - flat - {*planned}) if losing else []
+    taking = draw.sample(others, min(len(losing), len(others)))
+    instead = dict(zip(losing, taking, strict=False))
+    return [instead.get(each, each) for each in planned]
+
+# %% ../../nbs/trainer/08_pipeline.ipynb #c41f7e02
+def flat_after(
+    flat: Set[int], prompts: Sequence[int], rollouts: Sequence[Rollout], advantages: Sequence[float]
+) -> set[int]:
+    """Return the prompts whose last group had equal rewards, after a generation of groups that follow each other.
+
+    A group with a failed rollout and no advantage changes nothing.
+    """
+    after, size = {*flat}, len(rollouts) // len(prompts)
+    for at, prompt in enumerate(prompts):
+        own = slice(at * size, (at + 1) * size)
+        if any(advantages[own]):
+            after.discard(prompt)
+        elif not any(rollout.error for rollout in rollouts[own]):
+            after.add(prompt)
+    return after
+
 # %% ../../nbs/trainer/08_pipeline.ipynb #b1d57811
 class PromptOrder:
-    """The prompts of each generation: every prompt once in an epoch.
+    """The prompts of each generation: every prompt once in an epoch, or as `skip_zero_variance` changes that.
 
     The rest of an epoch that is less than a generation is left out.
     """
@@ -46,7 +79,9 @@ class PromptOrder:
     def __init__(self, dataset: Dataset, args: GRPOConfig) -> None:
         self.dataset, self.prompts = dataset, args.prompts_per_generation
         self.seed = args.seed if args.data_seed is None else args.data_seed
-        self.shuffle = args.shuffle_dataset
+        self.shuffle, self.skip = args.shuffle_dataset, args.skip_zero_variance
+        self.kind = [len(dataset), self.prompts, self.seed]  # a state of another kind is of no use
+        self.flat, self.chosen = set[int](), dict[int, list[int]]()
 
     def __len__(self) -> int:
         """Return the number of generations in an epoch."""
@@ -54,12 +89,44 @@ class PromptOrder:
 
     def __getitem__(self, generation: int) -> dict[str, list[Any]]:
         """Return the columns of the prompts of a generation, counted from 0 over all epochs."""
+        return self.dataset[self.numbers(generation)]
+
+    def numbers(self, generation: int) -> list[int]:
+        """Return the numbers of its prompts, chosen when they are first wanted."""
+        if generation not in self.chosen:
+            planned, seed = self.planned(generation), derive_seed(self.seed, generation)
+            turns = give_turns(planned, self.flat, self.skip, len(self.dataset), seed)
+            self.chosen[generation] = turns
+        return self.chosen[generation]
+
+    def planned(self, generation: int) -> list[int]:
+        """Return the numbers of the prompts whose turn it is."""
         epoch, place = divmod(generation, len(self))
         order = list(range(len(self.dataset)))
         if self.shuffle:
             source = torch.Generator().manual_seed(derive_seed(self.seed, epoch))
             order = torch.randperm(len(order), generator=source).tolist()
-        return self.dataset[order[place * self.prompts : (place + 1) * self.prompts]]
+        return order[place * self.prompts : (place + 1) * self.prompts]
+
+    def note(
+        self, generation: int, rollouts: Sequence[Rollout], advantages: Sequence[float]
+    ) -> dict[str, float]:
+        """Note what a generation taught that is over; return what share of its prompts had lost their turn."""
+        chosen = self.numbers(generation)
+        self.flat = flat_after(self.flat, chosen, rollouts, advantages)
+        self.chosen = {n: each for n, each in self.chosen.items() if n >= generation}
+        skipped = 1 - len({*chosen} & {*self.planned(generation)}) / len(chosen)
+        return {"prompts/skipped": skipped} if self.skip else {}
+
+    def state(self) -> dict[str, Any]:
+        """Return what is known of the prompts, to be stored."""
+        return {"of": self.kind, "flat": sorted(self.flat), "chosen": self.chosen}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a stored state; one of other prompts, or an empty one, says nothing."""
+        known = state if state.get("of") == self.kind else {}
+        self.flat = {*known.get("flat", ())}
+        self.chosen = {int(n): each for n, each in known.get("chosen", {}).items()}
 
 # %% ../../nbs/trainer/08_pipeline.ipynb #fa35e192
 logger = logging.getLogger(__name__)

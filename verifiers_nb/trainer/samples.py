@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FORMAT_REWARDS', 'reward_metrics', 'StepBatch', 'make_samples', 'reward_parts', 'staleness']
+__all__ = ['FORMAT_REWARDS', 'reward_metrics', 'StepBatch', 'make_samples', 'reward_parts', 'solved_groups', 'staleness']
 
 # %% ../../nbs/trainer/05_samples.ipynb #77de68da
 from collections.abc import Mapping, Sequence
@@ -110,6 +110,23 @@ def reward_parts(rollouts: Sequence[Rollout], rubric: Any) -> RewardParts:
         )
     scores = [[rollout.metrics.get(name, 0.0) for name in names] for rollout in rollouts]
     return torch.tensor(scores), torch.tensor(weights)
+
+# %% ../../nbs/trainer/05_samples.ipynb #2e8b60ca
+def solved_groups(
+    rollouts: Sequence[Rollout], size: int, threshold: float = 0.5
+) -> dict[str, float]:
+    """Return which share of the groups of `size` rollouts each is always solved, and which never: by a reward of `threshold`.
+
+    Failed rollouts are left out, and groups of nothing else.
+    """
+    groups = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+    solved = [{r.reward >= threshold for r in group if not r.error} for group in groups]
+    known = [each for each in solved if each]
+    return {
+        f"groups/{name}_solved": known.count({value}) / len(known)
+        for name, value in (("always", True), ("never", False))
+        if known
+    }
 
 # %% ../../nbs/trainer/05_samples.ipynb #91032ad7
 def staleness(
