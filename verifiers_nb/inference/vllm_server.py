@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BY_BUS', 'LIST_GPUS', 'TOOL_CALL_PARSERS', 'HOST', 'CPU_ENV', 'OPEN', 'PREFIX', 'FAILURES', 'ERROR', 'KILLED',
-           'UNKNOWN', 'logger', 'NO_MODEL', 'DOOMED', 'SLOW', 'HUNG', 'RECOVERED_SECONDS', 'RANKS', 'vllm_module',
-           'vllm_missing', 'Gpu', 'visible_gpus', 'has_cpu_build', 'vllm_gpus', 'as_flags', 'weight_bytes',
-           'sizes_of_run', 'plan_memory', 'warn_of_order', 'machine_options', 'chat_template', 'tool_options',
-           'vllm_command', 'server_env', 'is_ours', 'refusal', 'Door', 'log_lines', 'Failure', 'last_errors',
-           'find_failure', 'ServerError', 'reserve_port', 'model_folder', 'get', 'serves', 'StartLine', 'end_server',
-           'VLLMServer', 'open_log', 'launch', 'start_again', 'wait_until_ready', 'hangs', 'has_ended', 'revive',
-           'watch_server', 'begin', 'planned_cache', 'check_rank', 'start_vllm']
+__all__ = ['BY_BUS', 'LIST_GPUS', 'TOOL_CALL_PARSERS', 'HOST', 'CPU_ENV', 'OPEN', 'PREFIX', 'ERROR', 'logger', 'DOOMED',
+           'RECOVERED_SECONDS', 'RANKS', 'vllm_module', 'vllm_missing', 'Gpu', 'visible_gpus', 'has_cpu_build',
+           'vllm_gpus', 'as_flags', 'weight_bytes', 'sizes_of_run', 'plan_memory', 'warn_of_order', 'machine_options',
+           'chat_template', 'tool_options', 'vllm_command', 'server_env', 'is_ours', 'refusal', 'Door', 'log_lines',
+           'Failure', 'known_failures', 'last_errors', 'find_failure', 'ServerError', 'reserve_port', 'model_folder',
+           'get', 'serves', 'StartLine', 'end_processes', 'end_server', 'VLLMServer', 'open_log', 'launch',
+           'start_again', 'wait_until_ready', 'hangs', 'has_ended', 'revive', 'watch_server', 'begin', 'planned_cache',
+           'check_rank', 'start_vllm']
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #77de68da
 import hmac
@@ -31,13 +31,17 @@ import sys
 import tempfile
 import threading
 import time
+import tomllib
 import warnings
 import weakref
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, BinaryIO
@@ -194,11 +198,11 @@ def plan_memory(
 def warn_of_order(gpus: Sequence[Gpu]) -> None:
     """Warn where the first GPU of a server may be another one than the trainer's."""
     if len({gpu.name for gpu in gpus}) > 1 and "CUDA_DEVICE_ORDER" not in os.environ:
-        warnings.warn(
+        message = (
             f"The GPUs differ: the server takes {gpus[0].name}, the first by bus, and a trainer the "
-            "fastest. Set CUDA_DEVICE_ORDER=PCI_BUS_ID before Python starts, so that both take the same.",
-            stacklevel=2,
+            "fastest. Set CUDA_DEVICE_ORDER=PCI_BUS_ID before Python starts, so that both take the same."
         )
+        warnings.warn(message, stacklevel=2)
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #dea2020d
 def machine_options(
@@ -355,62 +359,19 @@ def log_lines(log: str) -> list[str]:
 # %% ../../nbs/inference/05_vllm_server.ipynb #fa35e192
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A way to fail: how its decisive line looks, if it has one, what it means, and what helps."""
+    """A way to fail: what it means and what helps, and how its decisive line looks if it has one."""
 
     name: str
-    pattern: str
     advice: str
+    pattern: str = ""
 
 
-FAILURES = (
-    Failure(
-        "option",
-        r"error: unrecognized arguments|error: argument ",
-        "it does not know an option, or not the value of one. Check the spelling: "
-        "`python -m vllm.entrypoints.openai.api_server --help=all` lists all options.",
-    ),
-    Failure(
-        "port",
-        r"Address already in use",
-        "the port is taken. Leave the port out to get a free one, or end what uses it (`ss -ltnp` shows it).",
-    ),
-    Failure(
-        "model",
-        r"Cannot find an appropriate cached snapshot|We couldn't connect to|Invalid repository ID or local",
-        "there is no such model here, and the hub did not give it. Check the name, or that the folder holds "
-        "config.json, weights and tokenizer; for the hub, the network, and that HF_HUB_OFFLINE is not set.",
-    ),
-    Failure("weights", "SafetensorError", "the weights' file is damaged. Download it again."),
-    Failure(
-        "cache",
-        r"larger than the available KV cache",
-        "no sequence of max_model_len tokens fits. Raise kv_cache_gb or lower max_model_len.",
-    ),
-    Failure(
-        "memory",
-        r"Available memory on node .* is less than|[Cc]annot allocate memory|can't allocate memory",
-        "there is not enough memory. Start the server before the trainer, end other programs that use the "
-        "memory, give a smaller kv_cache_gb or max_model_len, or use a smaller model.",
-    ),
-    Failure(
-        "disk",
-        r"No space left on device|Insufficient space in /dev/shm",
-        "the disk is full, or the shared memory in /dev/shm is. Make room: HF_HOME says where models are "
-        "kept; in a container, give it more shared memory (--shm-size).",
-    ),
-    Failure(
-        "gpu",
-        r"Failed to infer device type",
-        "this vLLM finds no GPU that it can use. Check `nvidia-smi` and that vLLM and the driver fit, or "
-        'use vf.serve(model, engine="embedded").',
-    ),
-    Failure(
-        "versions",
-        r"cannot import name",
-        "vLLM and the packages beside it do not fit together. Install vLLM into this environment again, so "
-        "that torch and transformers match it: pip install 'verifiers_nb[vllm]'.",
-    ),
-)
+@cache
+def known_failures() -> dict[str, Failure]:
+    """Return the failures that we know by name."""
+    listed = files("verifiers_nb") / "data" / "vllm_failures.toml"
+    found = tomllib.loads(listed.read_text(encoding="utf-8"))
+    return {name: Failure(name, **about) for name, about in found.items()}
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #d49ca378
 ERROR = re.compile(r"^(Value error, |[\w.]*(Error|Exception|Interrupt)\b)")
@@ -422,24 +383,16 @@ def last_errors(lines: Sequence[str]) -> str:
     return "\n".join(list(errors or lines)[-3:]) or "nothing"
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #0716d970
-KILLED = Failure(
-    "killed",
-    "",
-    "something killed it, most often for lack of memory (see `dmesg`): use less of it.",
-)
-UNKNOWN = Failure("unknown", "", "for a reason that is not known here. Read the end of the log.")
-
-
 def find_failure(log: str, status: int | None = None) -> tuple[Failure, str]:
     """Return why vLLM ended and the lines of its log that say so.
 
     `status`: the exit status as a shell counts it, 137 for a process that SIGKILL ended.
     """
-    lines = log_lines(log)
-    for failure in FAILURES:
+    lines, known = log_lines(log), known_failures()
+    for failure in filter(attrgetter("pattern"), known.values()):
         if found := [line for line in lines if re.search(failure.pattern, line)]:
             return failure, found[-1]
-    return (KILLED if status == 137 else UNKNOWN), last_errors(lines)
+    return known["killed" if status == 137 else "unknown"], last_errors(lines)
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #d819dcf5
 logger = logging.getLogger(__name__)
@@ -466,17 +419,12 @@ def reserve_port(port: int | None) -> socket.socket:
     return reserved
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #ed45cb92
-NO_MODEL = Failure(
-    "model", "", "it holds no config.json. Check the path; save_pretrained makes such a folder."
-)
-
-
 def model_folder(model: str | Path) -> str:
     """Return what vLLM should load; a path without a model is a ServerError."""
     path = model_path(model)
     is_path = isinstance(path, Path) or path.startswith(("/", ".", "~")) or path.count("/") > 1
     if is_path and not (Path(path).expanduser() / "config.json").is_file():
-        raise ServerError(f"{str(path)!r} can't be served", NO_MODEL)
+        raise ServerError(f"{str(path)!r} can't be served", known_failures()["folder"])
     return str(path)
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #9ffaafd5
@@ -516,13 +464,18 @@ class StartLine:
         self.last = line
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #b3d517be
+def end_processes(guards: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End the processes that are guarded."""
+    for guard in guards:
+        guard.terminate()
+        guard.wait()
+
+
 def end_server(guards: list[subprocess.Popen[bytes]], reserved: socket.socket, owner: int) -> None:
     """End a server with all its processes and free its port, in the process that started it."""
     reserved.close()
     if os.getpid() == owner:
-        for guard in guards:
-            guard.terminate()
-            guard.wait()
+        end_processes(guards)
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #6d23ca8d
 class VLLMServer(AbstractContextManager["VLLMServer"]):
@@ -599,7 +552,6 @@ def open_log(server: VLLMServer) -> BinaryIO:
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #787b63f4
 DOOMED = "EngineCore failed to start"
-SLOW = "A large model or a slow disk may need more: give a larger timeout."
 
 
 def launch(server: VLLMServer, progress: bool) -> None:
@@ -618,15 +570,12 @@ def launch(server: VLLMServer, progress: bool) -> None:
                 raise ServerError("vLLM did not start", *failure, server.log)
             latest = (log_lines(text) or ["starting"])[-1]
             if time.monotonic() - began > server.timeout:
-                late = Failure(
-                    "timeout", "", f"it was not ready after {server.timeout:.0f} s. {SLOW}"
-                )
-                raise ServerError("vLLM did not start", late, latest, server.log)
+                what = f"vLLM did not start within {server.timeout:.0f} s"
+                raise ServerError(what, known_failures()["timeout"], latest, server.log)
             line.show(latest)
             time.sleep(0.25)
     except BaseException as error:
-        guard.terminate()
-        guard.wait()
+        end_processes(server.guards)
         line.show("failed" if isinstance(error, Exception) else "interrupted", end=True)
         raise
     server.starts += 1
@@ -637,9 +586,7 @@ def launch(server: VLLMServer, progress: bool) -> None:
 def start_again(server: VLLMServer, progress: bool) -> None:
     """Start a server anew, call what waits for that, and let the requests come; the caller has its lock."""
     server.serving.clear()
-    for guard in server.guards:
-        guard.terminate()
-        guard.wait()
+    end_processes(server.guards)
     launch(server, progress)
     for call in server.on_restart:
         call()
@@ -661,11 +608,6 @@ def wait_until_ready(server: VLLMServer, timeout: float | None) -> None:
         time.sleep(0.1)
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #f7294f85
-HUNG = Failure(
-    "hung", "", "it gave no answer any more. See whether memory is short or something stops it."
-)
-
-
 def hangs(server: VLLMServer) -> bool:
     """Return whether a server's process runs and has given no answer for too long."""
     silent = time.monotonic() - server.answered
@@ -692,7 +634,8 @@ def revive(server: VLLMServer, restarts: int) -> None:
     status = server.guards[0].wait()
     text = server.log.read_bytes()[-200_000:].decode(errors="replace")
     failure, line = find_failure(text, status)
-    why = ServerError("vLLM ended", HUNG if hung else failure, line, server.log)
+    failure = known_failures()["hung"] if hung else failure
+    why = ServerError("vLLM ended", failure, line, server.log)
     if time.monotonic() - server.started > RECOVERED_SECONDS:
         server.restarts_left = restarts
     try:
