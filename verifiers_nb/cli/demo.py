@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FIGURE', 'WIDGET', 'PAGE_TEMPLATE', 'QUICK_START', 'FILES_OF_RUN', 'lines_for_file', 'plain_text', 'show_message',
-           'headings', 'save_notebook', 'Stopped', 'notebook_client', 'run_notebook', 'set_parameters', 'with_figures',
+__all__ = ['FIGURE', 'WIDGET', 'QUICK_START', 'FILES_OF_RUN', 'lines_for_file', 'plain_text', 'show_message', 'headings',
+           'save_notebook', 'Stopped', 'notebook_client', 'run_notebook', 'set_parameters', 'with_figures',
            'notebook_page', 'find_notebook', 'prepare_folder', 'add_costs', 'closing_text', 'failure',
            'run_quick_start', 'demo_parser', 'main']
 
@@ -25,7 +25,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from .command import CommandParser, Presses, write_whole
+from .command import CommandParser, Presses, data_text, write_whole
 
 if TYPE_CHECKING:
     from nbformat import NotebookNode
@@ -169,19 +169,12 @@ def with_figures(nb: NotebookNode) -> NotebookNode:
     return nb
 
 # %% ../../nbs/cli/08_demo.ipynb #84121cf7
-PAGE_TEMPLATE = """{% extends "lab/index.html.j2" %}
-{% block html_head_js %}{% endblock %}
-{% block html_head_js_mermaidjs %}{% endblock %}
-{% block html_head_js_mathjax %}{{ super() | replace("<script src", "<script async src") }}{% endblock %}
-"""
-
-
 def notebook_page(nb: NotebookNode, title: str) -> str:
     """Return an executed notebook as one HTML page that needs neither a kernel nor a network."""
     from nbconvert import HTMLExporter
 
     about = {"metadata": {"name": title}}
-    exporter = HTMLExporter(raw_template=PAGE_TEMPLATE)
+    exporter = HTMLExporter(raw_template=data_text("notebook.html.j2"))
     return exporter.from_notebook_node(with_figures(nb), resources=about)[0]
 
 # %% ../../nbs/cli/08_demo.ipynb #85214b49

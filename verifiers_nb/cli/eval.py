@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['NAMED_AGAIN', 'SETTINGS_OF_RUN', 'MOST_SHOWN', 'EvalSettings', 'eval_parser', 'runs_folder', 'new_folder',
            'find_stopped', 'flags_to_name', 'resume_call', 'resumed', 'start_metadata', 'summarize', 'show_table',
-           'show_samples', 'Evaluation', 'figures_of', 'failure_text', 'run_evaluation', 'keep', 'show',
+           'show_samples', 'Evaluation', 'figures_of', 'failure_text', 'noted_usage', 'run_evaluation', 'keep', 'show',
            'scored_environment', 'run_from_settings', 'eval_environment', 'with_named_env', 'rescore_folder',
            'show_rescored', 'main']
 
@@ -49,7 +49,6 @@ from .report import meta_of_run, write_html_comparison, write_html_report
 from verifiers_nb.cli.settings import (
     ENDPOINTS_PATH,
     ENV_HELP,
-    MeteredClient,
     RunSettings,
     choose_endpoint,
     is_plain,
@@ -59,7 +58,17 @@ from verifiers_nb.cli.settings import (
     read_endpoints,
     verifier_rubric,
 )
-from ..envs.store import stored_usage
+from verifiers_nb.envs.store import (
+    count_troubles,
+    distribution,
+    move_bad_lines,
+    pass_rates,
+    reply_usage,
+    standard_error,
+    stored_usage,
+    trouble_lines,
+    without_failed,
+)
 from ..support.calls import REDACTED, without_secrets
 from ..widgets.html import visible
 
@@ -273,14 +282,6 @@ def summarize(results: GenerateOutputs, examples: int, pass_reward: float) -> di
 
     Failed rollouts are counted, and in no other figure. `examples`: how many there are; rollout i is of example i modulo that.
     """
-    from verifiers_nb.envs.store import (
-        count_troubles,
-        distribution,
-        pass_rates,
-        standard_error,
-        without_failed,
-    )
-
     keys = [i % examples for i, error in enumerate(results.errors) if not error]
     good = without_failed(results)
     columns = {"reward": good.reward, **good.metrics}
@@ -299,8 +300,6 @@ def show_table(summary: dict[str, Any], pass_reward: float = 0.5) -> RenderableT
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
-
-    from verifiers_nb.envs.store import trouble_lines
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("score", style="bold")
@@ -323,8 +322,6 @@ def show_samples(results: GenerateOutputs, count: int) -> list[RenderableType]:
     """Return completions, from the worst to the best, with their prompts and scores."""
     from rich.panel import Panel
     from rich.text import Text
-
-    from verifiers_nb.widgets.html import visible
 
     order = sorted(range(len(results.reward)), key=lambda i: results.reward[i])
     count = min(count, len(order))
@@ -360,6 +357,17 @@ class Evaluation:
             return 1
         return 3 if self.metadata.get("reward_errors") else 0
 
+    def print_places(self) -> None:
+        """Print where it is kept, and its report."""
+        for what, path in (("kept in", self.folder), ("report", self.report)):
+            if path is not None:
+                print(what, path)
+
+    def print_json(self, **further: Any) -> None:
+        """Print its figures, and nothing else, as JSON."""
+        figures = {**self.metadata, **further, "path": self.folder, "report": self.report}
+        print(json.dumps(json_safe(figures), indent=2))
+
 # %% ../../nbs/cli/03_eval.ipynb #5274f13c
 def figures_of(
     results: GenerateOutputs, env: Environment, settings: EvalSettings
@@ -385,6 +393,12 @@ def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) 
     then = f"{resume_call(settings, folder)} goes on{' once that is mended' * isinstance(error, OSError)}"
     return f"{said} What was finished is kept in {folder}; {then}."
 
+# %% ../../nbs/cli/03_eval.ipynb #0dcdfa66
+def noted_usage(used: dict[str, float]) -> dict[str, Any]:
+    """Return requests, tokens and seconds as the metadata has them."""
+    counts = {name: value for name, value in used.items() if name != "seconds"}
+    return {"time_ms": round(used["seconds"] * 1000), "usage": counts}
+
 # %% ../../nbs/cli/03_eval.ipynb #9a1c88d5
 def run_evaluation(
     settings: EvalSettings,
@@ -394,16 +408,16 @@ def run_evaluation(
     folder: Path | None,
 ) -> GenerateOutputs:
     """Run the rollouts and complete the metadata, also when stopped."""
-    metered, started = MeteredClient(client), time.monotonic()
+    started, kept = time.monotonic(), folder and folder / "results.jsonl"
     try:
         results = env.evaluate(
-            metered,
+            client,
             metadata["model"],
             settings.sampling,
             settings.num_examples,
             settings.rollouts_per_example,
             max_concurrent=settings.max_concurrent_requests,
-            save_path=folder / "results.jsonl" if folder else None,
+            save_path=kept,
             progress=sys.stderr.isatty() or "ipykernel" in sys.modules,
             retry_failed=not settings.keep_failed,
         )
@@ -416,15 +430,14 @@ def run_evaluation(
         say(f"\nstopped; {go_on}")
         raise
     finally:
-        used: dict[str, Any] = {**metered.usage, "seconds": time.monotonic() - started}
-        with suppress(OSError, ValueError):  # of lines that are no rollouts
-            used = stored_usage(folder / "results.jsonl") if folder else used
-        metadata["time_ms"] = round(used.pop("seconds") * 1000)
-        metadata["usage"] = used
-        if folder is not None:
-            with suppress(OSError):  # of a full disk: what was there before is there still
-                write_metadata(folder, metadata)
-    metadata.update(figures_of(results, env, settings))
+        if kept:  # a full disk, or lines that are no rollouts: what was there before is there still
+            with suppress(OSError, ValueError):
+                metadata |= noted_usage(stored_usage(kept))
+                write_metadata(kept.parent, metadata)
+    if not kept:
+        replies = [reply for state in results.state for reply in state.get("responses") or ()]
+        metadata |= noted_usage({**reply_usage(replies), "seconds": time.monotonic() - started})
+    metadata |= figures_of(results, env, settings)
     return results
 
 # %% ../../nbs/cli/03_eval.ipynb #a03d59fa
@@ -447,10 +460,8 @@ def keep(evaluation: Evaluation, env: Environment) -> None:
 def show(evaluation: Evaluation) -> None:
     """Print what came out: a table and samples, or with `json` the figures."""
     settings, metadata = evaluation.settings, evaluation.metadata
-    paths = {"path": evaluation.folder, "report": evaluation.report}
     if settings.json:
-        print(json.dumps(json_safe({**metadata, **paths}), indent=2))
-        return
+        return evaluation.print_json()
     from rich.console import Console
 
     console = Console(width=None if sys.stdout.isatty() else 100, highlight=False)
@@ -464,9 +475,7 @@ def show(evaluation: Evaluation) -> None:
         markup=False,
     )
     console.print(show_table(metadata, settings.pass_reward))
-    for name, path in paths.items():
-        if path is not None:
-            print(f"{'kept in' if name == 'path' else name} {path}")
+    evaluation.print_places()
 
 # %% ../../nbs/cli/03_eval.ipynb #4ce8cf48
 def scored_environment(settings: EvalSettings) -> Environment:
@@ -483,8 +492,6 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
     """Run an evaluation with settings by name; `CommandError` for what can't be run."""
     settings, folder = resumed(given)
     if settings.repair and folder is not None:
-        from verifiers_nb.envs.store import move_bad_lines
-
         say(f"{move_bad_lines(folder / 'results.jsonl')} lines were moved to results.jsonl.bad")
     env = scored_environment(settings)
     named = (settings.endpoint, settings.api_base_url, settings.api_key_var)
@@ -568,11 +575,8 @@ def rescore_folder(given: dict[str, Any]) -> tuple[Evaluation, Rescored]:
 
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None
-    env, home = (
-        scored_environment(settings),
-        folder / f"rescored-{1 + len([*folder.glob('rescored-*')])}",
-    )
-    before = read_metadata(folder)
+    env, before = scored_environment(settings), read_metadata(folder)
+    home = folder / f"rescored-{1 + len([*folder.glob('rescored-*')])}"
     try:
         found = rescore(folder, env=env, force=settings.rescore_all)
         metadata = {**before, **figures_of(found.after, env, settings)}
@@ -589,20 +593,14 @@ def rescore_folder(given: dict[str, Any]) -> tuple[Evaluation, Rescored]:
 # %% ../../nbs/cli/03_eval.ipynb #f956071e
 def show_rescored(evaluation: Evaluation, found: Rescored) -> None:
     """Print what the new scores change: a line for each score, or with `json` the figures."""
-    paths = {"path": evaluation.folder, "report": evaluation.report}
     if evaluation.settings.json:
-        names = ("before", "after", "difference")
         compared = {
-            name: dict(zip(names, (a, b, asdict(by)), strict=True))
+            name: {"before": a, "after": b, "difference": asdict(by)}
             for name, (a, b, by) in found.differences.items()
         }
-        figures = {"called": found.called, "kept": found.kept, "differences": compared, **paths}
-        print(json.dumps(json_safe({**evaluation.metadata, **figures}), indent=2))
-        return
+        return evaluation.print_json(called=found.called, kept=found.kept, differences=compared)
     print("\n".join(map(visible, repr(found).splitlines())))
-    for name, path in paths.items():
-        if path is not None:
-            print(f"{'kept in' if name == 'path' else name} {path}")
+    evaluation.print_places()
 
 # %% ../../nbs/cli/03_eval.ipynb #63e117ac
 def main(argv: Sequence[str] | None = None) -> int:

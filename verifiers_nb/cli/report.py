@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROLLOUTS', 'REPORT_CSS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table',
+__all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table',
            'last_message_row', 'examples_table', 'folded_rollout', 'notable_rollouts', 'settings_line', 'large_figures',
            'trouble_notes', 'report_html', 'write_page', 'write_html_report', 'verdict', 'differences_table',
            'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'read_run', 'report_parser',
@@ -45,7 +45,15 @@ from verifiers_nb.envs.store import (
     trouble_lines,
     without_failed,
 )
-from ..widgets.html import Snapshot, escaped, marked_text, one_line, score_bar, table
+from verifiers_nb.widgets.html import (
+    Snapshot,
+    escaped,
+    marked_text,
+    one_line,
+    score_bar,
+    table,
+    widget_file,
+)
 from ..widgets.run import value_histogram
 
 if TYPE_CHECKING:
@@ -158,18 +166,6 @@ def notable_rollouts(results: GenerateOutputs) -> str:
         if chosen
     )
 
-# %% ../../nbs/cli/02_report.ipynb #91032ad7
-REPORT_CSS = """
-max-width: 1080px; margin: 0 auto; font-size: 14px;
-h1 { font-size: 22px; font-weight: 600; margin: 0 0 4px; } h2 { font-size: 15px; font-weight: 600; margin: 28px 0 8px; }
-dl { display: flex; flex-wrap: wrap; gap: 8px 36px; margin: 20px 0 8px; } dt { color: var(--soft); font-size: 12px; } dd { margin: 0; }
-table { margin: 20px 0 0; } caption { font-size: 15px; padding-bottom: 8px; } svg text { fill: var(--soft); font-size: 10px; }
-.vf-scroll { overflow-x: auto; } td { vertical-align: middle; }
-details { border: 1px solid var(--line); border-radius: 6px; margin: 0 0 6px; padding: 6px 12px; }
-details[open] { padding-bottom: 12px; } details > * { margin: 8px 0 0; } summary { margin: 0; cursor: pointer; overflow-wrap: anywhere; }
-.vf-failed { color: var(--bad); }
-"""
-
 # %% ../../nbs/cli/02_report.ipynb #472b07b9
 def settings_line(meta: ReportMeta) -> str:
     """Write in a row what was evaluated."""
@@ -220,7 +216,9 @@ def report_html(meta: ReportMeta, results: GenerateOutputs) -> str:
 # %% ../../nbs/cli/02_report.ipynb #12c6fc06
 def write_page(path: Path, body: str, title: str) -> Path:
     """Write a page in one step: a reader sees the old file or the new one."""
-    part = Snapshot(body, title, REPORT_CSS).save(path.with_name(path.name + ".part"))
+    part = Snapshot(body, title, widget_file("report.css")).save(
+        path.with_name(path.name + ".part")
+    )
     os.replace(part, path)
     return path
 

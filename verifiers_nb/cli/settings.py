@@ -8,16 +8,15 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ENDPOINTS_PATH', 'ENV_HELP', 'SHIPPED_MODEL', 'DEFAULT_MODEL', 'KEY_VARIABLE', 'OPENAI_URL', 'RunSettings',
            'is_plain', 'own_folder', 'load', 'verifier_rubric', 'read_endpoints', 'address', 'EndpointChoice',
-           'default_endpoint', 'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint', 'MeteredClient']
+           'default_endpoint', 'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint']
 
 # %% ../../nbs/cli/01_settings.ipynb #609bbdf2
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from .command import CommandError, flag, json_object, number
@@ -278,26 +277,3 @@ def open_endpoint(
         named = f"so name one with -m: {', '.join(models[:5])}"
         raise CommandError(f"{chosen.url} serves {len(models)} models, {named}")
     return client, chosen.model or (models[0] if models else DEFAULT_MODEL)
-
-# %% ../../nbs/cli/01_settings.ipynb #d435a6cd
-class MeteredClient:
-    """Ask another client, and count requests and tokens."""
-
-    def __init__(self, client: Any) -> None:
-        self.usage = {"requests": 0, "prompt_tokens": 0, "completion_tokens": 0}
-        chat, text = client.chat.completions, client.completions
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.counting(chat)))
-        self.completions = SimpleNamespace(create=self.counting(text))
-
-    def counting(self, endpoint: Any) -> Callable[..., Any]:
-        """Return a function that asks an endpoint and notes what the response says of its tokens."""
-
-        async def create(**request: Any) -> Any:
-            response = await endpoint.create(**request)
-            used = getattr(response, "usage", None)
-            self.usage["requests"] += 1
-            for name in ("prompt_tokens", "completion_tokens"):
-                self.usage[name] += getattr(used, name, None) or 0
-            return response
-
-        return create

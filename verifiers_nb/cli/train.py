@@ -12,8 +12,8 @@ __all__ = ['CONFIG', 'SOURCES', 'LEFT_OUT', 'Tables', 'WORDS', 'TITLES', 'SERVER
            'unknown_key', 'read_settings_file', 'toml_value', 'write_settings_file', 'list_settings', 'TrainSettings',
            'suited', 'train_parser', 'settings_files', 'texts_to_name', 'check_named', 'read_settings', 'tables_of',
            'keep_settings', 'check_writable', 'facts_of_step', 'step_line', 'StepDisplay', 'named_servers',
-           'server_options', 'find_client', 'make_trainer', 'LogFile', 'WarningPrinter', 'keep_log', 'leave_at_once',
-           'follow', 'what_was_achieved', 'what_is_next', 'how_to_go_on', 'train', 'main']
+           'named_client', 'server_options', 'find_client', 'make_trainer', 'LogFile', 'WarningPrinter', 'keep_log',
+           'leave_at_once', 'follow', 'what_was_achieved', 'what_is_next', 'how_to_go_on', 'train', 'main']
 
 # %% ../../nbs/cli/05_train.ipynb #77de68da
 import argparse
@@ -544,6 +544,20 @@ def named_servers(settings: TrainSettings) -> tuple[list[str], str | None]:
     key = next((os.environ[each] for each in variables if each in os.environ), None)
     return [address(each["url"]) for each in entries], key
 
+# %% ../../nbs/cli/05_train.ipynb #83d06f2d
+def named_client(settings: TrainSettings) -> Any:
+    """Return a client of the servers that `endpoint` names; a `CommandError` for a key that they refuse."""
+    from openai import OpenAIError
+
+    from verifiers_nb.inference.endpoints import connect
+
+    urls, key = named_servers(settings)
+    try:
+        return connect(urls[0] if len(urls) == 1 else urls, key, timeout=settings.timeout)
+    except OpenAIError as error:
+        variable = settings.api_key_var or SERVER_KEY
+        raise CommandError(f"{error} (the key is taken from {variable})") from error
+
 # %% ../../nbs/cli/05_train.ipynb #ecc403e7
 def server_options(settings: TrainSettings, args: Any, rank: int) -> dict[str, Any]:
     """Return how to start the server of a run, and print what it and the trainer take of the GPU."""
@@ -569,27 +583,15 @@ def find_client(
     from verifiers_nb.inference.http import as_timeout
     from verifiers_nb.inference.serve import serve, why_embedded
 
-    asked = settings.serve == "vllm" or settings.endpoint or settings.grpo.get("vllm_server_host")
-    if not asked and (settings.serve == "embedded" or why_embedded(settings.learner)):
-        return None
-    if settings.grpo.get("vllm_server_host"):
+    if rank or settings.grpo.get("vllm_server_host"):
         return None
     if settings.endpoint:
-        urls, key = named_servers(settings)
-        if rank:
-            return None
-        from openai import OpenAIError
-
-        from verifiers_nb.inference.endpoints import connect
-
-        try:
-            client = connect(urls[0] if len(urls) == 1 else urls, key, timeout=settings.timeout)
-        except OpenAIError as error:
-            variable = settings.api_key_var or SERVER_KEY
-            raise CommandError(f"{error} (the key is taken from {variable})") from error
+        client = named_client(settings)
         stack.callback(client.close)
         return client
-    if rank:
+    if settings.serve == "embedded" or (
+        settings.serve == "auto" and why_embedded(settings.learner)
+    ):
         return None
     options = server_options(settings, args, lora.r)
     own: Any = stack.enter_context(serve(settings.learner, "vllm", **options)).client

@@ -43,6 +43,7 @@ from verifiers_nb.cli.command import (
     CommandError,
     CommandParser,
     conversation,
+    data_text,
     one_row,
     read_metadata,
     run_command,
@@ -185,14 +186,10 @@ def scan(path: Path) -> Iterator[tuple[int, int, float]]:
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         start = 0
         while (end := data.find(b"\n", start)) >= 0:
-            found = None
-            place = data.find(b', "reward": ', start, end)
-            while place >= 0 and not (found := REWARD.match(data, place, end)):
-                place = data.find(b', "reward": ', place + 1, end)
-            reward = math.nan
+            found, reward = REWARD.search(data, start, end), math.nan
             with suppress(ValueError):
                 reward = float(found[1]) if found else reward
-            yield start, place if found else end, reward
+            yield start, found.start() if found else end, reward
             start = end + 1
 
 # %% ../../nbs/cli/04_tui.ipynb #8df87a01
@@ -537,14 +534,7 @@ class TerminalBrowser(App[None]):
 
     TITLE = "vf-tui"
     ENABLE_COMMAND_PALETTE = False
-    CSS = """
-    #title { height: auto; padding: 0 1; background: $panel; }
-    #search { height: 3; }
-    #list { width: 2fr; min-width: 30; border-right: solid $panel; }
-    #shown, #kept { width: 3fr; padding: 0 1; }
-    #kept { border-right: solid $panel; }
-    Tree { padding: 0 1; }
-    """
+    CSS = data_text("tui.css")
 
     def __init__(self, paths: Sequence[Path], env: str | None = None) -> None:
         super().__init__()
