@@ -19,6 +19,7 @@ import os
 import signal
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -113,13 +114,13 @@ def number(text: str) -> float:
     return value
 
 # %% ../../nbs/cli/00_command.ipynb #4c529c12
-def flag(default: Any, help: str, *short: str, **given: Any) -> Any:
-    """Return a dataclass field that is a flag, with its short names.
+def flag(default: Any, *short: str, **given: Any) -> Any:
+    """Return a dataclass field that is a flag, with its short names; its help is in `data/help/flags.toml`.
 
     A type as the default is called for each object. `given`: `group` begins a group of the help with this
     title; the rest goes to argparse.
     """
-    about = {"help": help, "short": short, **given}
+    about = {"short": short, **given}
     if isinstance(default, type):
         return field(default_factory=default, metadata=about)
     return field(default=default, metadata=about)
@@ -127,13 +128,17 @@ def flag(default: Any, help: str, *short: str, **given: Any) -> Any:
 # %% ../../nbs/cli/00_command.ipynb #f5976f0a
 def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
     """Add the flags of a dataclass to a parser."""
-    group: Any = parser
+    texts, group = tomllib.loads(data_text("help/flags.toml")), parser
+    known = texts["shared"] | texts.get(parser.prog, {})
     for each in fields(settings):
         if about := dict(each.metadata):
             if title := about.pop("group", None):
-                group = parser.add_argument_group(title)
+                group = parser.add_argument_group(title)  # type: ignore[assignment]
             if each.type == "bool":
                 about["action"] = "store_true"
+            about.setdefault("help", known.get(each.name))
+            if each.default and type(each.default) in (int, float, str):
+                about["help"] += f" (default: {each.default})"
             long = f"--{each.name.replace('_', '-')}"
             group.add_argument(*about.pop("short"), long, dest=each.name, **about)
 

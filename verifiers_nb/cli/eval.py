@@ -84,75 +84,33 @@ if TYPE_CHECKING:
 class EvalSettings(RunSettings):
     """What an evaluation is asked for."""
 
-    model: str | None = flag(
-        None, "its name at the endpoint, or a name of the file of endpoints (default: gpt-4.1-mini with "
-        "a key, else the model of the package)", "-m",
-    )  # fmt: skip
-    endpoint: str | None = flag(
-        None, "embedded (a model in this process), openai, an address, or a name of that file",
-        metavar="NAME",
-    )  # fmt: skip
-    api_base_url: str | None = flag(
-        None, "address of an OpenAI-compatible API", "-b", metavar="URL"
-    )
-    adapter: str | None = flag(
-        None, "a LoRA adapter, as vf-train leaves one, for a model in this process", metavar="DIR"
-    )
-    max_tokens: int | None = flag(
-        None, "longest answer, in tokens", "-t", type=whole_number(1), metavar="N"
-    )
-    temperature: float | None = flag(
-        None, "0 is greedy (default: the server's)", "-T", type=number, metavar="T"
-    )
-    sampling_args: dict[str, Any] = flag(
-        dict, "further sampling arguments; they win over -t and -T", "-S", type=json_object,
-        metavar="JSON",
-    )  # fmt: skip
+    model: str | None = flag(None, "-m")
+    endpoint: str | None = flag(None, metavar="NAME")
+    api_base_url: str | None = flag(None, "-b", metavar="URL")
+    adapter: str | None = flag(None, metavar="DIR")
+    max_tokens: int | None = flag(None, "-t", type=whole_number(1), metavar="N")
+    temperature: float | None = flag(None, "-T", type=number, metavar="T")
+    sampling_args: dict[str, Any] = flag(dict, "-S", type=json_object, metavar="JSON")
     num_examples: int = flag(
-        5, "examples, -1 for all (default: 5)", "-n", group="the rollouts",
-        type=whole_number(1, also=-1), metavar="N",
-    )  # fmt: skip
-    rollouts_per_example: int = flag(
-        3, "rollouts of each (default: 3)", "-r", type=whole_number(1), metavar="N"
+        5, "-n", group="the rollouts", type=whole_number(1, also=-1), metavar="N"
     )
-    max_concurrent_requests: int = flag(
-        32, "rollouts at the same time (default: 32)", "-c", type=whole_number(1), metavar="N"
-    )
-    verifier: str | None = flag(
-        None, "score with this verifier in place of the environment's rubric", metavar="NAME"
-    )
-    verifier_args: dict[str, Any] = flag(dict, "its arguments", type=json_object, metavar="JSON")
-    resume: str | None = flag(
-        None, "go on with a stopped evaluation: an id, a folder, or the latest", nargs="?",
-        const="latest", metavar="ID",
-    )  # fmt: skip
-    keep_failed: bool = flag(
-        False, "with --resume: leave rollouts that failed as they are, and ask none of them again"
-    )
-    repair: bool = flag(
-        False, "first move lines of its results that are no rollouts to a file beside"
-    )
-    rescore: str | None = flag(
-        None, "score the rollouts of an evaluation again, asking no model: only reward functions that changed are "
-        "called", metavar="FOLDER",
-    )  # fmt: skip
-    rescore_all: bool = flag(False, "with --rescore: call every reward function")
-    save_dataset: bool = flag(
-        False, "keep rollouts, each as it is finished, under outputs/evals", "-s", group="the results"
-    )  # fmt: skip
-    report: bool = flag(False, "save, and write a page about it")
-    save_to_hf_hub: bool = flag(False, "push the rollouts to the Hugging Face Hub", "-H")
-    hf_hub_dataset_name: str = flag(
-        "", "under this name (default: ENV--MODEL)", "-D", metavar="NAME"
-    )
-    json: bool = flag(False, "print figures as JSON, and nothing else, on standard output")
-    pass_reward: float = flag(
-        0.5, "reward from which a rollout passes, for pass@k (default: 0.5)", type=number, metavar="X"
-    )  # fmt: skip
-    fail_under: float | None = flag(
-        None, "leave with status 1 when the mean reward is lower", type=number, metavar="X"
-    )
-    verbose: bool = flag(False, "log more, and show more completions", "-v")
+    rollouts_per_example: int = flag(3, "-r", type=whole_number(1), metavar="N")
+    max_concurrent_requests: int = flag(32, "-c", type=whole_number(1), metavar="N")
+    verifier: str | None = flag(None, metavar="NAME")
+    verifier_args: dict[str, Any] = flag(dict, type=json_object, metavar="JSON")
+    resume: str | None = flag(None, nargs="?", const="latest", metavar="ID")
+    keep_failed: bool = flag(False)
+    repair: bool = flag(False)
+    rescore: str | None = flag(None, metavar="FOLDER")
+    rescore_all: bool = flag(False)
+    save_dataset: bool = flag(False, "-s", group="the results")
+    report: bool = flag(False)
+    save_to_hf_hub: bool = flag(False, "-H")
+    hf_hub_dataset_name: str = flag("", "-D", metavar="NAME")
+    json: bool = flag(False)
+    pass_reward: float = flag(0.5, type=number, metavar="X")
+    fail_under: float | None = flag(None, type=number, metavar="X")
+    verbose: bool = flag(False, "-v")
 
     @property
     def sampling(self) -> dict[str, Any]:

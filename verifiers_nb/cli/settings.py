@@ -34,28 +34,13 @@ class RunSettings:
 
     env: str = ""
     env_args: dict[str, Any] = flag(
-        dict, "arguments of the environment", "-a", group="the environment", type=json_object,
-        metavar="JSON",
-    )  # fmt: skip
-    env_dir_path: str = flag(
-        "./environments", "folder of your own environments (default: ./environments)", "-p",
-        metavar="DIR",
-    )  # fmt: skip
-    offline: bool = flag(
-        False, "ask no hub: samples in place of datasets, and the shipped model by default"
+        dict, "-a", group="the environment", type=json_object, metavar="JSON"
     )
-    endpoints_path: str = flag(
-        ENDPOINTS_PATH, "Python file with ENDPOINTS = {name: {model, url, key}} "
-        f"(default: {ENDPOINTS_PATH})", "-e", group="the model", metavar="FILE",
-    )  # fmt: skip
-    api_key_var: str | None = flag(
-        None, "environment variable that holds the key (default: OPENAI_API_KEY, and VLLM_API_KEY "
-        "in vf-train)", "-k", metavar="VAR",
-    )  # fmt: skip
-    timeout: float = flag(
-        600.0, "seconds for one request, which is sent again up to five times (default: 600)",
-        type=number, metavar="S",
-    )  # fmt: skip
+    env_dir_path: str = flag("./environments", "-p", metavar="DIR")
+    offline: bool = flag(False)
+    endpoints_path: str = flag(ENDPOINTS_PATH, "-e", group="the model", metavar="FILE")
+    api_key_var: str | None = flag(None, "-k", metavar="VAR")
+    timeout: float = flag(600, type=number, metavar="S")
 
 
 ENV_HELP = "name of an environment; vf-install --list shows ours"

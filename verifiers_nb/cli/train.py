@@ -320,21 +320,10 @@ SERVER_KEY = "VLLM_API_KEY"
 class TrainSettings(RunSettings):
     """What a run is told: the environment, the model, the endpoint, and settings of `GRPOConfig` and `LoraConfig`."""
 
-    model: str | None = flag(
-        None, "a name on the hub or a folder (default: the model of the package)", "-m"
-    )
-    endpoint: str | list[str] = flag(
-        list, "a vLLM server to use, as an address or a name of the file of endpoints; several share "
-        "the work", action="append", metavar="NAME",
-    )  # fmt: skip
-    serve: str = flag(
-        "auto", "what to use without one: vLLM where it can run, or a model in this process "
-        "(default: auto)", choices=SERVERS,
-    )  # fmt: skip
-    kv_cache_gb: float | None = flag(
-        None, "memory for the keys and values of a vLLM that it starts (default: what fits)",
-        type=number, metavar="GB",
-    )  # fmt: skip
+    model: str | None = flag(None, "-m")
+    endpoint: str | list[str] = flag(list, action="append", metavar="NAME")
+    serve: str = flag("auto", choices=SERVERS)
+    kv_cache_gb: float | None = flag(None, type=number, metavar="GB")
     grpo: dict[str, Any] = field(default_factory=dict)
     lora: dict[str, Any] = field(default_factory=dict)
 

@@ -33,32 +33,16 @@ from verifiers_nb.cli.command import (
 class ServerSettings:
     """The options of `start_vllm` that have a flag."""
 
-    name: str = flag("", "what requests call the model (default: MODEL)")
-    port: int = flag(0, "default: any that is free", type=whole_number(1, most=65535), metavar="N")
-    kv_cache_gb: float = flag(
-        0, "memory for keys and values (default: what fits on the GPU beside a trainer, 1 on a CPU)",
-        type=number, metavar="GB",
-    )  # fmt: skip
-    max_model_len: str = flag(
-        "", "longest prompt and answer together, in tokens (default: what fits)", metavar="N"
-    )
-    max_loras: int = flag(
-        2, "adapters in use at the same time (default: 2, the new and the old)", type=whole_number(1),
-        metavar="N",
-    )  # fmt: skip
-    max_lora_rank: int = flag(
-        32, "largest rank of an adapter (default: 32)", type=whole_number(1), metavar="R"
-    )
-    sleep_mode: bool = flag(False, "let a trainer ask for the GPU's memory for a while")
-    restarts: int = flag(
-        2, "how often a server that died starts again (default: 2)", type=whole_number(0), metavar="N"
-    )  # fmt: skip
-    timeout: float = flag(
-        1800, "longest start, in seconds (default: 1800)", type=number, metavar="S"
-    )
-    log: Path | None = flag(
-        None, "what vLLM says (default: a temporary file)", type=Path, metavar="FILE"
-    )
+    name: str = flag("")
+    port: int = flag(0, type=whole_number(1, most=65535), metavar="N")
+    kv_cache_gb: float = flag(0, type=number, metavar="GB")
+    max_model_len: str = flag("", metavar="N")
+    max_loras: int = flag(2, type=whole_number(1), metavar="N")
+    max_lora_rank: int = flag(32, type=whole_number(1), metavar="R")
+    sleep_mode: bool = flag(False)
+    restarts: int = flag(2, type=whole_number(0), metavar="N")
+    timeout: float = flag(1800, type=number, metavar="S")
+    log: Path | None = flag(None, type=Path, metavar="FILE")
 
 # %% ../../nbs/cli/07_vllm.ipynb #bbc46c0e
 def vllm_parser() -> CommandParser:
