@@ -24,7 +24,7 @@ from verifiers_nb.cli.command import CommandError
 from verifiers_nb.cli.settings import choose_endpoint
 from verifiers_nb.envs import prompts, tools
 from verifiers_nb.envs.store import rollout_record, to_line
-from verifiers_nb.envs.xml_tools import XMLToolEnv
+from verifiers_nb.envs.tool_env import XMLToolEnv
 from verifiers_nb.inference.engine import Options
 from verifiers_nb.inference.tokens import template_ids
 from verifiers_nb.trainer.samples import reward_metrics
@@ -353,7 +353,7 @@ def test_a_key_variable_may_be_unset_where_an_address_is_given() -> None:
 SIGNALS = """
 import signal, threading
 import verifiers_nb as vf
-from verifiers_nb.envs.xml_tools import XMLToolEnv
+from verifiers_nb.envs.tool_env import XMLToolEnv
 from math_verify import parse, verify
 
 def quiet(completion, answer):  # as many write it: whatever goes wrong scores 0.0
@@ -383,7 +383,7 @@ def test_rewards_of_sync_calls_may_use_signals() -> None:
 HANGS = """
 import asyncio, sys
 import verifiers_nb as vf
-from verifiers_nb.envs.xml_tools import XMLToolEnv
+from verifiers_nb.envs.tool_env import XMLToolEnv
 
 class Hangs(vf.SingleTurnEnv):
     async def rollout(self, *args, **kwargs):

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
 from ..envs.data import load_example_dataset
-from ..envs.tools import calculator
-from verifiers_nb.envs.xml_tools import (
+from verifiers_nb.envs.tool_env import (
     XML_TOOLS_PROMPT,
     XMLToolEnv,
     tool_execution_reward_func,
     tool_metrics,
     tool_prompt,
 )
+from ..envs.tools import calculator
 from ..parsers.xml import OneAnswerParser
 from ..rubrics.math import MathRubric
 from ..types import ChatMessage

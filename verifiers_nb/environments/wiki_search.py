@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .load import EnvironmentCard
 from ..envs.data import load_rows
-from verifiers_nb.envs.xml_tools import (
+from verifiers_nb.envs.tool_env import (
     PARSER_FIELDS,
     XML_TOOLS_PROMPT,
     XMLToolEnv,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
 from ..envs.data import load_example_dataset
-from verifiers_nb.envs.xml_tools import (
+from verifiers_nb.envs.tool_env import (
     PARSER_FIELDS,
     XML_TOOLS_PROMPT,
     XMLToolEnv,

@@ -6,10 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['read_call', 'run_tool', 'make_tools', 'choose_tool', 'tool_message', 'ToolEnv', 'StatefulToolEnv', 'called_tools',
-           'total_tool_calls', 'counter_of', 'ToolRubric']
+__all__ = ['PARSER_FIELDS', 'XML_TOOLS_PROMPT', 'read_call', 'run_tool', 'make_tools', 'choose_tool', 'tool_message', 'ToolEnv',
+           'StatefulToolEnv', 'called_tools', 'total_tool_calls', 'counter_of', 'ToolRubric', 'tool_prompt',
+           'read_tool', 'XMLToolEnv', 'outcomes', 'worked_share', 'tool_execution_reward_func', 'tool_metrics',
+           'add_tool_rewards']
 
 # %% ../../nbs/envs/06_tool_env.ipynb #77de68da
+import json
 from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
@@ -19,9 +22,10 @@ from pydantic_core import from_json
 
 from .multiturn import NO, YES, AwaitableState, MultiTurnEnv
 from .rollouts import run_bounded
-from .tools import Tool, convert_func_to_oai_tool, make_tool
-from ..parsers.base import messages_of
+from .tools import Tool, convert_func_to_oai_tool, make_tool, tool_name
+from ..parsers.base import assistant_texts, messages_of
 from ..parsers.function_calls import member
+from ..parsers.xml import OneAnswerParser, XMLParser
 from ..rubrics.rubric import Rubric, reward_name, wanted_arguments
 from ..support.sandbox import Unconfined
 from ..support.threads import Threads, as_failure
@@ -254,3 +258,112 @@ class ToolRubric(Rubric):
     def oai_tools(self) -> list[dict[str, Any]]:
         """The tools in OpenAI's form."""
         return list(map(convert_func_to_oai_tool, self.tools))
+
+# %% ../../nbs/envs/06_tool_env.ipynb #270457b8
+PARSER_FIELDS = ("think", ("tool", "answer"))
+XML_TOOLS_PROMPT = """Solve the problem with the help of tools. Think in each reply; then either call one tool, or give the final answer.
+
+The tools, one a line, with the JSON schema of their arguments:
+{tool_descriptions}
+
+A call is one JSON object: {"name": "the tool's name", "arguments": {"the argument's name": "its value"}}. Its result comes in <result> tags. Each of your replies has this form:
+<think>...</think>
+<tool>...</tool> or <answer>...</answer>"""
+
+# %% ../../nbs/envs/06_tool_env.ipynb #4ec82747
+def tool_prompt(template: str, tools: Sequence[Callable[..., Any]]) -> str:
+    """Return a prompt with `{tool_descriptions}` replaced by a line for each tool."""
+    functions = (convert_func_to_oai_tool(tool)["function"] for tool in tools)
+    listed = "\n".join(json.dumps(function, ensure_ascii=False) for function in functions)
+    return template.replace("{tool_descriptions}", listed or "(none)")
+
+# %% ../../nbs/envs/06_tool_env.ipynb #c75209ef
+def read_tool(text: str) -> dict[str, Any]:
+    """Return the tool call in a reply; raises `ValueError` where there is none, or several."""
+    if text.count("<tool>") != 1:
+        raise ValueError("Each reply must hold one <tool> call or one <answer>.")
+    written = OneAnswerParser(PARSER_FIELDS, answer_field="tool").parse_answer(text) or ""
+    try:
+        call = json.loads(written)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"The call is not JSON: {error}.") from error
+    if not isinstance(call, dict) or "name" not in call:
+        raise ValueError('The call must be an object like {"name": "...", "arguments": {...}}.')
+    arguments = call.get("arguments", call.get("args", {}))  # many models learned the short form
+    return {"id": None, "function": {"name": call["name"], "arguments": arguments}}
+
+# %% ../../nbs/envs/06_tool_env.ipynb #b31711e6
+class XMLToolEnv(ToolEnv):
+    """Let the model call tools in tags until it answers.
+
+    `state["tool_attempts"]`: for each call the name of its tool ("" for one that can't be read) and
+    whether it worked.
+    """
+
+    def __init__(
+        self, tools: Sequence[Callable[..., Any]], max_turns: int = 10, **kwargs: Any
+    ) -> None:
+        super().__init__(tools, max_turns, **kwargs)
+        self.oai_tools = None  # the system prompt describes them
+
+    def setup_state(self, state: State, **kwargs: Any) -> State:
+        """Begin the notes about calls."""
+        return AwaitableState(super().setup_state(state), tool_attempts=[])
+
+    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """End with a reply that holds an answer."""
+        return YES if state["turn"] > 0 and "<answer>" in assistant_texts(messages)[-1] else NO
+
+    async def env_response(
+        self, messages: Messages, state: State, **kwargs: Any
+    ) -> tuple[list[ChatMessage], State]:
+        """Run the call of the last reply and answer with its result, or with what went wrong."""
+        name, failed_before = "", state["tool_errors"]
+        try:
+            call = read_tool(assistant_texts(messages)[-1])
+            name = str(call["function"]["name"])
+            answered = await self.answer_call(call, messages, state)
+        except ValueError as error:
+            answered = self.failure(error, None, state)
+        worked = state["tool_errors"] == failed_before
+        state["tool_attempts"].append({"name": name, "worked": worked})
+        result = XMLParser(["result"]).format(result=answered["content"])
+        return [{"role": "user", "content": result}], state
+
+# %% ../../nbs/envs/06_tool_env.ipynb #bea24452
+def outcomes(state: State, name: str | None = None) -> list[bool]:
+    """Return for each call, of one tool or of all, whether it worked."""
+    attempts = state.get("tool_attempts", [])
+    return [attempt["worked"] for attempt in attempts if name in (None, attempt["name"])]
+
+# %% ../../nbs/envs/06_tool_env.ipynb #5f73b023
+def worked_share(worked: Sequence[bool]) -> float:
+    """Return the share of calls that worked; 0.0 without any."""
+    return sum(worked) / len(worked) if worked else 0.0
+
+
+def tool_execution_reward_func(state: State, **kwargs: Any) -> float:
+    """Score the share of calls that worked; 0.0 without any."""
+    return worked_share(outcomes(state))
+
+# %% ../../nbs/envs/06_tool_env.ipynb #d0f738d6
+def tool_metrics(name: str) -> list[RewardFunc]:
+    """Return the metrics of one tool: share of calls that worked, how many did, how many there were."""
+
+    def metric(kind: str, figure: Callable[[Sequence[bool]], float]) -> RewardFunc:
+        def measure(state: State, **kwargs: Any) -> float:
+            return float(figure(outcomes(state, name)))
+
+        measure.__name__ = f"{name}_{kind}reward_func"
+        return measure
+
+    return [metric("", worked_share), metric("count_", sum), metric("attempt_", len)]
+
+# %% ../../nbs/envs/06_tool_env.ipynb #29ff334d
+def add_tool_rewards(rubric: Rubric, tools: Sequence[Callable[..., Any]]) -> None:
+    """Add the share of calls that worked and the form, at 0.2 each, and the metrics of each tool."""
+    rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
+    rubric.add_reward_func(rubric.parser.get_format_reward_func(), weight=0.2)
+    for tool in tools:
+        for metric in tool_metrics(tool_name(tool)):
+            rubric.add_reward_func(metric, weight=0.0)
