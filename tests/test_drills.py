@@ -486,6 +486,36 @@ def test_an_isolated_reward_is_killed_in_time() -> None:
     assert errors["dies"] == "RuntimeError: its process ended with status 4"
 
 
+ADDED = """
+import re, time
+def in_c(completion):
+    re.fullmatch("(y+)+", "y" * 40 + "?")
+def number(completion):
+    open(sys.argv[1], "w").write(str(os.getpid()))
+    time.sleep(600)
+rubric = vf.RubricGroup([vf.Rubric([lambda completion: 1.0], timeout=1.0), vf.Rubric()])
+rubric.add_reward_func(in_c, 0.5, isolate=True)
+rubric.rubrics[1].add_reward_func(number, isolate=True)
+began = time.monotonic()
+env = vf.SingleTurnEnv(dataset=rows(3), rubric=rubric, rollout_timeout=1.5)
+results = env.evaluate(Client(), "m", progress=False)
+seconds = time.monotonic() - began
+time.sleep(1)
+left = os.path.exists(f"/proc/{open(sys.argv[1]).read()}")
+print(json.dumps([results.reward, results.state[0]["reward_errors"], seconds, left]))
+"""
+
+
+def test_a_reward_added_with_isolate_is_killed_in_time(tmp_path: Path) -> None:
+    """One that loops in C and holds the interpreter; and one whose rollout ends before its minute."""
+    said = run_script(ADDED, str(tmp_path / "number"), seconds=60)
+    reward, errors, seconds, left = json.loads(said)
+    print(f"{seconds:.1f} s;", errors)
+    assert reward == [1.0, 1.0, 1.0] and seconds < 30 and not left
+    assert "did not return within 1.0 s" in errors["in_c"]
+    assert "did not return within 1.5 s" in errors["number"]
+
+
 def test_an_isolated_reward_ends_with_its_owner(tmp_path: Path) -> None:
     source = """
 @vf.isolated()
@@ -566,10 +596,17 @@ env.evaluate(Client(), "m", progress=False)
         assert process.stderr is not None
         alarm = threading.Timer(60, process.kill)
         alarm.start()
-        named = [line for line in process.stderr if " in in_c" in line and not process.kill()]
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if any(" in in_c" in each for each in said) and any("isolate" in each for each in said):
+                process.kill()
         alarm.cancel()
+    named = [line for line in said if " in in_c" in line]
+    advice = [line for line in said if "isolate=True" in line]
     print(f"{time.monotonic() - began:.1f} s;", *named)
     assert len(named) == 1 and f'rewards.py", line {len(COMMON.splitlines()) + 6} in' in named[0]
+    assert advice and "holds the interpreter can be added with isolate=True" in advice[0]
 
 
 def test_a_reward_that_forks_is_no_hang() -> None:

@@ -33,7 +33,7 @@ PEOPLE = ["root", "user"] if os.getuid() == 0 else ["user"]
 NOTEBOOK = """
 import ctypes, json, os, struct, sys, tempfile
 from verifiers_nb.support import confine
-refused, uid, closed, programs = json.loads(sys.argv[1])
+refused, uid, closed, programs, unconfined = json.loads(sys.argv[1])
 libc = ctypes.CDLL(None, use_errno=True)
 if uid and closed:  # this Python is in root's home: show the user that home with Python only
     confine.check(libc.unshare(confine.NEWNS))
@@ -60,7 +60,7 @@ found = {"guards": sorted(sandbox_guards()), "pid": os.getpid()}
 for name, program in programs.items():
     program = f"ADDRESS = {ctypes.addressof(memory)}; PARENT = {os.getpid()}\\n" + program
     try:
-        found[name] = str(run_python(program, Limits(seconds=8, memory_mb=512)))
+        found[name] = str(run_python(program, Limits(seconds=8, memory_mb=512), allow_unconfined=unconfined))
     except Unconfined as error:
         found[name] = f"Unconfined: {error}"
 print(json.dumps(found))
@@ -169,13 +169,15 @@ def give(folder: Path, uid: int) -> None:
         parent.chmod(parent.stat().st_mode | 0o055)
 
 
-def play(home: Path, person: str, refused: tuple, programs: dict[str, str]) -> dict[str, str]:
+def play(
+    home: Path, person: str, refused: tuple, programs: dict[str, str], unconfined: bool = False
+) -> dict[str, str]:
     """Run programs in a notebook of somebody, where some system calls are refused."""
     uid = pwd.getpwnam("nobody").pw_uid - 4 if person == "user" and os.getuid() == 0 else 0
     if uid:
         give(home, uid)
     closed = [str(p) for p in Path(sys.base_prefix).parents if not p.stat().st_mode & 0o001]
-    wish = json.dumps([refused, uid, (closed or [""])[0], programs])
+    wish = json.dumps([refused, uid, (closed or [""])[0], programs, unconfined])
     env = {**os.environ, "HOME": str(home), "SECRET_KEY": f"{CANARY} in the environment"}
     env["TMPDIR"] = str(home / "temporary")
     call = [sys.executable, "-c", NOTEBOOK, wish]
@@ -234,6 +236,24 @@ def test_where_nothing_holds_nothing_runs(home: Path, person: str) -> None:
     found = play(home, person, refused, {"run": "print(6 * 7)"})
     assert found["run"].startswith("Unconfined: Programs of a model are not run here")
     assert "allow_unconfined=True" in found["run"] and "its own files" in found["run"]
+
+
+@pytest.mark.parametrize("person", PEOPLE)
+def test_an_unconfined_program_reads_files_and_not_our_memory(home: Path, person: str) -> None:
+    """Where nothing holds and the caller allows it; the key in a file shows that files are open."""
+    reads = HELP + READS.format(paths=[str(home / ".netrc")])
+    found = play(home, person, (UNSHARE, LANDLOCK), {"reads": reads}, unconfined=True)
+    tried = found["reads"].splitlines()
+    print(*tried[:9], sep="\n")
+    assert f"{CANARY} in .netrc" in tried[0]
+    assert CANARY not in "".join(tried[1:])
+    for what in (
+        f"/proc/{found['pid']}/environ",
+        f"/proc/{found['pid']}/maps",
+        "memory",
+        "vm_read",
+    ):
+        assert any(line.startswith(f"{what} refused") for line in tried), what
 
 
 @pytest.mark.parametrize("refused", [(), (UNSHARE,)])

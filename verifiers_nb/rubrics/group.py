@@ -64,9 +64,9 @@ class RubricGroup(Rubric):
             if not rubric.has_own_parser:
                 rubric.set_parser(parser)
 
-    def add_reward_func(self, func: RewardFunc, weight: float = 1.0) -> None:
-        """Add a reward function to the first member."""
-        self.rubrics[0].add_reward_func(func, weight)
+    def add_reward_func(self, func: RewardFunc, weight: float = 1.0, **options: Any) -> None:
+        """Add a reward function to the first member, with any `options` of its."""
+        self.rubrics[0].add_reward_func(func, weight, **options)
 
     def get_reward_func_names(self) -> list[str]:
         """Return the names of all members' functions, in order."""

@@ -28,6 +28,7 @@ from typing import Any
 
 from ..parsers.base import Parser
 from ..support.calls import without_secrets
+from ..support.sandbox import isolated
 from ..support.threads import Threads, as_failure
 from verifiers_nb.types import (
     Info,
@@ -114,7 +115,7 @@ async def call_within(
             return await result if inspect.isawaitable(result) else result
     except TimeoutError:
         if limit.expired():
-            still = ". Its thread goes on: mark it with @vf.isolated(seconds), then it is killed"
+            still = ". Its thread goes on: add it with isolate=True, then it is killed"
             said = f"it did not return within {timeout} s{still * apart}"
             raise TimeoutError(said) from None
         raise
@@ -396,14 +397,18 @@ class Rubric:
             Rubric.add_reward_func(self, func, weight)
         vars(self).update(kwargs)
 
-    def add_reward_func(self, func: RewardFunc, weight: float = 1.0) -> None:
-        """Add a reward function with its weight."""
+    def add_reward_func(self, func: RewardFunc, weight: float = 1.0, isolate: bool = False) -> None:
+        """Add a reward function with its weight.
+
+        `isolate`: call it in a process of its own, killed after the rubric's `timeout` or a minute.
+        """
         if (
             type(self) is Rubric
         ):  # others may have more to offer, later: an environment checks those
             check_wanted(func, self.class_objects)
         sees_group(func)  # a signature that can't be served is better refused now than scored 0.0
         check_weights([func], [weight])
+        func = isolated(self.timeout or 60.0)(func) if isolate else func
         self.reward_funcs.append(func)
         self.reward_weights.append(weight)
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PR_SET_PDEATHSIG', 'PR_SET_CHILD_SUBREAPER', 'descendants', 'process_control', 'end_with_guard', 'reap',
-           'send_signal', 'end_family', 'guard', 'start_guarded']
+__all__ = ['PR_SET_PDEATHSIG', 'PR_SET_DUMPABLE', 'PR_SET_CHILD_SUBREAPER', 'descendants', 'process_control', 'end_with_guard',
+           'reap', 'send_signal', 'end_family', 'guard', 'start_guarded']
 
 # %% ../../nbs/support/02_processes.ipynb #77de68da
 import ctypes
@@ -40,7 +40,7 @@ def descendants(pid: int) -> list[int]:
     return found
 
 # %% ../../nbs/support/02_processes.ipynb #fe5dbbce
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 def process_control(option: int, value: int) -> None:

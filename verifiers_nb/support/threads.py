@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'this_thread', 'MACHINERY', 'LONG_WAIT', 'cancelled', 'asks_to_end', 'as_failure', 'ThreadJob', 'DoneJobs',
-           'Threads', 'stacks_of', 'waits_for', 'oldest_wait', 'cancel_before_forks', 'write_stacks_later', 'watch']
+__all__ = ['T', 'this_thread', 'MACHINERY', 'LONG_WAIT', 'ADVICE', 'cancelled', 'asks_to_end', 'as_failure', 'ThreadJob',
+           'DoneJobs', 'Threads', 'stacks_of', 'waits_for', 'oldest_wait', 'cancel_before_forks', 'write_stacks_later',
+           'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
@@ -239,6 +240,7 @@ def write_stacks_later(seconds: float) -> None:
 
 # %% ../../nbs/support/00_threads.ipynb #1b218fa8
 LONG_WAIT = 60.0  # seconds
+ADVICE = "watch: a reward function that holds the interpreter can be added with isolate=True"
 
 
 def watch(tell: Callable[[str], None]) -> threading.Event:
@@ -259,5 +261,6 @@ def watch(tell: Callable[[str], None]) -> threading.Event:
                 tell(f"waiting {now - began:.0f} s for {what}")
         faulthandler.cancel_dump_traceback_later()
 
+    look.__code__ = look.__code__.replace(co_name=ADVICE)
     threading.Thread(target=look, name="verifiers_nb-watch", daemon=True).start()
     return over
