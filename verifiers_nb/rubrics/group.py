@@ -64,8 +64,9 @@ class RubricGroup(Rubric):
             if not rubric.has_own_parser:
                 rubric.set_parser(parser)
 
-    def add_reward_func(self, func: RewardFunc, weight: float = 1.0, **options: Any) -> None:
-        """Add a reward function to the first member, with any `options` of its."""
+    def add_reward_func(self, func: RewardFunc, weight: float = 1.0, isolate: bool = False) -> None:
+        """Add a reward function to the first member."""
+        options = {"isolate": True} if isolate else {}  # a member's own method may know none
         self.rubrics[0].add_reward_func(func, weight, **options)
 
     def get_reward_func_names(self) -> list[str]:
