@@ -84,13 +84,15 @@ def best_changed(
     return (np.bincount(groups, valid, size) > 0) & (still == 0)
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #a3efba4b
-def short_earners(rewards: np.ndarray, lengths: np.ndarray, valid: np.ndarray) -> np.ndarray:
-    """Return which rollouts are short or empty and earn as much as the best quarter, the shortest first."""
-    if not valid.any() or np.ptp(rewards[valid]) <= EQUAL:
+def short_earners(
+    rewards: np.ndarray, lengths: np.ndarray, steps: np.ndarray, valid: np.ndarray
+) -> np.ndarray:
+    """Return which rollouts are short or empty and earn more than the mean, the shortest first."""
+    if not valid.any():
         return np.array([], dtype=int)
-    least = max(np.quantile(rewards[valid], 0.75) - EQUAL, rewards[valid].min() + EQUAL)
-    is_short = lengths <= np.quantile(lengths[valid], 0.75) / 4
-    found = np.flatnonzero(valid & is_short & (rewards >= least))
+    first = lengths[valid & (steps == steps[valid].min())]
+    is_short = lengths <= np.quantile(first, 0.75) / 4
+    found = np.flatnonzero(valid & is_short & (rewards > rewards[valid].mean() + EQUAL))
     return found[np.argsort(lengths[found], kind="stable")]
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #26ef85d8
@@ -144,7 +146,7 @@ def reward_effects(known: StoredScores, weights: Sequence[float]) -> RewardEffec
         flipped=flipped[np.argsort(-np.abs(new - old)[flipped], kind="stable")],
         won=int((spread[1] & ~spread[0]).sum()),
         lost=int((spread[0] & ~spread[1]).sum()),
-        short=short_earners(both[1], known.lengths, valid),
+        short=short_earners(both[1], known.lengths, known.steps, valid),
     )  # fmt: skip
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #ede93d52
@@ -284,11 +286,11 @@ def flips_html(known: StoredScores, effects: RewardEffects, opened: int | None, 
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #81598eeb
 def short_warning(effects: RewardEffects, first: str) -> str:
-    """Warn that something short or empty earns as much as the best quarter; `first`: what the shortest says."""
+    """Warn that something short or empty earns more than the mean; `first`: what the shortest says."""
     if not len(effects.short):
         return ""
     reward, said = effects.rewards[1][effects.short[0]], one_line(first, 60) or "(empty)"
-    words = f"{len(effects.short):,} short or empty rollouts earn as much as the best quarter. The shortest earns {reward:.2f}: <code>{said}</code>"
+    words = f"{len(effects.short):,} short or empty rollouts earn more than the mean. The shortest earns {reward:.2f}: <code>{said}</code>"
     return f'<ul class="vf-warnings" aria-label="Warnings"><li>{words}</li></ul>'
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #c7ae72ef
