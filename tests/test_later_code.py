@@ -320,6 +320,63 @@ def load_environment():
         ["a", "b"],
         {"reward": 0.0, "error": "InfraError: the server is gone"},
     ),
+    "calls_wrongly": (
+        """
+def dig(command: str) -> str:
+    "Dig."
+    if command == "twice":
+        raise ValueError("only once")
+    return "dug"
+
+class Digs(vf.ToolEnv):
+    @vf.cleanup
+    async def close(self, state):
+        state["is_closed"] = True
+
+def load_environment():
+    def careful(state, completion):
+        assert isinstance(state["error"], vf.ToolCallError) and state.get("error")
+        return -1.0 * len(completion) * state["is_closed"]
+    return Digs([dig], dataset=rows(("?", "")), rubric=vf.Rubric([careful]), stop_errors=[ValueError])
+""",
+        [[vf.tool_call("dig", command="once")], [vf.tool_call("dig", command="twice")], "x"],
+        {"reward": -3.0, "stop": "has_error", "turns": 2},
+    ),
+    "too_long": (
+        """
+class TooLong(vf.MultiTurnEnv):
+    async def env_response(self, messages: vf.Messages, state: vf.State) -> vf.Messages:
+        raise vf.OverlongPromptError
+
+def load_environment():
+    return TooLong(dataset=rows(("?", "")), rubric=vf.Rubric([lambda state: float(state["is_truncated"])]))
+""",
+        ["a"],
+        {"reward": 1.0, "said": "a", "stop": "prompt_too_long"},
+    ),
+    "shows_less": (
+        """
+class ShowsLess(vf.MultiTurnEnv):
+    async def get_prompt_messages(self, state: vf.State) -> vf.Messages:
+        turn = len(state["trajectory"])
+        assert state["input"]["answer"] == "a"
+        return [*state["prompt"], {"role": "user", "content": f"Step {turn}, alone."}]
+    async def add_model_response(self, state, prompt_messages, response):
+        await super().add_model_response(state, prompt_messages, response)
+        state["trajectory"][-1]["reward"] = float(prompt_messages[-1].content == f"Step {len(state['responses']) - 1}, alone.")
+    async def env_response(self, messages, state, **kwargs):
+        raise AssertionError("its prompts are its own")
+
+def load_environment():
+    def steps(state, completion, answer):
+        seen = [len(step["prompt"]) for step in state["trajectory"]]
+        right = completion[-1]["content"] == answer and len(completion) == 2
+        return sum(step["reward"] for step in state["trajectory"]) + 10 * right + 100 * (seen == [2, 2, 2])
+    return ShowsLess(dataset=rows(("?", "a")), rubric=vf.Rubric([steps]), max_turns=3, system_prompt=None)
+""",
+        ["a"],
+        {"reward": 113.0, "said": "a", "stop": "max_turns_reached"},
+    ),
     "ranks": (
         """
 def load_environment():
@@ -399,14 +456,6 @@ def test_later_names_of_calls(here: Path) -> None:
 
     assert asyncio.run(awaits()).reward == [1.0]
     assert len(states[0]["trajectory"]) == 1
-
-
-def test_a_hook_that_is_not_carried_is_named(here: Path) -> None:
-    code = "class A(vf.MultiTurnEnv):\n    async def get_prompt_messages(self, state):\n        return []\n"
-    with pytest.raises(
-        RuntimeError, match="get_prompt_messages of verifiers 0.1.8 and later can't"
-    ):
-        load(here, "prompts", code)
 
 
 def test_our_own_classes_are_not_touched(here: Path) -> None:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MESSAGES', 'cleanup', 'teardown', 'NOT_CARRIED', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
-           'as_messages', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'LaterHooks', 'LaterXMLParser',
-           'LaterBoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'RolloutError',
-           'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
+__all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
+           'as_messages', 'followed_by', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'RolloutError',
+           'note_end', 'LaterState', 'conversation', 'play_turns', 'LaterXMLParser', 'LaterBoxedParser',
+           'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv',
+           'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -20,14 +21,31 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..envs.multiturn import MultiTurnEnv, SingleTurnEnv
+from verifiers_nb.envs.multiturn import (
+    AwaitableState,
+    MultiTurnEnv,
+    SingleTurnEnv,
+    check_answer,
+    check_state,
+    initial_state,
+    take_response,
+)
+from ..envs.rollouts import with_seed
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
 from ..envs.tools import Tool
 from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from ..parsers.xml import FieldSpans, XMLParser
 from ..rubrics.math import MathRubric
-from ..types import ChatMessage, Messages, State, maybe_await, tool_call_dict
+from verifiers_nb.types import (
+    ChatMessage,
+    Info,
+    Messages,
+    SamplingArgs,
+    State,
+    maybe_await,
+    tool_call_dict,
+)
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #bbf20ccc
 class LaterMessage(dict[str, Any]):
@@ -69,6 +87,14 @@ def as_messages(messages: Any, calls: bool = True) -> Any:
     given = [messages] if isinstance(messages, dict) else messages or ()
     return [m if isinstance(m, LaterMessage) else as_message(m, calls) for m in given]
 
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #daa37ef3
+def followed_by(messages: Any, answer: Any, calls: bool = True) -> Any:
+    """Return a conversation with an answer after it; in a chat a text is the user's."""
+    if isinstance(messages, str):
+        return messages + answer
+    spoken = MESSAGES["user"](content=answer) if isinstance(answer, str) else answer
+    return messages + as_messages(spoken, calls)
+
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #dc34c4b5
 def stop(func: Any = None, priority: int = 0, kind: str = "stop") -> Any:
     """Mark a method as a hook of a kind; those of a higher priority are called first."""
@@ -88,7 +114,7 @@ def marked_hooks(cls: type, kind: str) -> list[str]:
     return sorted(found, key=lambda name: (-found[name], name))
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #c717514a
-NOT_CARRIED = {"get_prompt_messages", "add_model_response"}
+LATER_HOOKS = "add_trajectory_step render_completion get_prompt_messages add_model_response".split()
 
 
 def first_argument(func: Callable[..., Any]) -> str:
@@ -97,66 +123,85 @@ def first_argument(func: Callable[..., Any]) -> str:
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #f220d553
 def is_written_later(body: Mapping[str, Any]) -> bool:
-    """Say whether a class with this body is written for 0.1.5 or later; a `TypeError` for a hook that we lack."""
+    """Say whether a class with this body is written for 0.1.5 or later."""
     functions = {name: each for name, each in body.items() if inspect.isfunction(each)}
-    for name in NOT_CARRIED & functions.keys():
-        raise TypeError(f"{name} of verifiers 0.1.8 and later can't be overridden in verifiers_nb.")
     found = functions.get("env_response")
     returns = str(getattr(found, "__annotations__", {}).get("return", "tuple")).lower()
     keys = {str(each) for func in functions.values() for each in func.__code__.co_consts}
     return (
         bool(keys & {"trajectory", "final_env_response"})
-        or not functions.keys().isdisjoint({"add_trajectory_step", "render_completion"})
+        or not functions.keys().isdisjoint(LATER_HOOKS)
         or any(hasattr(func, "mark") for func in functions.values())
         or first_argument(functions.get("is_completed", first_argument)) == "state"
         or not ("tuple" in returns or "any" in returns)
     )
 
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #0cde481b
+class RolloutError(Exception):
+    """What an environment raises to end one rollout; `is_scored`: the rollout has not failed."""
+
+    is_scored = True
+
+
+ERRORS: dict[str, type[RolloutError]] = {}
+for names in (
+    *("ModelError InvalidModelResponseError EmptyModelResponseError", "InfraError SandboxError"),
+    *("ToolError ToolParseError", "ToolError ToolCallError", "OverlongPromptError"),
+):
+    base: type[RolloutError] = RolloutError
+    for name in names.split():
+        base = ERRORS.setdefault(name, type(name, (base,), {}))
+ERRORS["ModelError"].is_scored = ERRORS["InfraError"].is_scored = False
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #9555e250
+def note_end(state: State, error: RolloutError) -> None:
+    """Note in the state by which error a rollout ended; raise one by which it has failed."""
+    if not error.is_scored:
+        raise error
+    if isinstance(error, ERRORS["OverlongPromptError"]):
+        state.update(prompt_too_long=True, is_truncated=True, stop_condition="prompt_too_long")
+    else:
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        state.update(error=error, ended_by=said, stop_condition="has_error")
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #dc2bf202
+class LaterState(AwaitableState):
+    """A state that also has its `input`, which is not stored twice."""
+
+    def __missing__(self, name: str) -> Any:
+        """Return the row that the rollout started from."""
+        if name != "input":
+            raise KeyError(name)
+        return {key: self[key] for key in ("prompt", "answer", "task", "info")}
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #a6183fd5
+def conversation(state: State) -> Any:
+    """Return what the last turn saw and said; before the first turn, the prompt."""
+    last = state["trajectory"][-1:]
+    return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
+
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fb8c8ec9
-class LaterHooks:
-    """An environment of either way of writing one, with the hooks that our loop calls."""
+async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: Any) -> None:
+    """Play turns until the environment says that it is over; `ask(prompt)` gives a response."""
+    start = len(state["prompt"])
 
-    def __init__(self, env: Any, **known: Any) -> None:
-        self.env, self.known, self.state = env, known, dict[str, Any]()
-        self.max_turns = -1 if env.is_later else env.max_turns  # a later one has a stop for it
+    async def is_over(messages: Any) -> Any:
+        given = (messages, state) if env.wants_messages else (state,)
+        return await maybe_await(env.is_completed, *given, **kwargs)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.env, name)
-
-    async def setup_state(self, state: State, **kwargs: Any) -> State:
-        """Begin the trajectory, and call the hook, which may return nothing."""
-        state.update(self.known, trajectory=[])
-        self.state = state
-        self.state = await maybe_await(self.env.setup_state, state, **kwargs) or state
-        return self.state
-
-    async def is_completed(self, messages: Any, state: State, **kwargs: Any) -> Any:
-        """Note a new turn; ask whether the rollout is over, with the arguments that the hook takes."""
-        turns, later = state["trajectory"], self.env.is_later
-        if later and isinstance(messages, list):
-            messages[:] = as_messages(messages)
-        if len(turns) < len(state["responses"]):
-            at = len(messages) - 1
-            if isinstance(messages, str):
-                at += 1 + state["responses_start_idx"][-1] - len(state["completion"])
-            turn = dict(prompt=messages[:at], completion=messages[at:], tokens=None, extras={})
-            step = {**turn, "response": state["responses"][-1], "reward": None}
-            await maybe_await(self.env.add_trajectory_step, state, step)
-        elif turns and later:
-            return state.get("final_env_response") is not None
-        arguments = (messages, state) if self.env.wants_messages else (state,)
-        return await maybe_await(self.env.is_completed, *arguments, **kwargs)
-
-    async def env_response(self, messages: Any, state: State, **kwargs: Any) -> tuple[Any, State]:
-        """Return what the environment answers, and the state."""
-        answered = await maybe_await(self.env.env_response, messages, state, **kwargs)
-        if isinstance(answered, tuple):
-            answered, state = answered
+    while not await is_over(conversation(state)):
+        prompt = await maybe_await(env.get_prompt_messages, state, **kwargs)
+        prompt = as_messages(prompt, env.is_later)
         if (last := state.get("final_env_response")) is not None:
-            answered, state["stop_condition"] = last, "has_final_env_response"
-        if isinstance(answered, str) and isinstance(messages, list):
-            answered = [MESSAGES["user"](content=answered)]
-        return as_messages(answered) if self.env.is_later else answered, state
+            state["stop_condition"] = "has_final_env_response"
+            state["completion"] = followed_by(conversation(state), last)[start:]
+            return
+        state["completion"] = prompt[start:]
+        if not env.is_later and state["trajectory"] and await is_over(prompt):
+            return
+        await maybe_await(env.add_model_response, state, prompt, await ask(prompt))
+        if not env.is_later and 0 < env.max_turns <= state["turn"]:  # a later one has a stop for it
+            return
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
@@ -233,6 +278,26 @@ class LaterMultiTurnEnv(MultiTurnEnv):
                 return True
         return False
 
+    async def get_prompt_messages(self, state: State, **kwargs: Any) -> Any:
+        """Return what the model sees next: the conversation, and what the environment answers to it."""
+        messages = conversation(state)
+        if not state["trajectory"]:
+            return messages
+        answered = await maybe_await(self.env_response, messages, state, **kwargs)
+        if isinstance(answered, tuple):
+            answered, after = check_answer(answered, type(messages))
+            state.update(after)
+        return followed_by(messages, answered, self.is_later)
+
+    async def add_model_response(self, state: State, prompt_messages: Any, response: Any) -> None:
+        """Note a response as a turn."""
+        before = state["completion"] = prompt_messages[len(state["prompt"]) :]
+        said = as_messages(take_response(response, state), self.is_later)
+        state["completion"] = before + said
+        step = dict(prompt=prompt_messages, completion=said, response=response, extras={})
+        step.update(tokens=None, reward=None, advantage=None, is_truncated=False)
+        await maybe_await(self.add_trajectory_step, state, step)
+
     async def add_trajectory_step(self, state: State, trajectory_step: Any) -> None:
         """Note a turn; an override may change it first."""
         state["trajectory"].append(trajectory_step)
@@ -240,19 +305,39 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     async def render_completion(self, state: State) -> None:
         """Leave the completion as it was played; an override may set another."""
 
-    async def rollout(self, client: Any, model: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+    async def rollout(
+        self,
+        client: Any,
+        model: str,
+        prompt: Any,
+        answer: Any = "",
+        task: str = "default",
+        info: Info | None = None,
+        sampling_args: SamplingArgs | None = None,
+        **kwargs: Any,
+    ) -> Any:
         """Play one rollout, then clean up after it; in a chat a prompt that is a text is the user's."""
-        if isinstance(prompt, str) and self.message_type == "chat":
-            prompt = [MESSAGES["user"](content=prompt)]
-        hooks: Any = LaterHooks(self, client=client, model=model)
+        prompt = followed_by("" if self.message_type == "completion" else [], prompt, self.is_later)
+        given = initial_state(prompt, answer, task, info or {}, self.message_type)
+        state: Any = LaterState(given, client=client, model=model, trajectory=[])
+        tools = (info or {}).get("oai_tools") or self.oai_tools
+
+        def ask(messages: Any) -> Any:
+            arguments = with_seed(sampling_args, state["turn"])
+            return self.get_model_response(client, model, messages, tools, arguments)
+
         try:
-            said, state = await MultiTurnEnv.rollout(hooks, client, model, prompt, *args, **kwargs)
-            state["completion"] = as_messages(said, calls=self.is_later)
+            try:
+                state = await maybe_await(self.setup_state, state, **kwargs) or state
+                await play_turns(self, check_state(state, "setup_state"), ask, **kwargs)
+            except RolloutError as error:
+                note_end(state, error)
+            state["completion"] = as_messages(state["completion"], calls=self.is_later)
             await maybe_await(self.render_completion, state)
             return state["completion"], state
         finally:
             for name in marked_hooks(type(self), "cleanup"):
-                await maybe_await(getattr(self, name), hooks.state)
+                await maybe_await(getattr(self, name), state)
 
     async def run_group(self, group_inputs: Any, client: Any, model: str, *args: Any) -> Any:
         """Play and score rows together; returns their states, each with its `reward`."""
@@ -263,20 +348,6 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         return [{**state, "reward": reward} for state, reward in scored]
 
     generate_sync, evaluate_sync = MultiTurnEnv.generate, MultiTurnEnv.evaluate
-
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #0cde481b
-class RolloutError(Exception):
-    """What an environment raises to end one rollout."""
-
-
-ERRORS: dict[str, type[RolloutError]] = {}
-for names in (
-    *("ModelError InvalidModelResponseError EmptyModelResponseError", "InfraError SandboxError"),
-    *("ToolError ToolParseError", "ToolError ToolCallError", "OverlongPromptError"),
-):
-    base: type[RolloutError] = RolloutError
-    for name in names.split():
-        base = ERRORS.setdefault(name, type(name, (base,), {}))
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8dcf68d5
 class LaterSingleTurnEnv(LaterMultiTurnEnv, SingleTurnEnv):

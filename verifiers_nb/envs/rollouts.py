@@ -361,7 +361,8 @@ class RolloutRun:
             else:
                 async with asyncio.timeout(self.timeout):
                     rollout.completion, rollout.state = await played
-            rollout.error = rollout.state.get("error")
+            error = rollout.state.get("error")
+            rollout.error = None if getattr(error, "is_scored", False) else error
             rollout.turns = rollout_turns(rollout.state, exact=False)
         except BaseException as error:
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
@@ -383,6 +384,10 @@ class RolloutRun:
 
     def finish(self, rollout: Rollout) -> None:
         """Note a finished rollout, append it to the store unless it is there, and show progress."""
+        if not rollout.error and rollout.state.get(
+            "error"
+        ):  # one that is scored; its reward saw it
+            del rollout.state["error"]
         if not math.isfinite(rollout.reward):
             fail(rollout, OverflowError(f"its reward is {rollout.reward}, of {rollout.metrics}"))
         self.finished[rollout.index] = rollout if self.keep or not self.store else None
