@@ -25,7 +25,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 import verifiers_nb as vf
 from verifiers_nb.envs.rollouts import background_loop
@@ -44,10 +44,13 @@ def make_trainer(
     defaults = dict(
         SIZES, learning_rate=1e-3, beta=0.0, save_strategy="no", use_cpu=True, disable_tqdm=True
     )
-    peft_config = settings.pop("peft_config", vf.lora_defaults())
+    peft_config, model = (
+        settings.pop("peft_config", vf.lora_defaults()),
+        settings.pop("model", MODEL),
+    )
     args = vf.GRPOConfig(str(folder), **{**defaults, **settings})
     env = env or vf.load_environment("addition")
-    return vf.GRPOTrainer(MODEL, env, args, peft_config=peft_config, client=client)
+    return vf.GRPOTrainer(model, env, args, peft_config=peft_config, client=client)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
@@ -853,6 +856,60 @@ def test_start_afresh_is_fresh(tmp_path: Path, nothing_left: None) -> None:
     wait_until(lambda: not any(each.name == "dashboard" for each in threading.enumerate()))
     first.close()
     trainer.close()
+
+
+def other_model(folder: Path, **sizes: int) -> Path:
+    """Save a model with random weights, of the shipped model's kind and, but for `sizes`, of its sizes."""
+    shipped = vf.model_path(MODEL)
+    config = AutoConfig.from_pretrained(shipped, **sizes)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(shipped).save_pretrained(folder)
+    return folder
+
+
+def test_adapters_of_another_base_model(tmp_path: Path) -> None:
+    """Such a checkpoint is refused in a sentence, and everything is as it was; a model may have moved."""
+    settings = dict(max_steps=1, save_strategy="steps", save_steps=1, num_batches_ahead=0)
+    first = make_trainer(tmp_path / "first", **settings)
+    first.train()
+    checkpoint = tmp_path / "first/checkpoint-1"
+    moved = shutil.copytree(vf.model_path(MODEL), tmp_path / "elsewhere/adder-1m")
+    moved_fork = make_trainer(tmp_path / "moved", model=str(moved), **settings).fork(checkpoint)
+    assert moved_fork.state.global_step == 1
+    for sizes in ({}, {"hidden_size": 64}):
+        name = "wide" if sizes else "twin"
+        other = make_trainer(
+            tmp_path / name,
+            model=str(other_model(tmp_path / f"models/{name}", **sizes)),
+            **settings,
+        )
+        kept = [weight.clone() for weight in other.model.parameters()]
+        for ask in (
+            lambda other=other: other.fork(checkpoint, folder=tmp_path / "fork"),
+            lambda other=other: other.roll_back(checkpoint),
+            lambda other=other: other.train(resume_from_checkpoint=str(checkpoint)),
+        ):
+            with pytest.raises(
+                ValueError, match=f"belongs to '{MODEL}', .*another model than .*{name}"
+            ):
+                ask()
+        shutil.copytree(
+            tmp_path / "first/adapters", tmp_path / name / "adapters", dirs_exist_ok=True
+        )
+        with pytest.raises(
+            ValueError, match=f"belongs to '{MODEL}', .*another model than .*{name}"
+        ):
+            vf.PolicySlider(other, "What is 1 + 2?")
+        assert not (tmp_path / "fork").exists()
+        assert all(map(torch.equal, kept, other.model.parameters()))
+    in_its_place = make_trainer(
+        tmp_path / "first", model=str(tmp_path / "models/wide"), **{**settings, "max_steps": 2}
+    )
+    with pytest.raises(ValueError, match="does not fit this model: its adapter is of .*output_dir"):
+        in_its_place.train(resume_from_checkpoint=True)
+    assert checkpoint.is_dir()
+    for trainer in (first, moved_fork, other, in_its_place):
+        trainer.close()
 
 
 def test_the_adapter_of_every_step_is_kept(tmp_path: Path) -> None:

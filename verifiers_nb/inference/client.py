@@ -10,7 +10,7 @@ __all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'U
            'model_not_found', 'hub_answers', 'is_out_of_reach', 'no_progress_bar', 'needs_train', 'default_dtype',
            'get_model', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
            'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
-           'read_answer', 'check_adapter', 'check_saved']
+           'read_answer', 'check_adapter', 'check_saved', 'base_of', 'check_base']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import json
@@ -392,3 +392,21 @@ def check_saved(folder: str | Path) -> Path:
             "adapter_model.safetensors"
         )
     return Path(folder)
+
+# %% ../../nbs/inference/00_client.ipynb #aac01e74
+def base_of(adapter: str | Path) -> str:
+    """Return the name of the model that a saved adapter was trained on; a shipped one by its public name."""
+    config = orjson.loads((check_saved(adapter) / "adapter_config.json").read_bytes())
+    name = str(config["base_model_name_or_path"] or "")
+    shipped = {path.name: public for public, path in shipped_models().items()}
+    return shipped.get(Path(name).name, name)
+
+# %% ../../nbs/inference/00_client.ipynb #aa8f1007
+def check_base(adapter: str | Path, model: str | None) -> None:
+    """Raise `ValueError` for a saved adapter of another model than the one of this name."""
+    base = base_of(adapter)
+    if base and model and Path(base).name != Path(model).name:
+        raise ValueError(
+            f"The adapter in {adapter} belongs to {base!r}, which is another model than {model!r}: take that model, "
+            "or a run of this one."
+        )

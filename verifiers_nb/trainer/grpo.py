@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'REFERENCE', 'PROMPTS', 'check_order', 'load_policy', 'sampling_base', 'make_client', 'connect_server',
            'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
-           'free_folder', 'own_adapter', 'GRPOTrainer']
+           'free_folder', 'own_adapter', 'same_base', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/13_grpo.ipynb #77de68da
 import asyncio
@@ -20,6 +20,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from transformers.trainer_utils import TrainOutput
 
 from ..envs.environment import Environment, check_rubric
 from ..envs.store import without_failed
-from ..inference.client import get_model, get_tokenizer
+from ..inference.client import base_of, check_base, get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..rubrics.rubric import Rubric
 from ..support.calls import PASSING_TYPES
@@ -259,6 +260,25 @@ def own_adapter(model: Any) -> Any:
     """Return a copy of a model with learnt weights of its own; those that are frozen are shared, not copied."""
     frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
     return copy.deepcopy(model, frozen)
+
+# %% ../../nbs/trainer/13_grpo.ipynb #9a4c6be1
+@contextmanager
+def same_base(checkpoint: str | Path, model: Any, folder: Path) -> Iterator[None]:
+    """Raise `ValueError` for a checkpoint whose adapter does not fit `model`; what is done in this block may find that out.
+
+    The names of the base models are compared for checkpoints of other runs than the one in `folder`: a model may have moved.
+    """
+    if Path(checkpoint).resolve().parent != folder.resolve():
+        check_base(checkpoint, model.active_peft_config.base_model_name_or_path)
+    try:
+        yield
+    except RuntimeError as error:
+        if "size mismatch" not in str(error):
+            raise
+        raise ValueError(
+            f"{checkpoint} does not fit this model: its adapter is of {base_of(checkpoint)!r}, or of another LoRA. "
+            "Load that model with that LoRA, or train in another output_dir."
+        ) from error
 
 # %% ../../nbs/trainer/13_grpo.ipynb #d980a7ac
 REFERENCE, PROMPTS = "reference.safetensors", "prompts.json"
@@ -513,6 +533,10 @@ class GRPOTrainer(ResumableTrainer):
         known = folder / PROMPTS
         self.prompts.restore(json.loads(known.read_text()) if known.exists() else {})
 
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        with same_base(resume_from_checkpoint, self.model, self.folder):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log, with the means of the metrics of the steps since the last log."""
         steps, self.step_metrics = self.step_metrics, []
@@ -573,7 +597,8 @@ class GRPOTrainer(ResumableTrainer):
         env, folder = with_rubric(self.env, rubric), folder or free_folder(self.folder)
         found = find_checkpoint(self.folder, step)
         check_whole(found)
-        checkpoint = copy_past(found, folder)
+        with same_base(found, self.model, self.folder):
+            checkpoint = copy_past(found, folder)
         args = copy.copy(self.args)
         for name, value in {**self.first_settings, "output_dir": str(folder)}.items():
             setattr(args, name, value)

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LIKELY', 'LEAST_CHANCE', 'Chances', 'logger', 'kept_adapters', 'base_of', 'check_base', 'coarse_to_fine',
-           'reread_chances', 'sent_chances', 'played_chances', 'PolicyAnswer', 'file_stamp', 'policy_answer',
-           'AnswerFile', 'branch_chances', 'slider_data', 'still_html', 'slider_html', 'prompt_rows', 'play_rows',
-           'sampling_for', 'plain_env', 'make_engine', 'check_client', 'StepPusher', 'answer_all', 'PolicySlider']
+__all__ = ['LIKELY', 'LEAST_CHANCE', 'Chances', 'logger', 'kept_adapters', 'coarse_to_fine', 'reread_chances', 'sent_chances',
+           'played_chances', 'PolicyAnswer', 'file_stamp', 'policy_answer', 'AnswerFile', 'branch_chances',
+           'slider_data', 'still_html', 'slider_html', 'prompt_rows', 'play_rows', 'sampling_for', 'plain_env',
+           'make_engine', 'check_client', 'StepPusher', 'answer_all', 'PolicySlider']
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #e46eefca
 import asyncio
@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from ..envs.rollouts import background_loop
-from ..inference.client import get_tokenizer, shipped_models
+from ..inference.client import base_of, check_base, get_tokenizer
 from .conversation import decoder, token_texts
 from .html import Snapshot, escaped, one_line, table, widget_file
 from .rollouts import last_text, token_args
@@ -53,23 +53,6 @@ def kept_adapters(folder: str | Path) -> dict[int, Path]:
             f"{folder} holds no adapter of any step: train with keep_adapters='all' and enough keep_adapters_mb, or save checkpoints."
         )
     return dict(sorted(steps.items()))
-
-# %% ../../nbs/widgets/12_policy_slider.ipynb #aac01e74
-def base_of(adapter: Path) -> str:
-    """Return the name of the model that an adapter was trained on; a shipped one by its public name."""
-    config = orjson.loads((adapter / "adapter_config.json").read_bytes())
-    name = str(config["base_model_name_or_path"] or "")
-    shipped = {path.name: public for public, path in shipped_models().items()}
-    return shipped.get(Path(name).name, name)
-
-# %% ../../nbs/widgets/12_policy_slider.ipynb #aa8f1007
-def check_base(adapter: Path, served: str) -> None:
-    """Raise `ValueError` for adapters of another model than the one that answers."""
-    base = base_of(adapter)
-    if base and Path(base).name != Path(served).name:
-        raise ValueError(
-            f"The adapters of this run belong to {base!r}, but the client serves {served!r}: give a client of that model, or none."
-        )
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #6bf08ed8
 def coarse_to_fine(count: int) -> list[int]:
@@ -341,6 +324,7 @@ def make_engine(trainer: Any, adapter: Path) -> Any:
         return EmbeddedEngine(base_of(adapter))
     from verifiers_nb.trainer.grpo import sampling_base
 
+    check_base(adapter, trainer.model.active_peft_config.base_model_name_or_path)
     return EmbeddedEngine(sampling_base(trainer.model), trainer.processing_class)
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #84d0e9be
