@@ -26,7 +26,7 @@ from verifiers_nb.environments import load as load_room
 from verifiers_nb.environments.reverse_text import lcs_ratio
 from verifiers_nb.environments.wiki_search import embed_words, sample_pages
 from verifiers_nb.envs import data as data_room
-from verifiers_nb.envs.rehearsal import Script, ScriptedClient, rehearse, tool_call
+from verifiers_nb.envs.multiturn import Script, ScriptedClient, rehearse, tool_call
 
 Row = dict[str, Any]
 

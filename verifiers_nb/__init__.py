@@ -55,7 +55,7 @@ _EXPORTS = {
     "paired_difference",
     "envs.rescore": "rescore",
     "envs.environment": "Environment",
-    "envs.multiturn": "MultiTurnEnv SingleTurnEnv",
+    "envs.multiturn": "MultiTurnEnv SingleTurnEnv rehearse ScriptedClient tool_call",
     "envs.action_env": "ActionEnv",
     "envs.tools": "convert_func_to_oai_tool python calculator search search_ddg ask",
     "support.sandbox": "run_python Limits sandbox_guards isolated",
@@ -67,7 +67,6 @@ _EXPORTS = {
     "environments.reverse_text": "lcs_ratio",
     "envs.data": "load_example_dataset",
     "envs.verifiers": "as_verifiers",
-    "envs.rehearsal": "rehearse ScriptedClient tool_call",
     "trainer.advantage": "group_advantages leave_one_out_advantages scale_advantages "
     "decoupled_advantages overlong_penalty",
     "trainer.loss": "token_logprobs probability_ratio policy_loss cispo_loss sapo_loss vespo_loss "
