@@ -364,7 +364,7 @@ WRONG = {
     "missing 'pattern'": ["addition", "--verifier", "regex_format"],
     "failed to load": ["addition", "-a", '{"num_eval_examples": -7}'],
     "was stopped": ["addition", "--resume"],
-    "no adapter at missing": ["addition", "--endpoint", "embedded", "--adapter", "missing"],
+    "no adapter in 'missing'": ["addition", "--endpoint", "embedded", "--adapter", "missing"],
     "id 'x'": ["addition", "--resume", "x"],
 }
 

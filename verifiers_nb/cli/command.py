@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COMMANDS', 'data_text', 'ShowVersion', 'CommandParser', 'json_object', 'whole_number', 'number', 'flag', 'add_flags',
-           'say', 'SafeFormatter', 'CommandError', 'interrupt', 'run_command', 'end_on_sigterm', 'Presses', 'json_safe',
-           'write_whole', 'write_metadata', 'read_metadata', 'one_row', 'conversation', 'main']
+__all__ = ['COMMANDS', 'data_text', 'help_texts', 'ShowVersion', 'CommandParser', 'json_object', 'whole_number', 'number', 'flag',
+           'add_flags', 'say', 'SafeFormatter', 'CommandError', 'interrupt', 'said_in_a_sentence', 'run_command',
+           'end_on_sigterm', 'Presses', 'json_safe', 'write_whole', 'write_metadata', 'read_metadata', 'one_row',
+           'conversation', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -20,9 +21,11 @@ import signal
 import sys
 import time
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module, metadata
 from importlib.resources import files
 from pathlib import Path
@@ -35,6 +38,13 @@ from ..widgets.html import visible
 def data_text(name: str) -> str:
     """Return the text of a file in the package's `data` folder."""
     return (files("verifiers_nb") / "data" / name).read_text(encoding="utf-8")
+
+# %% ../../nbs/cli/00_command.ipynb #764b6403
+@cache
+def help_texts(prog: str) -> dict[str, str]:
+    """Return the help of the arguments of a command, by their names."""
+    texts = tomllib.loads(data_text("help/flags.toml"))
+    return texts["shared"] | texts.get(prog, {})
 
 # %% ../../nbs/cli/00_command.ipynb #1c86a7eb
 class ShowVersion(argparse.Action):
@@ -55,6 +65,11 @@ class CommandParser(argparse.ArgumentParser):
         super().__init__(prog, usage, about, examples, **settings)
         nothing, whose = argparse.SUPPRESS, "whose command this is"
         self.add_argument("--version", action=ShowVersion, nargs=0, default=nothing, help=whose)
+
+    def add(self, *names: str, group: Any = None, **about: Any) -> None:
+        """Add an argument, to a group or none; its last name is that of its help in `flags.toml`."""
+        about["help"] = help_texts(self.prog)[names[-1].lstrip("-").replace("-", "_")]
+        (group or self).add_argument(*names, **about)
 
     def error(self, message: str) -> NoReturn:
         """Print the message and leave with status 2."""
@@ -128,15 +143,14 @@ def flag(default: Any, *short: str, **given: Any) -> Any:
 # %% ../../nbs/cli/00_command.ipynb #f5976f0a
 def add_flags(parser: argparse.ArgumentParser, settings: type) -> None:
     """Add the flags of a dataclass to a parser."""
-    texts, group = tomllib.loads(data_text("help/flags.toml")), parser
-    known = texts["shared"] | texts.get(parser.prog, {})
+    group: Any = parser
     for each in fields(settings):
         if about := dict(each.metadata):
             if title := about.pop("group", None):
-                group = parser.add_argument_group(title)  # type: ignore[assignment]
+                group = parser.add_argument_group(title)
             if each.type == "bool":
                 about["action"] = "store_true"
-            about.setdefault("help", known.get(each.name))
+            about.setdefault("help", help_texts(parser.prog).get(each.name))
             if each.default and type(each.default) in (int, float, str):
                 about["help"] += f" (default: {each.default})"
             long = f"--{each.name.replace('_', '-')}"
@@ -163,6 +177,21 @@ class CommandError(Exception):
 def interrupt(*_: object) -> None:
     """Do what Ctrl-C does, when the system asks a command to end."""
     signal.raise_signal(signal.SIGINT)
+
+# %% ../../nbs/cli/00_command.ipynb #567c8c5d
+@contextmanager
+def said_in_a_sentence(needed_for: str) -> Iterator[None]:
+    """Turn what goes wrong within this block into a `CommandError`, on one line.
+
+    `needed_for`: what a package of the extra `train` is needed for, if one is missing.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        install = "pip install 'verifiers_nb[train]'"
+        raise CommandError(f"{needed_for} needs {error.name}: {install}") from error
+    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        raise CommandError(" ".join(str(error).split())) from error
 
 # %% ../../nbs/cli/00_command.ipynb #fa35e192
 def run_command(prog: str, work: Callable[[], int]) -> int:
@@ -243,9 +272,10 @@ def write_whole(path: Path, text: str) -> None:
     os.replace(part, path)
 
 # %% ../../nbs/cli/00_command.ipynb #af7b4c6b
-def write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    """Write the metadata of a run."""
-    write_whole(folder / "metadata.json", json.dumps(json_safe(metadata), indent=2) + "\n")
+def write_metadata(folder: Path | None, metadata: dict[str, Any]) -> None:
+    """Write the metadata of a run, unless it is kept nowhere."""
+    if folder is not None:
+        write_whole(folder / "metadata.json", json.dumps(json_safe(metadata), indent=2) + "\n")
 
 # %% ../../nbs/cli/00_command.ipynb #d6de90cc
 def read_metadata(folder: Path) -> dict[str, Any]:

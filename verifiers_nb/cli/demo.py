@@ -279,8 +279,7 @@ def run_quick_start(nb: NotebookNode, output: Path) -> int:
 def demo_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser("vf-demo")
-    kept = "where to keep them (default: outputs/quickstart)"
-    parser.add_argument("--output", type=Path, metavar="DIR", help=kept)
+    parser.add("--output", type=Path, metavar="DIR")
     return parser
 
 # %% ../../nbs/cli/08_demo.ipynb #1c7312de

@@ -463,11 +463,9 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
         if folder is None and (settings.save_dataset or settings.report):
             folder = new_folder(settings, model)
         metadata = start_metadata(settings, folder, model, chosen.url or "embedded")
-        if folder is not None:
-            write_metadata(folder, metadata)
+        write_metadata(folder, metadata)
         results = run_evaluation(settings, env, client, metadata, folder)
-        if folder is not None:
-            write_metadata(folder, metadata)
+        write_metadata(folder, metadata)
     except OSError as error:
         raise CommandError(failure_text(error, settings, folder)) from error
     finally:

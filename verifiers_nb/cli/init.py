@@ -110,12 +110,10 @@ def make_package(
 def init_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser("vf-init")
-    add, where = parser.add_argument, "where to make it (default: ./environments)"
-    add("name", metavar="NAME", help="such as my-sums")
-    add("-p", "--path", default="./environments", metavar="DIR", help=where)
-    add("--rewrite-readme", action="store_true", help="replace the README that is there")
-    exported = "with a notebook that nbdev exports to the module"
-    add("--notebook", action="store_true", help=exported)
+    parser.add("name", metavar="NAME")
+    parser.add("-p", "--path", default="./environments", metavar="DIR")
+    parser.add("--rewrite-readme", action="store_true")
+    parser.add("--notebook", action="store_true")
     return parser
 
 # %% ../../nbs/cli/06_init.ipynb #603ff866
@@ -280,18 +278,11 @@ def install_environment(arguments: Sequence[str], options: Sequence[str]) -> Non
 def install_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser("vf-install")
-    add, where = parser.add_argument, "folder of your own environments (default: ./environments)"
-    add(
-        "name",
-        metavar="NAME",
-        nargs="?",
-        help="an environment, a git address, or NAME==VERSION of an index",
-    )
-    add("-p", "--path", default="./environments", metavar="DIR", help=where)
-    source = "from the environments folder of a git repository (default: this package's)"
-    add("-r", "--from-repo", nargs="?", const="", metavar="URL", help=source)
-    add("-b", "--branch", metavar="BRANCH", help="a branch, tag or commit of it")
-    add("--list", action="store_true", help="list environments and leave")
+    parser.add("name", metavar="NAME", nargs="?")
+    parser.add("-p", "--path", default="./environments", metavar="DIR")
+    parser.add("-r", "--from-repo", nargs="?", const="", metavar="URL")
+    parser.add("-b", "--branch", metavar="BRANCH")
+    parser.add("--list", action="store_true")
     return parser
 
 # %% ../../nbs/cli/06_init.ipynb #e5a885d2
@@ -324,14 +315,12 @@ def install_main(argv: Sequence[str] | None = None) -> int:
 def ship_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser("vf-ship")
-    add, known = parser.add_argument, ("v0", "prime", "openenv")
-    add("name", metavar="NAME", help="an environment; vf-install --list shows ours")
-    add("--to", required=True, choices=known, help="the library that is to take it")
-    own = "arguments of the environment"
-    add("-a", "--env-args", type=json_object, default={}, metavar="JSON", help=own)
-    add("-o", "--output", metavar="DIR", help="the package's folder (default: shipped/NAME-TO)")
-    add("--prove", metavar="RESULTS", help="a file of rollouts to play again in the target")
-    add("--python", metavar="FILE", help="a Python that has the target, for --prove")
+    parser.add("name", metavar="NAME")
+    parser.add("--to", required=True, choices=("v0", "prime", "openenv"))
+    parser.add("-a", "--env-args", type=json_object, default={}, metavar="JSON")
+    parser.add("-o", "--output", metavar="DIR")
+    parser.add("--prove", metavar="RESULTS")
+    parser.add("--python", metavar="FILE")
     return parser
 
 # %% ../../nbs/cli/06_init.ipynb #05edd5cf

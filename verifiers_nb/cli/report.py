@@ -324,10 +324,9 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
 def report_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser("vf-report")
-    add, where = parser.add_argument, "where to write the page (default: beside the rollouts)"
-    add("run", metavar="RUN", help="folder of an evaluation, or a file of rollouts")
-    add("second", metavar="SECOND", nargs="?", help="another, to compare with it")
-    add("-o", "--output", type=Path, metavar="FILE", help=where)
+    parser.add("run", metavar="RUN")
+    parser.add("second", metavar="SECOND", nargs="?")
+    parser.add("-o", "--output", type=Path, metavar="FILE")
     return parser
 
 # %% ../../nbs/cli/02_report.ipynb #caefab0c

@@ -19,7 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import CommandError, flag, json_object, number
+from verifiers_nb.cli.command import (
+    CommandError,
+    flag,
+    json_object,
+    number,
+    said_in_a_sentence,
+)
 
 if TYPE_CHECKING:
     from verifiers_nb.envs.environment import Environment
@@ -223,20 +229,15 @@ def served_models(client: Any) -> list[str]:
 # %% ../../nbs/cli/01_settings.ipynb #0bba88ea
 def open_engine(model: str, adapter: str | Path | None = None) -> Any:
     """Return an engine in this process that answers with a model, and with an adapter for it."""
-    if adapter and not (Path(adapter) / "adapter_config.json").is_file():
-        raise CommandError(f"there is no adapter at {adapter}: a folder with adapter_config.json")
-    try:
+    with said_in_a_sentence("the embedded engine"):
+        from verifiers_nb.inference.client import check_saved
         from verifiers_nb.inference.engine import EmbeddedEngine
 
+        saved = check_saved(adapter) if adapter else None  # before the model is loaded
         engine = EmbeddedEngine(model)
-        if adapter:
-            engine.push(adapter)
+        if saved:
+            engine.push(saved)
         return engine
-    except ModuleNotFoundError as error:
-        needed = f"the embedded engine needs {error.name}: pip install 'verifiers_nb[train]'"
-        raise CommandError(needed) from error
-    except (OSError, ValueError, RuntimeError) as error:
-        raise CommandError(" ".join(str(error).split())) from error
 
 # %% ../../nbs/cli/01_settings.ipynb #b70ffaf7
 def open_endpoint(

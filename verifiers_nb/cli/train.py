@@ -49,6 +49,7 @@ from verifiers_nb.cli.command import (
     flag,
     number,
     run_command,
+    said_in_a_sentence,
     say,
 )
 from verifiers_nb.cli.settings import (
@@ -367,15 +368,13 @@ def train_parser(tables: Tables) -> CommandParser:
     parser = CommandParser("vf-train", argument_default=argparse.SUPPRESS)
     parser.add_argument("env", metavar="ENV", nargs="?", help=ENV_HELP)
     add_flags(parser, TrainSettings)
-    add = parser.add_argument_group("the run").add_argument
-    add("--config", metavar="FILE", help="TOML file with settings")
-    kept = "where the run is kept (default: outputs/ENV--MODEL)"
-    add("-o", "--output-dir", dest="grpo.output_dir", metavar="DIR", help=kept)
-    add("--resume", metavar="DIR", help="go on with the run in a folder, with its settings")
-    listed = "list all settings, or those about a word, and leave"
-    add("--settings", nargs="?", const="", metavar="WORD", help=listed)
-    add("--plain", action="store_true", help="a line a step, in a terminal, too")
-    add("-v", "--verbose", action="store_true", help="log more")
+    run = parser.add_argument_group("the run")
+    parser.add("--config", metavar="FILE", group=run)
+    parser.add("-o", "--output-dir", dest="grpo.output_dir", metavar="DIR", group=run)
+    parser.add("--resume", metavar="DIR", group=run)
+    parser.add("--settings", nargs="?", const="", metavar="WORD", group=run)
+    parser.add("--plain", action="store_true", group=run)
+    parser.add("-v", "--verbose", action="store_true", group=run)
     own = {key: value for key, value in tables["grpo"].items() if key != "output_dir"}
     add_training_flags(parser, {**tables, "grpo": own}, SHOWN_SETTINGS)
     return parser
@@ -591,7 +590,7 @@ def find_client(
 def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTrainer:
     """Return the trainer of a run; a `CommandError` says what can't be."""
     env = load(settings.env, settings.env_args, settings.env_dir_path, settings.offline)
-    try:
+    with said_in_a_sentence("training"):
         from verifiers_nb.trainer.config import grpo_defaults, lora_defaults
         from verifiers_nb.trainer.grpo import GRPOTrainer
 
@@ -600,11 +599,6 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
         lora = replace(lora_defaults(), **settings.lora)
         client = find_client(settings, args, lora, rank, stack)
         trainer = GRPOTrainer(settings.learner, env, args, peft_config=lora, client=client)
-    except ModuleNotFoundError as error:
-        needed = f"training needs {error.name}: pip install 'verifiers_nb[train]'"
-        raise CommandError(needed) from error
-    except (ValueError, TypeError, RuntimeError, ImportError, OSError) as error:
-        raise CommandError(" ".join(str(error).split())) from error
     stack.callback(trainer.close)
     return trainer
 

@@ -553,10 +553,8 @@ class TerminalBrowser(App[None]):
 def tui_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser("vf-tui")
-    where = "folders to look below, or files of rollouts (default: this folder)"
-    parser.add_argument("paths", metavar="PATH", nargs="*", type=Path, help=where)
-    named = "the environment whose format is checked (default: that of the evaluation)"
-    parser.add_argument("--env", metavar="NAME", help=named)
+    parser.add("paths", metavar="PATH", nargs="*", type=Path)
+    parser.add("--env", metavar="NAME")
     return parser
 
 # %% ../../nbs/cli/04_tui.ipynb #9a5d089b

@@ -48,8 +48,7 @@ class ServerSettings:
 def vllm_parser() -> CommandParser:
     """Return the parser of the command line."""
     parser = CommandParser("vf-vllm", argument_default=argparse.SUPPRESS)
-    named = "a name on the hub, a folder, or a model of the package"
-    parser.add_argument("model", metavar="MODEL", help=named)
+    parser.add("model", metavar="MODEL")
     add_flags(parser, ServerSettings)
     return parser
 

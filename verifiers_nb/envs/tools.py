@@ -323,14 +323,7 @@ OPERATORS: Mapping[type[ast.AST], Callable[..., Any]] = {
 MATH_FUNCTIONS = "ceil cos degrees exp floor gcd log log10 log2 radians sin sqrt tan"
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **{name: getattr(math, name) for name in MATH_FUNCTIONS.split()},
-    **{
-        "abs": abs,
-        "max": max,
-        "min": min,
-        "pow": power,
-        "round": round_off,
-        "factorial": factorial,
-    },
+    **dict(abs=abs, max=max, min=min, pow=power, round=round_off, factorial=factorial),
 }
 CONSTANTS: Mapping[str, float] = {"pi": math.pi, "e": math.e}
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'OF_THEIRS', 'MODULES', 'LACKING', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers',
-           'as_verifiers', 'foreign_imports']
+__all__ = ['logger', 'their_names', 'is_theirs', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'as_verifiers',
+           'foreign_imports']
 
 # %% ../../nbs/envs/11_verifiers.ipynb #17637797
 import importlib
@@ -15,47 +15,38 @@ import importlib.util
 import logging
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.resources import files
 from types import ModuleType
 from typing import Any
 
 # %% ../../nbs/envs/11_verifiers.ipynb #fbe64584
 logger = logging.getLogger(__name__)
 
-OF_THEIRS = (
-    "types inference inference.vllm_client errors decorators utils.decorators "
-    "envs envs.env_group envs.environment envs.multiturn_env envs.singleturn_env envs.tool_env "
-    "envs.stateful_tool_env envs.textarena_env envs.reasoninggym_env envs.integrations "
-    "envs.integrations.textarena_env envs.integrations.reasoninggym_env "
-    "parsers parsers.parser parsers.think_parser parsers.xml_parser parsers.maybe_think_parser "
-    "rubrics rubrics.judge_rubric rubrics.math_rubric rubrics.rubric rubrics.rubric_group "
-    "rubrics.tool_rubric scripts scripts.eval trainers trainers.grpo_config trainers.grpo_trainer "
-    "utils utils.async_utils utils.config_utils utils.data_utils utils.env_utils "
-    "utils.logging_utils utils.message_utils utils.model_utils utils.report_utils "
-    "utils.tool_utils utils.tools"
-)
-MODULES = {"verifiers", *(f"verifiers.{module}" for module in OF_THEIRS.split())}
+
+@cache
+def their_names() -> dict[str, Any]:
+    """Return the `modules` of `verifiers` that are answered for, and what is `lacking`, by version."""
+    listed = files("verifiers_nb") / "data" / "verifiers_names.toml"
+    return tomllib.loads(listed.read_text(encoding="utf-8"))
+
+# %% ../../nbs/envs/11_verifiers.ipynb #2c57bc4f
+def is_theirs(module: str) -> bool:
+    """Return whether we answer for a module of `verifiers`, named in full."""
+    package, _, below = module.partition(".")
+    return package == "verifiers" and below in ["", *their_names()["modules"].split()]
 
 # %% ../../nbs/envs/11_verifiers.ipynb #e90c9a88
-LACKING = {
-    "0.1.5": "PythonEnv SandboxEnv envs.python_env envs.sandbox_env utils.client_utils",
-    "0.1.6": "ClientConfig EvalConfig GenerateMetadata utils.eval_utils utils.path_utils",
-    "0.1.7": "RLConfig RLTrainer rl",
-    "0.1.8": "utils.response_utils concat_messages",
-    "0.1.9": "CliAgentEnv GymEnv HarborEnv MCPEnv envs.experimental",
-    "0.1.10": "BrowserEnv OpenEnvEnv RolloutOutput envs.integrations.browser_env gepa",
-    "0.1.11": "Client Usage ResponseMessage clients",
-    "0.1.14": "Taskset Harness v1",
-}
-
-
 def explain_missing(name: str) -> str:
     """Say of a name or a module of `verifiers` that is not here since when `verifiers` has it."""
     wanted = name.removeprefix("verifiers.")
-    versions = {each: version for version, names in LACKING.items() for each in names.split()}
+    lacking = their_names()["lacking"].items()
+    versions = {each: version for version, names in lacking for each in names.split()}
     since = next((v for n, v in versions.items() if f"{wanted}.".startswith(f"{n}.")), None)
     came = f"came with verifiers {since}" if since else "is no name of verifiers up to 0.1.11"
     return f"{name} {came}: verifiers_nb, which answers for verifiers here, does not have it."
@@ -68,7 +59,7 @@ class Alias(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         """Return a module below this one, or a public name."""
-        if (below := f"{self.__name__}.{name}") in MODULES:
+        if is_theirs(below := f"{self.__name__}.{name}"):
             return Alias(below)
         later = importlib.import_module("verifiers_nb.bridges.later_verifiers").LATER_NAMES
         ours = importlib.import_module("verifiers_nb")
@@ -91,7 +82,7 @@ class AliasFinder(MetaPathFinder, Loader):
         """Return the spec of an alias; raises `ModuleNotFoundError` for one that is not here."""
         if fullname.partition(".")[0] != "verifiers":
             return None
-        if fullname not in MODULES:
+        if not is_theirs(fullname):
             message = f"No module {fullname!r}: {explain_missing(fullname)}"
             raise ModuleNotFoundError(message, name=fullname)
         return ModuleSpec(fullname, self, origin="verifiers_nb", is_package=True)

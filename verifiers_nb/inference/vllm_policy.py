@@ -42,6 +42,7 @@ from verifiers_nb.inference.client import (
     check_saved,
     encode,
     is_given,
+    staged,
 )
 from verifiers_nb.inference.http import (
     HTTPClient,
@@ -126,18 +127,12 @@ def write_adapter(
     copy: Callable[[str, str], Any] = shutil.copyfile,
 ) -> None:
     """Write a PEFT model's active adapter, or a copy of a saved one, whole or not at all."""
-    fresh = folder.with_name(f".{folder.name}")
-    fresh.mkdir(parents=True)
-    try:
+    with staged(folder) as fresh:
         if isinstance(adapter, (str, Path)):
             for name in ("adapter_config.json", "adapter_model.safetensors"):
                 copy(str(Path(adapter) / name), str(fresh / name))
         else:
             save_weights(adapter, fresh)
-        os.replace(fresh, folder)
-    except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)
-        raise
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #9e6a55b6
 SHARED_MEMORY = Path("/dev/shm")

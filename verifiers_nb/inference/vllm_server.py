@@ -365,7 +365,7 @@ class Failure:
     advice: str
     pattern: str = ""
 
-
+# %% ../../nbs/inference/05_vllm_server.ipynb #e8bd65eb
 @cache
 def known_failures() -> dict[str, Failure]:
     """Return the failures that we know by name."""

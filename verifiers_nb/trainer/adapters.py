@@ -6,22 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['with_adapter', 'turn_off_dropout', 'staged', 'save_adapter', 'merge_and_save', 'MovingReference']
+__all__ = ['with_adapter', 'turn_off_dropout', 'save_adapter', 'merge_and_save', 'MovingReference']
 
 # %% ../../nbs/trainer/07_adapters.ipynb #77de68da
 import copy
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 
-from ..inference.client import check_adapter
+from ..inference.client import check_adapter, staged
 from .batching import MicroBatch, batch_logprobs
 from .objective import reference_logprobs
 
@@ -50,23 +45,6 @@ def turn_off_dropout(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-
-# %% ../../nbs/trainer/07_adapters.ipynb #f1abd670
-@contextmanager
-def staged(folder: str | Path) -> Iterator[Path]:
-    """Give a folder to write to, which becomes `folder`, in place of an old one, when all went well."""
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (folder.with_name(f".{folder.name}.{uuid4().hex}") for _ in range(2))
-    fresh.mkdir()
-    try:
-        yield fresh
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
 
 # %% ../../nbs/trainer/07_adapters.ipynb #f35534ad
 def save_adapter(model: PeftModel, folder: str | Path) -> Path:

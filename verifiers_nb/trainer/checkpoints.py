@@ -38,9 +38,9 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from ..envs.store import claimed, from_line, to_line
+from ..inference.client import staged
 from ..support.calls import without_secrets
 from ..support.memory import best_device
-from .adapters import staged
 from .control import InterruptGuard, RunControl
 from .sharding import on_first
 
