@@ -42,7 +42,7 @@ from verifiers_nb.inference.client import (
     check_saved,
     encode,
     is_given,
-    staged,
+    written_whole,
 )
 from verifiers_nb.inference.http import (
     HTTPClient,
@@ -127,7 +127,7 @@ def write_adapter(
     copy: Callable[[str, str], Any] = shutil.copyfile,
 ) -> None:
     """Write a PEFT model's active adapter, or a copy of a saved one, whole or not at all."""
-    with staged(folder) as fresh:
+    with written_whole(folder) as fresh:
         if isinstance(adapter, (str, Path)):
             for name in ("adapter_config.json", "adapter_model.safetensors"):
                 copy(str(Path(adapter) / name), str(fresh / name))

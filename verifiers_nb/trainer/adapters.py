@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 
-from ..inference.client import check_adapter, staged
+from ..inference.client import check_adapter, written_whole
 from .batching import MicroBatch, batch_logprobs
 from .objective import reference_logprobs
 
@@ -49,7 +49,7 @@ def turn_off_dropout(model: torch.nn.Module) -> None:
 # %% ../../nbs/trainer/07_adapters.ipynb #f35534ad
 def save_adapter(model: PeftModel, folder: str | Path) -> Path:
     """Save the adapter to `folder`, replacing what is there; returns the folder."""
-    with staged(folder) as fresh:
+    with written_whole(folder) as fresh:
         model.save_pretrained(str(fresh))
     return Path(folder)
 
@@ -59,7 +59,7 @@ def merge_and_save(model: PeftModel, tokenizer: Any, folder: str | Path) -> Path
 
     Works on a copy, so there must be memory for a second model.
     """
-    with staged(folder) as fresh:
+    with written_whole(folder) as fresh:
         copy.deepcopy(model).merge_and_unload().save_pretrained(str(fresh))
         tokenizer.save_pretrained(str(fresh))
     return Path(folder)

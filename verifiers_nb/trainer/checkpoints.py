@@ -38,7 +38,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback, Tra
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
 from ..envs.store import claimed, from_line, to_line
-from ..inference.client import staged
+from ..inference.client import written_whole
 from ..support.calls import without_secrets
 from ..support.memory import best_device
 from .control import InterruptGuard, RunControl
@@ -201,7 +201,7 @@ def copy_past(checkpoint: str | Path, folder: str | Path) -> Path:
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: give the fork another folder.")
     try:
-        with staged(folder) as fresh:
+        with written_whole(folder) as fresh:
             shutil.copytree(checkpoint, fresh / checkpoint.name)
             if (metrics := checkpoint.parent / METRICS).exists():
                 shutil.copy(metrics, fresh / METRICS)
@@ -286,7 +286,9 @@ class KeepAdapters(TrainerCallback):
         if state.global_step not in self.steps:
             return
         try:
-            with staged(Path(args.output_dir) / f"adapters/step-{state.global_step:05d}") as fresh:
+            with written_whole(
+                Path(args.output_dir) / f"adapters/step-{state.global_step:05d}"
+            ) as fresh:
                 save_weights(model, fresh)
         except Exception as error:  # of a full disk: each library has an error of its own
             self.steps = frozenset()
