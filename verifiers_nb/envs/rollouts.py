@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from .prompts import RolloutRows
-from .store import RolloutStore, stored_outputs
+from .store import INPUTS, RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
 from ..rubrics.changes import func_digests
 from ..rubrics.rubric import Rubric, indices_of, score_many, score_one
@@ -182,15 +182,8 @@ def fail(rollout: Rollout, error: Exception) -> None:
     """Fill in a rollout that failed: an empty completion, and the reason, also in its state."""
     rollout.error = without_secrets(f"{type(error).__name__}: {error}".removesuffix(": "))
     rollout.completion, rollout.turns = "" if isinstance(rollout.prompt, str) else [], []
-    inputs = dict(
-        prompt=rollout.prompt, answer=rollout.answer, task=rollout.task, info=rollout.info
-    )
-    rollout.state = {
-        **inputs,
-        "completion": rollout.completion,
-        "responses": [],
-        "error": rollout.error,
-    }
+    kept = {name: getattr(rollout, name) for name in (*INPUTS, "error")}
+    rollout.state = {**kept, "responses": []}
 
 # %% ../../nbs/envs/02_rollouts.ipynb #cb4e5208
 def failed_score(rubric: Rubric) -> RolloutScore:
@@ -229,16 +222,10 @@ def kept_outputs(
     rollouts: Sequence[Rollout], reward: list[float], metrics: dict[str, list[float]]
 ) -> GenerateOutputs:
     """Return rollouts and their scores as columns."""
-    return GenerateOutputs.model_construct(  # ours already: no need to validate every message
-        prompt=[rollout.prompt for rollout in rollouts],
-        completion=[rollout.completion for rollout in rollouts],
-        answer=[rollout.answer for rollout in rollouts],
-        state=[rollout.state for rollout in rollouts],
-        info=[rollout.info for rollout in rollouts],
-        task=[rollout.task for rollout in rollouts],
-        reward=reward,
-        metrics=metrics,
-    )
+    names = (*INPUTS, "state")
+    columns: dict[str, Any] = {name: [getattr(r, name) for r in rollouts] for name in names}
+    # Ours already: no need to validate every message.
+    return GenerateOutputs.model_construct(**columns, reward=reward, metrics=metrics)
 
 # %% ../../nbs/envs/02_rollouts.ipynb #827bfc45
 def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None) -> dict[str, Any]:

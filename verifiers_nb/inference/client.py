@@ -10,10 +10,12 @@ __all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'U
            'model_not_found', 'hub_answers', 'is_out_of_reach', 'no_progress_bar', 'needs_train', 'default_dtype',
            'get_model', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
            'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
-           'read_answer', 'check_adapter', 'check_saved', 'base_of', 'check_base']
+           'read_answer', 'check_adapter', 'check_saved', 'base_of', 'check_base', 'written_whole']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import json
+import os
+import shutil
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,6 +23,7 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import orjson
 
@@ -410,3 +413,20 @@ def check_base(adapter: str | Path, model: str | None) -> None:
             f"The adapter in {adapter} belongs to {base!r}, which is another model than {model!r}: take that model, "
             "or a run of this one."
         )
+
+# %% ../../nbs/inference/00_client.ipynb #7ae26124
+@contextmanager
+def written_whole(folder: str | Path) -> Iterator[Path]:
+    """Give a folder to write to, which becomes `folder`, in place of an old one, when all went well."""
+    folder = Path(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    fresh, old = (folder.with_name(f".{folder.name}.{uuid4().hex}") for _ in range(2))
+    fresh.mkdir()
+    try:
+        yield fresh
+        if folder.exists():
+            os.replace(folder, old)
+        os.replace(fresh, folder)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)

@@ -470,7 +470,7 @@ def end_processes(guards: Iterable[subprocess.Popen[bytes]]) -> None:
         guard.terminate()
         guard.wait()
 
-
+# %% ../../nbs/inference/05_vllm_server.ipynb #80c573c5
 def end_server(guards: list[subprocess.Popen[bytes]], reserved: socket.socket, owner: int) -> None:
     """End a server with all its processes and free its port, in the process that started it."""
     reserved.close()

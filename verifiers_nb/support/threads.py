@@ -30,6 +30,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 # %% ../../nbs/support/00_threads.ipynb #902ba3cd
 T = TypeVar("T")
@@ -128,7 +129,8 @@ class Threads:
         self.most, self.count, self.started = max(1, most), 0, 0
         self.jobs: SimpleQueue[ThreadJob] = SimpleQueue()
         self.done = DoneJobs()
-        self.watching: set[asyncio.AbstractEventLoop] = set()  # loops that call `grow`
+        # Loops that call `grow`; one that was closed while a job waited goes with its last user.
+        self.watching: WeakSet[asyncio.AbstractEventLoop] = WeakSet()
         self.lock = threading.Lock()
 
     async def run(self, func: Callable[[], T]) -> T:
