@@ -47,6 +47,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append({**body, "key": self.headers.get("Authorization")})
         time.sleep(self.server.pause)
+        while len(self.server.requests) > self.server.silent_after:
+            time.sleep(0.05)
         message = {"role": "assistant", "content": "<answer>\n7\n</answer>\x1b[31m"}
         usage = {"prompt_tokens": 5, "completion_tokens": 2, "total_tokens": 7}
         choice = {"index": 0, "finish_reason": "stop", "message": message}
@@ -69,7 +71,7 @@ class Server(ThreadingHTTPServer):
     """A server on a free port that notes what it is asked."""
 
     daemon_threads = True
-    pause, key = 0.0, ""
+    pause, key, silent_after = 0.0, "", 1000
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -128,7 +130,7 @@ def test_endpoints_have_names(tmp_path: Path, server: Server) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: signal.Signals) -> None:
-    server.pause = 0.2
+    server.pause, server.silent_after = 0.2, 8  # so that it can't be done before it is stopped
     arguments = ["addition", "-b", server.url, "-n", "10", "-r", "2", "-c", "2"]
     command = [*COMMAND, *arguments, "-s"]
     pipe = subprocess.PIPE
@@ -145,6 +147,7 @@ def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: sign
         assert process.returncode == 130 and "Traceback" not in said
         assert f"--resume {folder.name} --api-base-url {server.url} goes on" in said
     server.requests.clear()
+    server.silent_after = 1000
     unnamed = call("addition", "--resume", cwd=tmp_path)
     assert (
         unnamed.returncode == 2

@@ -114,15 +114,20 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("text", [*BROKEN.values(), ""], ids=[*BROKEN, "nothing"])
-def test_a_broken_link_is_found(tmp_path: Path, text: str) -> None:
-    first = nbformat.v4.new_markdown_cell(f"# First\n\n> The first.\n\n{text}")
-    start = nbformat.v4.new_markdown_cell("# Start\n\n[First](tutorials/101_first.ipynb)")
+def test_broken_links_are_found_and_no_others(tmp_path: Path) -> None:
+    """Each of a page of its own; the page of the start and the one without such a link are whole."""
+    start = "# Start\n\n[First](tutorials/101_page.ipynb)"
+    texts = {"index": start} | {
+        f"tutorials/10{n}_page": f"# Page {n}\n\n> Page {n}.\n\n{text}"
+        for n, text in enumerate([*BROKEN.values(), ""], 1)
+    }
     (tmp_path / "nbs/tutorials").mkdir(parents=True)
-    for name, cell in (("index", start), ("tutorials/101_first", first)):
-        nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / f"nbs/{name}.ipynb")
+    for name, text in texts.items():
+        cells = [nbformat.v4.new_markdown_cell(text)]
+        nbformat.write(nbformat.v4.new_notebook(cells=cells), tmp_path / f"nbs/{name}.ipynb")
     found = make_site(tmp_path / "nbs", tmp_path / "site", api=False)
-    assert bool(found) == bool(text), found
+    told = {page for page in texts if any(page in each for each in found)}
+    assert told == {f"tutorials/10{n}_page" for n in range(1, len(BROKEN) + 1)}, found
 
 
 def test_broken_html_is_found(tmp_path: Path) -> None:

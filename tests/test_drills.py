@@ -423,9 +423,9 @@ def test_the_calculator_bounds_every_operation() -> None:
         "gcd(9**3000, 7**3000)", "floor(1e308) * floor(1e308)", "2.0**10**9", "ceil(1e308)**9",
     ]  # fmt: skip
     for expression in hostile:
-        began = time.monotonic()
+        began = time.thread_time()
         answer = calculator(expression)
-        seconds = time.monotonic() - began
+        seconds = time.thread_time() - began
         print(f"{expression[:40]}: {seconds:.3f} s, {answer[:60]}")
         assert seconds < 2 and len(answer) < 5000
 
@@ -543,17 +543,17 @@ env.evaluate(Client(), "m", progress=False)
 WAITING = """
 import time
 from verifiers_nb.support import threads
-threads.LONG_WAIT = 1.5
+threads.LONG_WAIT = 0.5
 def loops(completion):
-    until = time.monotonic() + 4
+    until = time.monotonic() + 3
     while time.monotonic() < until:
         pass
     return 1.0
 def sleeps(completion):
-    time.sleep(4)
+    time.sleep(3)
     return 1.0
 async def awaits(completion):
-    await asyncio.sleep(4)
+    await asyncio.sleep(3)
     return 1.0
 func = globals()[sys.argv[1]]
 timeout = 60 if sys.argv[1] == "sleeps" else None
@@ -569,8 +569,7 @@ def test_a_function_that_runs_for_long_is_named(reward: str, shown: str, tmp_pat
     """In the event loop's thread, in a thread of its own, and waiting in the event loop."""
     script = tmp_path / "rewards.py"
     script.write_text(COMMON + WAITING)
-    command = [sys.executable, str(script), reward, shown]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = forked.run([sys.executable, str(script), reward, shown], timeout=60)
     said = done.stdout + done.stderr
     print(said[-300:])
     assert f"s for {reward} (rewards.py, line " in said

@@ -33,11 +33,11 @@ class Client:
     def __init__(self):
         self.chat = self.completions = self
     async def create(self, **request):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(float(pause))
         message = SimpleNamespace(content="x" * 200)
         return SimpleNamespace(choices=[SimpleNamespace(message=message)])
 
-path, limit = sys.argv[1], int(sys.argv[2])
+path, limit, pause = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 if limit:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 questions = [f"question {{i}}" for i in range({ROLLOUTS})]
@@ -46,9 +46,9 @@ env.evaluate(Client(), "m", max_concurrent=8, save_path=path, progress=False)
 """
 
 
-def start(path: Path, limit: int = 0) -> forked.Popen:
-    """Start the evaluation in a process of its own, with a largest file size in bytes."""
-    command = [sys.executable, "-c", SCRIPT, str(path), str(limit)]
+def start(path: Path, limit: int = 0, pause: float = 0.01) -> forked.Popen:
+    """Start the evaluation in a process of its own, with a largest file size in bytes and the seconds of an answer."""
+    command = [sys.executable, "-c", SCRIPT, str(path), str(limit), str(pause)]
     return forked.Popen(command)
 
 
@@ -75,7 +75,7 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
 
 def test_a_second_process_on_one_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
-    first = start(path)
+    first = start(path, pause=0.1)  # in all 4 s
     while not path.exists():
         assert first.poll() is None
         time.sleep(0.005)

@@ -190,10 +190,10 @@ def test_a_server_that_never_answers(serving: Callable[..., Server], quick_pause
     server = serving(
         lambda question: None if question == "question 3" else (answer(question), False)
     )
-    client = HTTPClient(server.url, timeout=0.5, retries=1)
+    client = HTTPClient(server.url, timeout=2.0, retries=1)
     outputs = environment(10).evaluate(client, "m", progress=False)
     assert outputs.reward == [float(i != 3) for i in range(10)]
-    assert "no answer within 0.5 s" in outputs.state[3]["error"]
+    assert "no answer within 2.0 s" in outputs.state[3]["error"]
     assert server.requests["question 3"] == 2
 
 
@@ -218,10 +218,13 @@ def test_a_server_that_dies_and_comes_back(serving: Callable[..., Server], tmp_p
         time.sleep(0.002)
         return answer(question), False
 
-    first = serving(behave)
+    def dying(question: str) -> tuple[bytes, bool] | None:
+        return behave(question) if first.requests.total() <= 100 else None
+
+    first = serving(dying)
 
     def restart() -> None:
-        while first.requests.total() < 50:
+        while first.requests.total() < 100:
             time.sleep(0.01)
         first.stop()
         time.sleep(0.7)
@@ -237,7 +240,7 @@ def test_a_server_that_dies_and_comes_back(serving: Callable[..., Server], tmp_p
     watcher.join()
     assert outputs.reward == [1.0] * 300
     assert sorted(r["index"] for r in vf.read_rollouts(path)) == list(range(300))
-    assert second[0].requests.total() > 100
+    assert second[0].requests.total() >= 200
 
 
 def test_a_server_that_is_gone_ends_every_rollout_once(quick_pauses: None, tmp_path: Path) -> None:

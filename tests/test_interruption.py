@@ -80,7 +80,8 @@ def test_a_stopped_run_goes_on(kind: signal.Signals, straight: Path, tmp_path: P
 
     run_to_end(folder)
     ours, theirs = (load_file(f / "adapter/adapter_model.safetensors") for f in (folder, straight))
-    assert all(equal(ours[name], theirs[name]) for name in theirs)
+    apart = max((ours[name] - theirs[name]).abs().max().item() for name in theirs)
+    assert apart <= (1e-6 if 31 in kept.values() else 0.0)  # one rollout alone is another batch
     for step in range(1, STEPS + 1):
         indices = [r["index"] for r in read_rollouts(folder / f"rollouts/step-{step:05d}.jsonl")]
         assert sorted(indices) == list(range(32)), f"step {step}"

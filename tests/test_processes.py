@@ -69,7 +69,7 @@ def launch(folder: Path, how: str | None = None, **settings: object) -> Complete
 
 
 def launch_for_real(folder: Path, how: str) -> CompletedProcess[str]:
-    """Train in two processes by accelerate's own command and a launch configuration of ours."""
+    """Train in two processes by accelerate's own command and a launch configuration of ours; tutorial 109 does, too."""
     script = folder.parent / "train.py"
     script.write_text(SCRIPT)
     config = ["--config_file", str(vf.launch_config(how))]
@@ -102,7 +102,8 @@ class Runs(dict[str, Path]):
     def __missing__(self, how: str) -> Path:
         """Make a run, and look at what its processes held."""
         folder = self.root.mktemp("runs") / how
-        done = launch(folder) if how == "alone" else launch_for_real(folder, how)
+        kind = how if how in KINDS else None
+        done = launch_for_real(folder, how) if how == "fsdp" else launch(folder, kind)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.count("holds") == (1 if how == "alone" else 2)
         lines = [line for line in done.stdout.splitlines() if "holds" in line]

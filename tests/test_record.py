@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 from pathlib import Path
@@ -149,36 +150,38 @@ def children(mark: str) -> list[Path]:
 class Hangs:
     """A client that never answers, and notes when it was called off."""
 
-    def __init__(self) -> None:
-        self.asked, self.ended = 0, 0
+    def __init__(self, note: Path) -> None:
+        self.asked, self.ended, self.note = 0, 0, note
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
 
     async def create(self, **request: Any) -> Any:
         """Wait for ever."""
         self.asked += 1
+        self.note.touch()
         try:
             await asyncio.sleep(600)
         finally:
             self.ended += 1
 
 
-def test_an_agent_that_dies_calls_its_request_off() -> None:
-    code = AGENT.replace("import json, sys", "import json, os, sys, threading").replace(
-        "for _ in range(5):", "threading.Timer(1.0, os._exit, [3]).start()\nfor _ in range(5):"
-    )
-    client, started = Hangs(), time.monotonic()
+def test_an_agent_that_dies_calls_its_request_off(tmp_path: Path) -> None:
+    """It dies when its request has been asked of the model."""
+    die = f"import os, threading, time\nasked = {str(tmp_path / 'asked')!r}\ndef die():\n"
+    die += "    while not os.path.exists(asked): time.sleep(0.01)\n    os._exit(3)\n"
+    code = f"{die}threading.Thread(target=die).start()\n{AGENT}"
+    client, started = Hangs(tmp_path / "asked"), time.monotonic()
     results = agent_env(program(code), dataset=ROWS[:1]).evaluate(client, "m", progress=False)
     assert "ended with status 3" in str(results.errors[0])
     assert (client.asked, client.ended) == (1, 1) and time.monotonic() - started < 30
 
 
 def test_a_rollout_that_takes_too_long_ends_the_program_and_what_it_started() -> None:
-    mark = "sleep 98.7654"
+    mark = f"sleep 98.{os.getpid()}"
     code = f"import subprocess; subprocess.run('{mark}; true', shell=True)"
     env = agent_env(program(code), rollout_timeout=2.0)
     results = env.evaluate(vf.ScriptedClient("4"), "m", progress=False)
     assert [str(error)[:12] for error in results.errors] == ["TimeoutError"] * 3
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while children(mark):
         assert time.monotonic() < deadline, "the program is still running"
         time.sleep(0.1)

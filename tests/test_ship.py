@@ -83,8 +83,23 @@ def policy() -> Any:
     )
 
 
+@pytest.fixture(scope="module")
+def stored(judge: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Any, Path]]:
+    """Return by environment the arguments it was loaded with, and a hundred rollouts and more."""
+    folder, made = tmp_path_factory.mktemp("stored"), {}
+    for name in ENVIRONMENTS:
+        given: dict[str, Any] = {} if name == "addition" else {"offline": True}
+        given |= {"judge_base_url": judge} if name == "simpleqa" else {}
+        env, results = vf.load_environment(name, **given), folder / f"{name}.jsonl"
+        env.evaluate(policy(), "any", num_examples=15, rollouts_per_example=7, save_path=results)
+        made[name] = given, results
+    return made
+
+
 @pytest.mark.parametrize("to", TARGETS)
-def test_rewards_stay_the_same_elsewhere(to: str, judge: str, tmp_path: Path) -> None:
+def test_rewards_stay_the_same_elsewhere(
+    to: str, stored: dict[str, tuple[Any, Path]], tmp_path: Path
+) -> None:
     """A hundred stored rollouts each of five environments, in the target's own package."""
     python = EmptyEnvironment(tmp_path / "venv").python
     call = [
@@ -105,11 +120,7 @@ def test_rewards_stay_the_same_elsewhere(to: str, judge: str, tmp_path: Path) ->
     (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
     (site / "ours.pth").write_text(f"{ROOT}\n")
     shipped = {}
-    for name in ENVIRONMENTS:
-        given = {} if name == "addition" else {"offline": True}
-        given |= {"judge_base_url": judge} if name == "simpleqa" else {}
-        env, results = vf.load_environment(name, **given), tmp_path / f"{name}.jsonl"
-        env.evaluate(policy(), "any", num_examples=15, rollouts_per_example=7, save_path=results)
+    for name, (given, results) in stored.items():
         shipped[ship(name, tmp_path / f"our-{name}", to, **given)] = results
     for folder, proof in replay_all(shipped, python).items():
         print(to, folder.name, proof)

@@ -202,7 +202,7 @@ def test_a_page_that_drips_ends_in_time(
     began = time.monotonic()
     with pytest.raises(TimeoutError):
         tools.read_page(f"http://127.0.0.1:{drip[0]}/{path}")
-    assert time.monotonic() - began < 5 and drip[1]
+    assert time.monotonic() - began < 30 and drip[1]  # it would drip for ever
 
 
 @pytest.mark.parametrize(

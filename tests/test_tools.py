@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -76,9 +76,10 @@ def nothing_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[No
 
 def test_an_endless_loop_ends_in_time() -> None:
     began = time.monotonic()
-    run = run_python("print('on', flush=True)\nwhile True: pass", SHORT)
-    assert str(run) == "on\n[stopped after 1 s]"
-    assert time.monotonic() - began < 6
+    limits = Limits(seconds=3, memory_mb=256, file_mb=2, output_bytes=2000)
+    run = run_python("print('on', flush=True)\nwhile True: pass", limits)
+    assert str(run) == "on\n[stopped after 3 s]"
+    assert time.monotonic() - began < 30
 
 
 def test_signals_can_be_ignored_but_not_the_last() -> None:
@@ -314,12 +315,18 @@ signs = st.sampled_from(
 names = st.sampled_from(["factorial(", "pow(", "exp(", "round(", "max(", "log(", "open(", "gcd("])
 
 
+def timed(expression: str) -> tuple[str, float]:
+    """Return an answer and the processor seconds of this thread: others of this process may be at work."""
+    began = time.thread_time()
+    answer = calculator(expression)
+    return answer, time.thread_time() - began
+
+
 @given(st.lists(st.one_of(atoms, signs, names, st.text(max_size=3)), max_size=40).map("".join))
 @settings(max_examples=400, deadline=None)
 def test_the_calculator_answers_anything_at_once(expression: str) -> None:
-    began = time.process_time()
-    answer = calculator(expression)
-    assert time.process_time() - began < 0.2
+    answer, seconds = timed(expression)
+    assert seconds < 0.2 or min(timed(expression)[1] for _ in range(3)) < 0.2
     assert isinstance(answer, str)
     assert len(answer) < 4000
     if not answer.startswith("Error: "):
@@ -328,14 +335,14 @@ def test_the_calculator_answers_anything_at_once(expression: str) -> None:
 
 @pytest.mark.parametrize("sign", ["**", "*", "+"])
 def test_no_chain_of_operators_gets_expensive(sign: str) -> None:
-    began = time.process_time()
-    for chain in (
+    chains = (
         sign.join(["99"] * 100),
         sign.join(["factorial(900)"] * 30),
         f"(({sign.join('9999')}))",
-    ):
+    )
+    for chain in chains:
         assert len(calculator(chain)) < 4000
-    assert time.process_time() - began < 0.2
+    assert sum(min(timed(chain)[1] for _ in range(3)) for chain in chains) < 0.2
 
 
 # Schemas.
@@ -421,7 +428,7 @@ def test_a_cancelled_run_leaves_no_program_behind() -> None:
         with pytest.raises(asyncio.CancelledError):
             await run
         began = time.monotonic()
-        while started() and time.monotonic() - began < 10:
+        while started() and time.monotonic() - began < 30:
             await asyncio.sleep(0.02)
 
     asyncio.run(cancel_soon())
@@ -429,10 +436,11 @@ def test_a_cancelled_run_leaves_no_program_behind() -> None:
 
 
 def test_a_cancelled_async_tool_is_cancelled() -> None:
-    ended = []
+    begun, ended = [], []
 
     async def wait() -> str:
         """Wait."""
+        begun.append(True)
         try:
             await asyncio.sleep(60)
         finally:
@@ -442,7 +450,9 @@ def test_a_cancelled_async_tool_is_cancelled() -> None:
     async def cancel_soon() -> None:
         env = ToolEnv([wait], dataset=DATA)
         run = asyncio.create_task(env.a_generate(env.dataset, Script([call("wait")] * 3), "script"))
-        await asyncio.sleep(0.2)
+        async with asyncio.timeout(60):
+            while len(begun) < 3:
+                await asyncio.sleep(0.01)
         run.cancel()
         await asyncio.wait([run])
 
@@ -460,10 +470,12 @@ def test_blocking_tools_of_many_rollouts_overlap() -> None:
     inputs = {"prompt": [[{"role": "user", "content": "?"}]] * 100, "answer": ["42"] * 100}
     began = time.monotonic()
     results = env.generate(inputs, Script([call("slow"), call("slow", "b")], "42"), "script")
-    assert time.monotonic() - began < 5  # 40 s one after the other
+    assert time.monotonic() - began < 20  # 40 s one after the other
     assert all(state["tools_called"] == ["slow", "slow"] for state in results.state)
-    time.sleep(1.5)
-    assert not [t for t in threading.enumerate() if t.name == "verifiers_nb-tool"]
+    began = time.monotonic()
+    while [t for t in threading.enumerate() if t.name == "verifiers_nb-tool"]:
+        assert time.monotonic() - began < 30
+        time.sleep(0.05)
 
 
 def test_tool_calls_go_through_the_openai_client_and_back() -> None:
@@ -517,17 +529,34 @@ def test_a_process_group_dies_where_there_is_no_filter(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sandbox, "start_confined", start)
     code = "import os, time\npid = os.fork()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
-    run = run_python(code, Limits(seconds=1))
-    time.sleep(0.2)
+    run = run_python(code, Limits(seconds=3))
     pids = [int(line) for line in run.output.split()]
     assert len(pids) == 2
     if sys.platform == "linux":
-        assert not any(alive(pid) for pid in pids)
+        wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
-def test_an_interrupted_call_ends_its_program() -> None:
+def wait_until(happened: Callable[[], Any]) -> None:
+    """Return when it happened; an assertion error when it takes half a minute."""
     began = time.monotonic()
-    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+    while not happened():
+        assert time.monotonic() - began < 30
+        time.sleep(0.02)
+
+
+@linux
+def test_an_interrupted_call_ends_its_program() -> None:
+    before, began = set(children()), time.monotonic()
+
+    def interrupt() -> None:
+        wait_until(lambda: set(children()) - before)
+        time.sleep(1)  # it has been started when this thread knows of it, not only forked
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt)
     with pytest.raises(KeyboardInterrupt):
+        thread.start()
         python("import time; time.sleep(60)")
-    assert time.monotonic() - began < 5
+    thread.join()
+    assert time.monotonic() - began < 30  # of 60
+    wait_until(lambda: set(children()) <= before)

@@ -245,10 +245,10 @@ def test_time_grows_with_the_text() -> None:
 
 
 def timed(verifier: Verifier, text: str) -> float:
-    """Return the seconds that a verification takes."""
-    start = time.perf_counter()
+    """Return the processor seconds that a verification takes of this thread."""
+    start = time.thread_time()
     verifier.verify(text)
-    return time.perf_counter() - start
+    return time.thread_time() - start
 
 
 @pytest.mark.parametrize(

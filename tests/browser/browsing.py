@@ -9,9 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
-from nbformat.v4 import new_code_cell
+from nbformat.v4 import new_code_cell, new_notebook
 
 SHOTS = Path(__file__).resolve().parents[2] / "outputs" / "browser"  # kept to be looked at
+WINDOW = {"width": 1280, "height": 1600}
+# JupyterLab's own: a check of what arrives while a page is being left; what it asked a kernel that has ended.
+NOT_OURS = ("Kernel message validation", "Canceled future")
 LAST = "every cell has run"
 OUTPUTS = """[...jupyterapp.shell.currentWidget.content.model.cells]
     .flatMap(cell => cell.outputs ? cell.outputs.toJSON() : [])"""
@@ -34,14 +37,38 @@ def open_notebook(lab: Lab, page, name: str) -> None:
     page.get_by_text("Python 3 (ipykernel) |").wait_for(timeout=60_000)
 
 
-def start_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None:
-    """Write and open a notebook, and choose Run All Cells from the menu."""
+def our_errors(errors: Sequence[str]) -> list[str]:
+    """Return the errors of a page's scripts that are not JupyterLab's own."""
+    return [error for error in errors if not any(each in error for each in NOT_OURS)]
+
+
+def notebook_of(*sources: str) -> nbformat.NotebookNode:
+    """Return a notebook of cells for the kernel of this Python."""
+    nb = new_notebook(cells=[new_code_cell(source) for source in sources])
+    nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+    return nb
+
+
+def write_and_open(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None:
+    """Write a notebook, with a last cell that says that all have run, and open it."""
     nb.cells.append(new_code_cell(f"print('{LAST[:5]}' + '{LAST[5:]}')"))
     nbformat.write(nb, lab.folder / name)
     open_notebook(lab, page, name)
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
+
+
+def start_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None:
+    """Write and open a notebook, and choose Run All Cells from the menu."""
+    write_and_open(lab, page, name, nb)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_text("Run All Cells", exact=True).click()
+
+
+def run_again(page) -> None:
+    """Run every cell of the notebook that is shown, in the kernel that it has, and refuse any error."""
+    page.evaluate("jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    page.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells')")
+    wait_for_end(page)
 
 
 def run_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode, seconds: float = 120) -> None:

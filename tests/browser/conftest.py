@@ -14,11 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import Lab, run_all
-from nbformat.v4 import new_code_cell, new_notebook
+from browsing import WINDOW, Lab, notebook_of, our_errors, run_all
 
-# JupyterLab's own: a check of what arrives while a page is being left; what it asked a kernel that has ended.
-NOT_OURS = ("Kernel message validation", "Canceled future")
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SETTINGS = {
     # Cells outside the window stay in the page, where a test can see them.
@@ -97,9 +94,9 @@ def lab(running_lab: Lab) -> Iterator[Lab]:
         urllib.request.urlopen(request, timeout=60).close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="package")
 def browser() -> Iterator:
-    """Return a browser for one test: while Playwright runs, so does an event loop in this thread."""
+    """Return the browser of these tests; other tests have none: while Playwright runs, so does an event loop."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = next(filter(None, map(shutil.which, NAMES)), None)
     if chromium is None:
@@ -110,16 +107,23 @@ def browser() -> Iterator:
         started.close()
 
 
+@pytest.fixture(scope="package")
+def visitor(browser):
+    """Return who opens all pages of JupyterLab: its scripts are fetched and compiled once."""
+    context = browser.new_context(viewport=WINDOW)
+    context.set_default_timeout(60_000)  # ms; another test may have both processors for a while
+    return context
+
+
 @pytest.fixture
-def page(browser) -> Iterator:
+def page(visitor) -> Iterator:
     """Return a page that must end without an error of its own scripts."""
     errors: list[str] = []
-    opened = browser.new_page(viewport={"width": 1280, "height": 1600})
-    opened.set_default_timeout(60_000)  # ms; another test may have both processors for a while
+    opened = visitor.new_page()
     opened.on("pageerror", lambda error: errors.append(error.stack or str(error)))
     yield opened
     opened.close()
-    assert [error for error in errors if not any(each in error for each in NOT_OURS)] == []
+    assert our_errors(errors) == []
 
 
 @pytest.fixture
@@ -127,8 +131,6 @@ def notebook(lab: Lab, page) -> Callable[..., None]:
     """Return what writes a notebook of cells, opens it, and runs all of it without an error."""
 
     def run(name: str, *sources: str, seconds: float = 120) -> None:
-        nb = new_notebook(cells=[new_code_cell(source) for source in sources])
-        nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
-        run_all(lab, page, name, nb, seconds)
+        run_all(lab, page, name, notebook_of(*sources), seconds)
 
     return run

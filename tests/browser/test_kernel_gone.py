@@ -46,7 +46,7 @@ def test_widgets_say_that_the_kernel_is_gone(notebook, page, end: str) -> None:
     widget.get_by_role("button", name="More").click()
     widget.get_by_text("pressed 1 times").wait_for()
     page.evaluate(ENDS[end])
-    page.wait_for_function("document.querySelector('[data-gone]')", timeout=10_000)
+    page.wait_for_function("document.querySelector('[data-gone]')", timeout=30_000)
     assert "The kernel is gone: this is how it last looked" in widget.evaluate(GONE)
     assert widget.get_by_role("button", name="More").is_disabled()
     assert page.get_by_label("Typed").is_disabled()

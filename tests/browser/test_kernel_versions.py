@@ -88,8 +88,8 @@ def test_a_kernel_with_subshells(lab, page, tmp_path, spec: str) -> None:
     widget = live_widget(page, "Training dashboard")
     pause = widget.get_by_role("button", name="Pause after this step")
     pause.scroll_into_view_if_needed()
-    pressed_at = steps_logged(folder)
     pause.click()
+    pressed_at = steps_logged(folder)  # it may have taken a while to find and press it
     widget.get_by_text("Paused", exact=True).wait_for()
     assert steps_logged(folder) <= pressed_at + 2
     assert not page.evaluate(ENDED)  # the cell still trains

@@ -26,8 +26,8 @@ def test_quick_start_in_jupyterlab(lab, page) -> None:
     for turn in range(10):
         wait_for_steps(page, folder, 2 + 5 * turn)
         widget = live_widget(page, "Training dashboard")
-        pressed_at = steps_logged(folder)
         widget.get_by_role("button", name="Pause after this step").click()
+        pressed_at = steps_logged(folder)  # it may have taken a while to find and press it
         widget.get_by_text("Paused", exact=True).wait_for()
         after.append(steps_logged(folder) - pressed_at)
         if turn == 0:

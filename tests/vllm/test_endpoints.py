@@ -55,13 +55,13 @@ def test_an_evaluation_outlives_the_loss_of_a_server(
 
     def evaluate() -> None:
         rows = env.get_eval_dataset()
-        rows = rows.select([i % len(rows) for i in range(240)])
-        arguments = {"max_tokens": 150, "seed": 0, "extra_body": {"ignore_eos": True}}
+        rows = rows.select([i % len(rows) for i in range(160)])
+        arguments = {"max_tokens": 120, "seed": 0, "extra_body": {"ignore_eos": True}}
         outputs.append(env.generate(rows, both, both.model, arguments, max_concurrent=48))
 
     evaluation = threading.Thread(target=evaluate)
     evaluation.start()
-    wait_for(lambda: (second.asked > 40 and second.busy) or not evaluation.is_alive())
+    wait_for(lambda: (second.asked > 30 and second.busy) or not evaluation.is_alive())
     assert evaluation.is_alive()
     starts = second_server.starts
     kill(second_server)
@@ -71,10 +71,10 @@ def test_an_evaluation_outlives_the_loss_of_a_server(
     evaluation.join()
 
     [output] = outputs
-    assert len(output.state) == 240
+    assert len(output.state) == 160
     assert not [state["error"] for state in output.state if state.get("error")]
     turns = [turn for state in output.state for turn in rollout_turns(state)]
-    assert len(turns) == 240 and {turn.policy_version for turn in turns} == {1, 2}
+    assert len(turns) == 160 and {turn.policy_version for turn in turns} == {1, 2}
     assert max(gap(policy, state) for state in output.state) < TOLERANCE
 
     wait_for(lambda: second.out is None)
