@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['EQUAL', 'StoredStep', 'MOST_LISTED', 'group_ranges', 'centred_rewards', 'best_changed', 'short_earners',
            'StoredScores', 'RewardEffects', 'reward_effects', 'neighbour_groups', 'read_steps', 'call_on',
            'read_scores', 'effects_html', 'sliders_html', 'stored_rollout', 'pulls', 'flips_html', 'short_warning',
-           'opened_html', 'RewardBench']
+           'opened_html', 'failed_note', 'RewardBench']
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #1836a5cd
 import copy
@@ -174,16 +174,27 @@ def read_steps(source: RolloutSource) -> Iterator[StoredStep]:
         yield step, rollouts, known, str(run.get("model") or "")
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #1ce4f2e0
-def call_on(rubric: Rubric, name: str, func: RewardFunc, rollouts: list[Rollout]) -> list[float]:
-    """Return what a function gives to rollouts in the place of the function `name` of a rubric."""
+def call_on(
+    rubric: Rubric, name: str, func: RewardFunc, rollouts: list[Rollout], errors: list[str]
+) -> list[float]:
+    """Return what a function gives to rollouts in the place of the function `name` of a rubric; adds its errors to `errors`."""
     homes = [each for each in rubric.members if name in map(reward_name, each.reward_funcs)]
     alone = copy.copy(homes[0])
     alone.reward_funcs, alone.reward_weights = [func], [1.0]
-    return [score.reward for score in run_sync(score_again(alone, rollouts, ()))]
+    scores = run_sync(score_again(alone, rollouts, ()))
+    found = (rollout.state.get("reward_errors") or {} for rollout in rollouts)
+    errors += [each[reward_name(func)] for each in found if reward_name(func) in each]
+    return [score.reward for score in scores]
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #ffd78d74
-def read_scores(source: RolloutSource, rubric: Rubric) -> StoredScores:
-    """Read the scores of all rollouts; functions that changed since, or have no stored scores, are called."""
+def read_scores(
+    source: RolloutSource, rubric: Rubric, errors: dict[str, list[str]] | None = None
+) -> StoredScores:
+    """Read the scores of all rollouts; functions that changed since, or have no stored scores, are called.
+
+    Their errors are added to `errors`, by name.
+    """
+    errors = {} if errors is None else errors
     names = rubric.get_reward_func_names()
     if len({*names}) < len(names) or not rubric.get_reward_funcs():
         raise ValueError(
@@ -198,7 +209,11 @@ def read_scores(source: RolloutSource, rubric: Rubric) -> StoredScores:
         for name, func in zip(names, rubric.get_reward_funcs(), strict=True):
             there = name in kept or (not any(known) and all(name in r.metrics for r in rollouts))
             values = [r.metrics.get(name, 0.0) for r in rollouts]
-            scores.append(values if there else call_on(rubric, name, func, rollouts))
+            scores.append(
+                values
+                if there
+                else call_on(rubric, name, func, rollouts, errors.setdefault(name, []))
+            )
         made: tuple[list[Any], ...] = (
             list(zip(*scores, strict=True)), [r.reward for r in rollouts], [step] * len(rollouts),
             [offset + r.group for r in rollouts], [not r.error for r in rollouts],
@@ -317,6 +332,15 @@ def opened_html(
     )
     return f"<section><h3>Rollout {number}</h3><p>{asked}</p>{text}{columns}</section>"
 
+# %% ../../nbs/widgets/11_reward_bench.ipynb #58f3ad06
+def failed_note(errors: Sequence[str], tried: int) -> str:
+    """Say on how many of the rollouts a function failed, and how at first; nothing if it never did."""
+    if not errors:
+        return ""
+    return (
+        f"failed on {len(errors):,} of {tried:,} rollouts, which score 0.0, the first: {errors[0]}"
+    )
+
 # %% ../../nbs/widgets/11_reward_bench.ipynb #900a7134
 class RewardBench(Panel):
     """Weigh and replace the reward functions of a stored run, and see what it would have been taught.
@@ -338,12 +362,14 @@ class RewardBench(Panel):
         if chosen is None:
             raise ValueError("The bench needs the environment: vf.RewardBench(run, env).")
         self.env, self.source = chosen, RolloutSource(run)
-        self.known = read_scores(self.source, chosen.rubric)
+        failed: dict[str, list[str]] = {}
+        self.known = read_scores(self.source, chosen.rubric, failed)
         names, weights = self.known.names, chosen.rubric.get_reward_weights()
         self.weights = dict(zip(names, weights, strict=True))
         self.most = {name: max(1.0, 2 * abs(weight)) for name, weight in self.weights.items()}
         self.replaced: dict[str, RewardFunc] = {}
-        self.notes: dict[str, str] = {}
+        tried = len(self.known.rewards)
+        self.notes = {name: failed_note(found, tried) for name, found in failed.items() if found}
         self.tokenizer = tokenizer or getattr(run, "processing_class", None)
         self.opened: int | None = None
         self.read: dict[int, tuple[Rollout, str]] = {}
@@ -373,18 +399,12 @@ class RewardBench(Panel):
         """Put a function in the place of another, and call it on all stored rollouts; failures are counted and score 0.0."""
         values, errors, at = [], list[str](), self.known.names.index(self.check(name))
         for _, rollouts, _, _ in read_steps(self.source):
-            values += call_on(self.env.rubric, name, func, rollouts)
-            found = (r.state.get("reward_errors") or {} for r in rollouts)
-            errors += [each[reward_name(func)] for each in found if reward_name(func) in each]
+            values += call_on(self.env.rubric, name, func, rollouts, errors)
         scores = self.known.scores.copy()
         scores[:, at] = values
         self.known, self.replaced[name] = replace(self.known, scores=scores), func
-        failed = (
-            f"; it failed on {len(errors):,} of {len(values):,} rollouts, which score 0.0, the first: {errors[0]}"
-            if errors
-            else ""
-        )
-        self.notes[name] = f"replaced by {reward_name(func)}{failed}"
+        failed = failed_note(errors, len(values))
+        self.notes[name] = f"replaced by {reward_name(func)}{'; it ' * bool(failed)}{failed}"
         self.compute()
         self.refresh()
 
