@@ -526,3 +526,32 @@ def test_an_environment_that_imports_verifiers_is_not_shipped(here: Path, to: st
         with pytest.raises(ValueError, match="imports verifiers"):
             vf.ship(each, here / "shipped", to=to)
     assert not (here / "shipped").exists()
+
+
+BARE = """
+from verifiers.envs.environment import Environment
+
+class Bare(Environment):
+    async def rollout(self, client, model, prompt, **kwargs):
+        return [], {"prompt": prompt, "completion": [], "responses": []}
+
+def load_environment():
+    return Bare(dataset=rows(("?", "")))
+"""
+SUMS = """
+from verifiers_nb.environments.addition import load_environment as make
+
+def load_environment():
+    return make(num_examples=4)
+"""
+
+
+def test_an_environment_that_is_no_multi_turn_one_is_recognised_too(here: Path) -> None:
+    env = load(here, "bare", BARE)
+    assert type(env).__mro__[1] is vf.Environment
+    load(here, "sums", SUMS)
+    for each in ("later-bare", env, vf.EnvGroup([env]), "later-sums"):
+        with pytest.raises(ValueError, match="imports verifiers"):
+            vf.ship(each, here / "shipped", to="v0")
+    (here / "later_own_sums.py").write_text(SUMS)
+    assert vf.ship("later-own_sums", here / "shipped", to="v0").exists()

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
            'as_messages', 'followed_by', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'RolloutError',
-           'note_end', 'LaterState', 'conversation', 'play_turns', 'LaterXMLParser', 'LaterBoxedParser',
+           'note_end', 'LaterState', 'messages_so_far', 'play_turns', 'LaterXMLParser', 'LaterBoxedParser',
            'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv',
            'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
@@ -175,7 +175,7 @@ class LaterState(AwaitableState):
         return {key: self[key] for key in ("prompt", "answer", "task", "info")}
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #a6183fd5
-def conversation(state: State) -> Any:
+def messages_so_far(state: State) -> Any:
     """Return what the last turn saw and said; before the first turn, the prompt."""
     last = state["trajectory"][-1:]
     return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
@@ -189,12 +189,12 @@ async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: 
         given = (messages, state) if env.wants_messages else (state,)
         return await maybe_await(env.is_completed, *given, **kwargs)
 
-    while not await is_over(conversation(state)):
+    while not await is_over(messages_so_far(state)):
         prompt = await maybe_await(env.get_prompt_messages, state, **kwargs)
         prompt = as_messages(prompt, env.is_later)
         if (last := state.get("final_env_response")) is not None:
             state["stop_condition"] = "has_final_env_response"
-            state["completion"] = followed_by(conversation(state), last)[start:]
+            state["completion"] = followed_by(messages_so_far(state), last)[start:]
             return
         state["completion"] = prompt[start:]
         if not env.is_later and state["trajectory"] and await is_over(prompt):
@@ -280,7 +280,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     async def get_prompt_messages(self, state: State, **kwargs: Any) -> Any:
         """Return what the model sees next: the conversation, and what the environment answers to it."""
-        messages = conversation(state)
+        messages = messages_so_far(state)
         if not state["trajectory"]:
             return messages
         answered = await maybe_await(self.env_response, messages, state, **kwargs)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['TARGETS', 'MORE_FILES', 'REPLAY', 'dataset_rows', 'own_rows', 'play_row', 'as_reply', 'pickled', 'source_of',
-           'check_target', 'write_package', 'ship', 'prime_schedule', 'without_counterpart', 'prime_config',
-           'stored_rows', 'next_answer', 'completion_of', 'serve_json', 'serve_stored', 'own_python', 'Proof',
-           'compare', 'replay_all', 'prove_rewards']
+           'imports_verifiers', 'check_target', 'write_package', 'ship', 'prime_schedule', 'without_counterpart',
+           'prime_config', 'stored_rows', 'next_answer', 'completion_of', 'serve_json', 'serve_stored', 'own_python',
+           'Proof', 'compare', 'replay_all', 'prove_rewards']
 
 # %% ../../nbs/bridges/02_ship.ipynb #aa8f9eb0
 import importlib.metadata
@@ -22,7 +22,7 @@ import sys
 import threading
 import venv
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -129,6 +129,18 @@ def source_of(env: str | Environment, package: Path) -> str:
         shutil.copy(file, package / "source.py")
     return "from .source import load_environment as make"
 
+# %% ../../nbs/bridges/02_ship.ipynb #390051b2
+def imports_verifiers(env: Any) -> bool:
+    """Say whether an environment, or the function that makes it, is written for `import verifiers`."""
+    if isinstance(env, LaterMultiTurnEnv):
+        return True
+    for each in (env, *type(env).__mro__):
+        with suppress(OSError, TypeError, KeyError):  # without a source, as in a notebook
+            source = inspect.getsource(sys.modules[each.__module__])
+            if re.search(r"^\s*(from|import) verifiers\b", source, re.MULTILINE):
+                return True
+    return False
+
 # %% ../../nbs/bridges/02_ship.ipynb #e35f523f
 TARGETS = {
     "v0": "verifiers>=0.1.9,<0.2",
@@ -137,11 +149,14 @@ TARGETS = {
 }
 
 
-def check_target(env: Environment, to: str) -> None:
-    """Raise `ValueError` for a target that does not exist, or can't carry an environment, with the reason."""
+def check_target(env: Environment, to: str, maker: Any = None) -> None:
+    """Raise `ValueError` for a target that does not exist, or can't carry an environment, with the reason.
+
+    `maker`: the function that made it, of an environment with a name.
+    """
     if to not in TARGETS:
         raise ValueError(f"There is no target {to!r}: ship to {', '.join(TARGETS)}.")
-    if any(isinstance(e, LaterMultiTurnEnv) for e in getattr(env, "env_map", {"": env}).values()):
+    if any(map(imports_verifiers, [*getattr(env, "env_map", {"": env}).values(), maker])):
         raise ValueError(
             "This environment imports verifiers, which is that package itself where it is shipped to: "
             "import verifiers_nb in its place."
@@ -177,7 +192,8 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
     can't carry is a `ValueError`.
     """
     made = load_environment(env, **arguments) if isinstance(env, str) else env
-    check_target(made, to)
+    maker = find_environment(env.strip().replace("-", "_")) if isinstance(env, str) else None
+    check_target(made, to, maker)
     folder = Path(folder).expanduser().resolve()
     module = folder.name.replace("-", "_")
     if not module.isidentifier():
