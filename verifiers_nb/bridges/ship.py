@@ -135,7 +135,7 @@ def imports_verifiers(env: Any) -> bool:
     if isinstance(env, LaterMultiTurnEnv):
         return True
     for each in (env, *type(env).__mro__):
-        with suppress(OSError, TypeError, KeyError):  # without a source, as in a notebook
+        with suppress(OSError, TypeError, KeyError, AttributeError):  # without a source
             source = inspect.getsource(sys.modules[each.__module__])
             if re.search(r"^\s*(from|import) verifiers\b", source, re.MULTILINE):
                 return True
