@@ -255,9 +255,8 @@ def open_endpoint(
         raise CommandError(where)
     from verifiers_nb.inference.http import HTTPClient
 
-    client = HTTPClient(
-        chosen.url, chosen.key, timeout=timeout, retries=0
-    )  # the environment tries again itself
+    # The environment tries again itself.
+    client = HTTPClient(chosen.url, chosen.key, timeout=timeout, retries=0)
     models = served_models(client)
     if chosen.model is None and len(models) > 1:
         named = f"so name one with -m: {', '.join(models[:5])}"

@@ -21,7 +21,7 @@ from ..types import ChatMessage, Messages, State, maybe_await
 
 # %% ../../nbs/envs/07_action_env.ipynb #fe5dbbce
 def answer_turn(message: ChatMessage, observation: str) -> list[ChatMessage]:
-    "Give the messages that answer an assistant message with an observation."
+    """Return the messages that answer an assistant message with an observation."""
     if calls := message.get("tool_calls"):
         ids = [member(call, "id") for call in calls]
         return [{"role": "tool", "tool_call_id": id_, "content": observation} for id_ in ids]
@@ -29,13 +29,13 @@ def answer_turn(message: ChatMessage, observation: str) -> list[ChatMessage]:
 
 # %% ../../nbs/envs/07_action_env.ipynb #17ba0791
 def fresh_turns() -> dict[str, Any]:
-    "Give what the state of a rollout notes about its turns."
+    """Return what the state of a rollout notes about its turns."""
     return {"actions": [], "format_errors": 0, "ended_by": None}
 
 # %% ../../nbs/envs/07_action_env.ipynb #bd307a3e
 @dataclass(frozen=True)
 class ActionRunner:
-    "Turn assistant messages into observations, and note each turn in the rollout's state."
+    """Turn assistant messages into observations, and note each turn in the rollout's state."""
 
     reader: AbstractParseFunction
     commands: Sequence[Command]
@@ -53,7 +53,7 @@ class ActionRunner:
             raise TypeError(f"end_commands is a list of words, not {self.end_commands!r}.")
 
     async def act(self, message: ChatMessage, state: State) -> str:
-        "Run the action of an assistant message, note the turn, return the observation."
+        """Run the action of an assistant message, note the turn, return the observation."""
         try:
             thought, action = self.reader(response_of(message), self.commands, self.strict)
         except FormatError as error:
@@ -64,7 +64,7 @@ class ActionRunner:
         return turn["observation"]
 
     async def run(self, thought: str, action: str, state: State) -> dict[str, Any]:
-        "Give the turn of an action, which is run."
+        """Run an action and return its turn."""
         result = await maybe_await(self.execute, action, state)
         state["format_errors"] = 0
         if set(action.split(maxsplit=1)[:1]) & set(self.end_commands):
@@ -73,7 +73,7 @@ class ActionRunner:
         return dict(thought=thought, action=action, error=None, observation=observation)
 
     def refuse(self, error: FormatError, state: State) -> dict[str, Any]:
-        "Give the turn of a response that can't be read."
+        """Return the turn of a response that can't be read."""
         state["format_errors"] += 1
         if state["format_errors"] >= self.max_format_errors:
             state["ended_by"] = state["ended_by"] or "format errors"
@@ -118,23 +118,23 @@ class ActionEnv(MultiTurnEnv):
         super().__init__(parser=reader, system_prompt=system_prompt, **kwargs)
 
     def setup_state(self, state: State, **kwargs: Any) -> State:
-        "Add what is noted about the turns."
+        """Add what is noted about the turns."""
         return AwaitableState(state, **fresh_turns())
 
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        "Say whether something has ended the episode."
+        """Say whether something has ended the episode."""
         return NO if state["ended_by"] is None else YES
 
     async def env_response(
         self, messages: Messages, state: State, **kwargs: Any
     ) -> tuple[list[ChatMessage], State]:
-        "Run the last response's action and answer with the observation, unless that was the end."
+        """Run the last response's action and answer with the observation, unless that was the end."""
         message: Any = messages[-1]
         observation = await self.runner.act(message, state)
         return ([] if state["ended_by"] else answer_turn(message, observation)), state
 
     async def rollout(self, *args: Any, **kwargs: Any) -> tuple[Messages, State]:
-        "Play one rollout; the action of its last turn is run, too."
+        """Play one rollout; the action of its last turn is run, too."""
         completion, state = await super().rollout(*args, **kwargs)
         if state["turn"] > len(state["actions"]):  # the turns ended before the answer to the last
             last: Any = completion[-1]

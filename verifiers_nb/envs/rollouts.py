@@ -371,9 +371,8 @@ class RolloutRun:
 
     def finish(self, rollout: Rollout) -> None:
         """Note a finished rollout, append it to the store unless it is there, and show progress."""
-        if not rollout.error and rollout.state.get(
-            "error"
-        ):  # one that is scored; its reward saw it
+        # One that is scored; its reward saw it.
+        if not rollout.error and rollout.state.get("error"):
             del rollout.state["error"]
         if not math.isfinite(rollout.reward):
             fail(rollout, OverflowError(f"its reward is {rollout.reward}, of {rollout.metrics}"))

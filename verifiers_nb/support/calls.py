@@ -90,9 +90,7 @@ async def with_retries(
         failed = [error]
 
     async def attempt() -> T:
-        if (
-            failed
-        ):  # tenacity costs more than a quick request, so it hears of the first one only now
+        if failed:  # tenacity costs more than a quick request: it hears of the first only now
             raise failed.pop()
         return await request()
 

@@ -50,9 +50,7 @@ def process_control(option: int, value: int) -> None:
 # %% ../../nbs/support/02_processes.ipynb #0394ed17
 def end_with_guard(guard: int) -> None:
     """Ask Linux to end this child process when the guard is killed; end it now if that has happened."""
-    signal.signal(
-        signal.SIGTERM, signal.SIG_DFL
-    )  # the guard's own handler would swallow the signal
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the guard's own handler would swallow it
     process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != guard:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -235,9 +235,8 @@ def cancel_before_forks() -> None:
 def write_stacks_later(seconds: float) -> None:
     """Have all stacks written to standard error in `seconds`, unless this is called again."""
     cancel_before_forks()
-    with suppress(
-        AttributeError, RuntimeError, ValueError, OSError
-    ):  # no standard error, or no file
+    # Standard error may be missing, or be no file.
+    with suppress(AttributeError, RuntimeError, ValueError, OSError):
         faulthandler.dump_traceback_later(seconds, file=sys.stderr)
 
 # %% ../../nbs/support/00_threads.ipynb #1b218fa8
