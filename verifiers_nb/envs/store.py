@@ -7,18 +7,19 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['INPUTS', 'OTHER_NUMBERS', 'READ_COLUMN', 'PERCENTILES', 'reply_usage', 'rollout_record', 'to_line', 'repair',
-           'from_line', 'check_record', 'read_places', 'foreign_record', 'converted', 'in_our_format', 'read_rollouts',
-           'read_at', 'move_bad_lines', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout',
-           'drop_failed', 'RolloutStore', 'owner', 'claimed', 'outputs_from_records', 'load_results', 'stored_usage',
-           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles',
-           'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
-           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
-           'example_keys', 'example_means', 'success_by_prompt']
+           'from_line', 'check_record', 'read_places', 'foreign_record', 'converted', 'in_our_format', 'find_steps',
+           'read_rollouts', 'read_at', 'move_bad_lines', 'changed_settings', 'same_inputs', 'restore_state',
+           'restore_rollout', 'drop_failed', 'RolloutStore', 'owner', 'claimed', 'outputs_from_records', 'load_results',
+           'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed',
+           'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution',
+           'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference',
+           'paired_difference', 'example_keys', 'example_means', 'success_by_prompt']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
 import math
 import os
+import re
 import socket
 import time
 from array import array
@@ -206,6 +207,15 @@ def in_our_format(path: str | Path) -> Path:
     if "index" in first or not {"prompt", "completion", "reward"} <= {*first}:
         return path
     return converted(path, path.stat().st_mtime_ns)[0]
+
+# %% ../../nbs/envs/01_store.ipynb #df1aad04
+def find_steps(folder: str | Path, *patterns: str) -> dict[int, Path]:
+    """Return what a run's folder has of each step, in order; of what several patterns find, the last counts."""
+    found = {}
+    for path in chain.from_iterable(Path(folder).glob(pattern) for pattern in patterns):
+        if number := re.fullmatch(r".*-(\d+)(\.jsonl)?", path.name):
+            found[int(number[1])] = path
+    return dict(sorted(found.items()))
 
 # %% ../../nbs/envs/01_store.ipynb #7c3e6a54
 def read_rollouts(path: str | Path) -> Iterator[dict[str, Any]]:

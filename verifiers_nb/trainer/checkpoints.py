@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MANIFEST', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', 'write_manifest', 'damage', 'is_undamaged',
-           'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state', 'find_checkpoint', 'step_of',
-           'keep_metrics', 'set_aside', 'copy_past', 'MetricsFile', 'write_advantages', 'steps_to_keep', 'KeepAdapters',
-           'RewardBar', 'replace_progress', 'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run',
-           'learnt_weights', 'put_weights', 'settings_to_store', 'ResumableTrainer']
+           'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state', 'find_checkpoint', 'keep_metrics',
+           'set_aside', 'copy_past', 'MetricsFile', 'write_advantages', 'steps_to_keep', 'KeepAdapters', 'RewardBar',
+           'replace_progress', 'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run', 'learnt_weights',
+           'put_weights', 'settings_to_store', 'ResumableTrainer']
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #77de68da
 import copy
@@ -18,7 +18,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import resource
 import shutil
 import sys
@@ -37,7 +36,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from ..envs.store import claimed, from_line, to_line
+from ..envs.store import claimed, find_steps, from_line, to_line
 from ..inference.client import written_whole
 from ..support.calls import without_secrets
 from ..support.memory import best_device
@@ -103,10 +102,8 @@ def is_undamaged(checkpoint: str | Path, contents: bool = False) -> bool:
 # %% ../../nbs/trainer/11_checkpoints.ipynb #c1dfd96e
 def whole_checkpoints(output_dir: str | Path) -> dict[int, str]:
     """Return the checkpoints of a run by their step, without those that miss a file or a part of one."""
-    steps = {}
-    for path in filter(is_undamaged, Path(output_dir).glob("checkpoint-*")):
-        steps[json.loads((path / "trainer_state.json").read_text())["global_step"]] = str(path)
-    return dict(sorted(steps.items()))
+    found = find_steps(output_dir, "checkpoint-*")
+    return {step: str(path) for step, path in found.items() if is_undamaged(path)}
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #95696842
 def last_checkpoint(output_dir: str | Path) -> str | None:
@@ -145,12 +142,6 @@ def find_checkpoint(output_dir: str | Path, which: int | str | Path) -> str:
         )
     return path
 
-# %% ../../nbs/trainer/11_checkpoints.ipynb #bd307a3e
-def step_of(path: Path) -> int:
-    """Return the step that a file of a run is named after."""
-    found = re.fullmatch(r"(?:checkpoint|step)-(\d+)", path.stem)
-    return int(found.group(1)) if found else 0
-
 # %% ../../nbs/trainer/11_checkpoints.ipynb #a505dd2d
 METRICS = "metrics.jsonl"
 
@@ -178,8 +169,8 @@ def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
         "rollouts/step-*.jsonl",
         "evaluations/step-*.jsonl",
     )
-    found = [path for pattern in patterns for path in output_dir.glob(pattern)]
-    old = [path for path in found if step_of(path) > after or not after]
+    found = [each for pattern in patterns for each in find_steps(output_dir, pattern).items()]
+    old = [path for step, path in found if step > after or not after]
     metrics = output_dir / METRICS
     if not old and (after or not metrics.exists()):
         return None

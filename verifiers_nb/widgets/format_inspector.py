@@ -27,6 +27,7 @@ from verifiers_nb.widgets.html import (
     Snapshot,
     button,
     escaped,
+    fill,
     marked_text,
     table,
     widget_file,
@@ -89,10 +90,7 @@ def checks_html(checks: Sequence[Check]) -> str:
 def score_html(seen: Inspection) -> str:
     """Draw the score of a text, and how many checks lose points."""
     lost = sum(check.lost > 0 for check in seen.checks)
-    words = f"{lost} of {len(seen.checks)} checks lose points" if lost else "every check is met"
-    words = words if seen.checks else "the format has no checks"
-    score = f'<span class="vf-big">{seen.score:.2f}</span> of {seen.most:.2f}'
-    return f'<p class="vf-score" role="status">{score}<span class="vf-soft"> · {words}</span></p>'
+    return fill("format_inspector.html", "score", seen, lost)
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #0bdcdcfa
 def place_name(at: int, text: str) -> str:
@@ -104,28 +102,14 @@ def place_name(at: int, text: str) -> str:
 # %% ../../nbs/widgets/03_format_inspector.ipynb #028dbc7c
 def fix_html(text: str, fix: Fix, live: bool) -> str:
     """Draw an insertion with what it gains, and a button that applies it."""
-    new = [(place_name(at, text), new) for at, new in fix.insertions]
-    steps = " and ".join(f"<code>{escaped(each[:200])}</code> {place}" for place, each in new)
-    own_words = any("…" in each for _, each in new)
-    filler = " <code>…</code> stands for words of your own." * own_words
-    early = "" if fix.complete else " The search was stopped: there may be a better one."
-    gain = f"That takes the score from {fix.before:.2f} to {fix.after:.2f}."
-    press = button("Insert it", "fix", live, shortcut="i")
-    return f"<p><b>What would fix it.</b> Insert {steps}. {gain}{filler}{early} {press}</p>"
+    new = [(place_name(at, text), each) for at, each in fix.insertions]
+    return fill("format_inspector.html", "fix", fix, new, live)
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #4da3f4bf
 def advice_html(seen: Inspection, live: bool, instead: str = "") -> str:
     """Draw where the text stops matching the format, and what would fix it; `instead` while both are left out."""
-    advice = ""
-    if seen.stop:
-        said = seen.stop.message[:1].upper() + seen.stop.message[1:400]
-        advice = f"<p><b>Where it stops fitting (▲).</b> {escaped(said)}.</p>"
-    if seen.fix:
-        advice += fix_html(seen.text, seen.fix, live)
-    elif seen.most - seen.score > 1e-9:
-        words = instead if seen.quick else "No insertion was found that gains points."
-        advice += f'<p class="vf-soft">{words}</p>'
-    return f'<div class="vf-advice">{advice}</div>' if advice else ""
+    fix = fix_html(seen.text, seen.fix, live) if seen.fix else ""
+    return fill("format_inspector.html", "advice", seen, fix, instead)
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #24e01b9d
 def inspection_html(seen: Inspection, live: bool = False, head: str = "", instead: str = "") -> str:
@@ -149,6 +133,15 @@ class FormatInspector(Panel):
 
     label = "Format inspector"
     css = widget_file("format_inspector.css") + widget_file("survey.css")
+    presses = {
+        "show": lambda x, data: x.show(int(data["row"])),
+        "step": lambda x, data: x.step(int(data["by"])),
+        "losers": lambda x, data: x.list_bar(int(data["check"]), int(data.get("bin", -1))),
+        "all": lambda x, data: x.list_losers(),
+        "page": lambda x, data: x.change(page=max(0, int(data["page"]))),
+        "diagnose": lambda x, data: x.diagnose(),
+        "fix": lambda x, data: x.apply_fix(),
+    }
 
     def __init__(
         self, source: Any, completions: Any = None, commands: Sequence[Command] = ()
@@ -252,6 +245,11 @@ class FormatInspector(Panel):
         self.refresh()
         return self.listed.rows if self.listed else range(len(self.survey.rows))
 
+    def list_bar(self, check: int, place: int) -> None:
+        """List the completions of a bar of a check's histogram; -1 are all that lose points."""
+        low, high = (place / 10, (place + 1) / 10) if place >= 0 else (0.0, 1.0)
+        self.list_losers([*self.survey.columns][check], low, high if place < 10 else math.inf)
+
     def apply_fix(self) -> None:
         """Insert what would fix the text, if there is such a thing."""
         if self.inspection.fix:
@@ -263,29 +261,6 @@ class FormatInspector(Panel):
         self.diagnose()
         return self.still()
 
-    def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed."""
-        if name == "show":
-            self.show(int(data["row"]))
-        elif name == "step":
-            self.step(int(data["by"]))
-        elif name == "losers":
-            check = [*self.survey.columns][int(data["check"])]
-            place = int(data.get("bin", -1))
-            low, high = (place / 10, (place + 1) / 10) if place >= 0 else (0.0, 1.0)
-            self.list_losers(check, low, high if place < 10 else math.inf)
-        elif name == "all":
-            self.list_losers()
-        elif name == "page":
-            self.page = max(0, int(data["page"]))
-            self.refresh()
-        elif name == "diagnose":
-            self.diagnose()
-        elif name == "fix":
-            self.apply_fix()
-        elif name == "freeze":
-            self.freeze_in_place()
-
     def drawing(self, live: bool) -> str:
         """Draw the text that is shown, and the completions."""
         press = button("Find what would fix it", "diagnose", live, shortcut="f")
@@ -293,17 +268,15 @@ class FormatInspector(Panel):
         drawn = inspection_html(self._seen, live, self._step_html(live), instead)
         if self._with_survey:
             drawn += survey_html(self.survey, self.listed, self.at, self.page, live)
-        return drawn + f'<div class="vf-foot">{self.freeze_button(live)}</div>' * live
+        return (
+            drawn
+            + self.said_html()
+            + f'<div class="vf-foot">{self.freeze_button(live)}</div>' * live
+        )
 
     def _step_html(self, live: bool) -> str:
         if self.at is None:
             return ""
-        names, at = self.survey.names, self.at
-        edited = " (edited)" * (self.text != inspected_text(self.survey.rows[at]))
-        last = int(names[-1].partition(".")[0])
-        before = button("Previous", "step", live, shortcut="p", by=-1)
-        after = button("Next", "step", live, shortcut="n", by=1)
-        number, _, answer = names[at].partition(".")
-        said = f", answer {answer}" * bool(answer)
-        named = f"<span>Completion {number} of {last:,}{said}{edited}</span>"
-        return f'<div class="vf-step">{before}{named}{after}</div>'
+        names, shown = self.survey.names, self.survey.rows[self.at]
+        last, is_edited = int(names[-1].partition(".")[0]), self.text != inspected_text(shown)
+        return fill("format_inspector.html", "step", names[self.at], last, is_edited, live)

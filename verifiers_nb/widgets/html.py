@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'FULL', 'PAGE_ROWS', 'MOST_KEYS', 'LIT', 'STYLE', 'PLAIN', 'visible',
            'escaped', 'one_line', 'Mark', 'within', 'pieces', 'windows', 'opening', 'piece', 'marked_text',
            'number_text', 'score_bar', 'bin_scores', 'action', 'histogram', 'table', 'pressable_row',
-           'shortcut_attributes', 'button', 'pager', 'widget_file', 'framed', 'Snapshot']
+           'shortcut_attributes', 'button', 'pager', 'widget_file', 'filled', 'macros', 'fill', 'framed', 'Snapshot']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import math
@@ -22,6 +22,9 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 # %% ../../nbs/widgets/00_html.ipynb #fe5dbbce
 ODD = re.compile(
@@ -294,6 +297,27 @@ LIT = ",\n".join(
 )
 STYLE = widget_file("style.css") + LIT + widget_file("lit.css")
 
+# %% ../../nbs/widgets/00_html.ipynb #6551dcac
+def filled(text: Any) -> Any:
+    """Return what a template puts into its place: a text escaped, anything else as it is."""
+    return Markup(escaped(text)) if type(text) is str else text
+
+
+@cache
+def macros(name: str) -> Any:
+    """Return the macros of a template; they can call the functions of this module that draw."""
+    made = Environment(autoescape=True, undefined=StrictUndefined, finalize=filled)
+    for draw in (button, one_line):
+        made.globals[draw.__name__] = lambda *given, draw=draw, **named: Markup(
+            draw(*given, **named)
+        )
+    return made.from_string(re.sub(r"\n\s*", "", widget_file(name))).module
+
+
+def fill(name: str, macro: str, *given: Any) -> str:
+    """Draw a macro of a template."""
+    return str(getattr(macros(name), macro)(*given))
+
 # %% ../../nbs/widgets/00_html.ipynb #64e095fe
 def framed(body: str, label: str, css: str = "") -> str:
     """Put a drawing into a root element for `STYLE`; the rules of `css` apply to elements with this label only."""
@@ -333,11 +357,8 @@ class Snapshot:
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing as a page of its own, which fetches nothing; return its path."""
-        title = one_line(self.label)
-        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-        body = f"<body style='margin:24px;color-scheme:light dark;background:Canvas'>{self.html}</body>"
         written = Path(path)
         written.parent.mkdir(parents=True, exist_ok=True)
-        page = f"<!doctype html><html lang='en'>{head}{body}</html>\n"
-        written.write_text(page, encoding="utf-8")
+        page = fill("page.html", "page", self.label, self.html)
+        written.write_text(page + "\n", encoding="utf-8")
         return written

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['LIKELY', 'LEAST_CHANCE', 'Chances', 'logger', 'kept_adapters', 'coarse_to_fine', 'reread_chances', 'sent_chances',
-           'played_chances', 'PolicyAnswer', 'file_stamp', 'policy_answer', 'AnswerFile', 'branch_chances',
-           'slider_data', 'still_html', 'slider_html', 'prompt_rows', 'play_rows', 'sampling_for', 'plain_env',
-           'make_engine', 'check_client', 'StepPusher', 'answer_all', 'PolicySlider']
+           'played_chances', 'PolicyAnswer', 'file_stamp', 'policy_answer', 'answers_file', 'keep_answer',
+           'read_answers', 'branch_chances', 'slider_data', 'still_html', 'slider_html', 'prompt_rows', 'play_rows',
+           'sampling_for', 'plain_env', 'make_engine', 'check_client', 'StepPusher', 'answer_all', 'PolicySlider']
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #e46eefca
 import asyncio
@@ -18,17 +18,20 @@ import math
 import threading
 import time
 import weakref
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from hashlib import blake2b
 from html import escape
-from itertools import chain, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from ..envs.rollouts import background_loop
+from ..envs.store import find_steps
 from ..inference.client import base_of, check_base, get_tokenizer
 from .conversation import decoder, token_texts
 from .html import Snapshot, escaped, one_line, table, widget_file
@@ -42,17 +45,13 @@ if TYPE_CHECKING:
 # %% ../../nbs/widgets/12_policy_slider.ipynb #70d0c0e9
 def kept_adapters(folder: str | Path) -> dict[int, Path]:
     """Return the folders of a run's adapters by step, checkpoints among them; raises `FileNotFoundError` if there is none."""
-    patterns = (
-        "checkpoint-*/adapter_model.safetensors",
-        "adapters/step-*/adapter_model.safetensors",
-    )
-    found = chain.from_iterable(Path(folder).glob(pattern) for pattern in patterns)
-    steps = {int(path.parent.name.rpartition("-")[2]): path.parent for path in found}
+    found = find_steps(folder, "checkpoint-*", "adapters/step-*").items()
+    steps = {step: path for step, path in found if (path / "adapter_model.safetensors").exists()}
     if not steps:
         raise FileNotFoundError(
             f"{folder} holds no adapter of any step: train with keep_adapters='all' and enough keep_adapters_mb, or save checkpoints."
         )
-    return dict(sorted(steps.items()))
+    return steps
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #6bf08ed8
 def coarse_to_fine(count: int) -> list[int]:
@@ -130,90 +129,69 @@ def file_stamp(adapter: Path) -> list[int]:
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #a9848957
 def policy_answer(
-    rollout: Rollout,
-    step: int,
-    stamp: list[int],
-    decode: Any,
-    chances: Sequence[Chances],
-    scored: bool,
-) -> PolicyAnswer:
+    rollout: Rollout, step: int, stamp: list[int], decode: Any, chances: Sequence[Chances], scored: bool
+) -> PolicyAnswer:  # fmt: skip
     """Return an answer out of a rollout: the tokens of all its turns, and its scores if there is something to score by."""
     if rollout.error or not rollout.turns:
         return PolicyAnswer(step, stamp, error=rollout.error or "the server sends no tokens")
     ids = [token for turn in rollout.turns for token in turn.completion_ids]
-    own = [
-        {token: math.exp(value)}
-        for turn in rollout.turns
-        for token, value in zip(turn.completion_ids, turn.logprobs, strict=True)
-    ]
-    likely = [
-        {
-            token: round(chance, 5)
-            for token, chance in (place | drawn).items()
-            if chance >= LEAST_CHANCE or token in drawn
-        }
-        for place, drawn in zip(chances, own, strict=False)
-    ]
-    scores = {"reward": rollout.reward, **rollout.metrics} if scored else {}
-    return PolicyAnswer(step, stamp, ids, token_texts(decode, ids), likely, scores)
+    logprobs = [logprob for turn in rollout.turns for logprob in turn.logprobs]
+    answer = PolicyAnswer(step, stamp, ids, token_texts(decode, ids))
+    for place, token, logprob in zip(chances, ids, logprobs, strict=False):
+        likely = {each: p for each, p in place.items() if p >= LEAST_CHANCE}
+        likely[token] = math.exp(logprob)
+        answer.chances.append({each: round(p, 5) for each, p in likely.items()})
+    if scored:
+        answer.scores = {"reward": rollout.reward, **rollout.metrics}
+    return answer
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #94b71211
 logger = logging.getLogger(__name__)
 
 
-class AnswerFile:
-    """Keep the answers to one prompt in a file of a run's folder `slider`; a full disk loses the file, and no answer."""
+def answers_file(folder: Path, *about: Any) -> Path:
+    """Return the file of a run that has the answers to a prompt; `about` is all that they depend on."""
+    return folder / "slider" / f"{blake2b(repr(about).encode(), digest_size=10).hexdigest()}.jsonl"
 
-    def __init__(self, folder: Path, *about: Any) -> None:
-        self.path = (
-            folder / "slider" / f"{blake2b(repr(about).encode(), digest_size=10).hexdigest()}.jsonl"
-        )
+# %% ../../nbs/widgets/12_policy_slider.ipynb #a46241f8
+def keep_answer(file: Path, answer: PolicyAnswer) -> None:
+    """Append an answer to a file; a full disk loses the file, and no answer."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with file.open("ab") as lines:
+            lines.write(orjson.dumps(asdict(answer), option=orjson.OPT_NON_STR_KEYS) + b"\n")
+    except OSError as error:
+        logger.warning("The answers are not kept on disk, and will be made again: %s.", error)
 
-    def read(self, stamps: Mapping[int, list[int]]) -> dict[int, PolicyAnswer]:
-        """Return the answers of the adapters that are there, by step."""
-        found = {}
-        for line in self.path.read_bytes().splitlines() if self.path.exists() else ():
-            try:
-                answer = PolicyAnswer(**orjson.loads(line))
-            except (ValueError, TypeError):  # half a line, of a process that was killed
-                continue
+# %% ../../nbs/widgets/12_policy_slider.ipynb #287cc4d8
+def read_answers(file: Path, stamps: Mapping[int, list[int]]) -> dict[int, PolicyAnswer]:
+    """Return the answers of a file by step, without those of adapters that are there no more."""
+    found = {}
+    for line in file.read_bytes().splitlines() if file.exists() else ():
+        with suppress(ValueError, TypeError):  # half a line, of a process that was killed
+            answer = PolicyAnswer(**orjson.loads(line))
+            answer.chances = [{int(token): p for token, p in at.items()} for at in answer.chances]
             if stamps.get(answer.step) == answer.stamp:
-                answer.chances = [
-                    {int(token): p for token, p in each.items()} for each in answer.chances
-                ]
                 found[answer.step] = answer
-        return found
-
-    def add(self, answer: PolicyAnswer) -> None:
-        """Append an answer."""
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("ab") as file:
-                file.write(orjson.dumps(asdict(answer), option=orjson.OPT_NON_STR_KEYS) + b"\n")
-        except OSError as error:
-            logger.warning("The answers are not kept on disk, and will be made again: %s.", error)
+    return found
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #da051d2d
 def branch_chances(answers: Sequence[PolicyAnswer]) -> list[dict[int, Chances]]:
     """Return for each answer, at the places where others part from it, the chances of the tokens that any of them has there."""
-    tree: list[dict[int, int]] = [{}]  # of each node, its tokens and where they lead
-    paths = []
-    for answer in answers:
-        nodes = [0]
-        for token in answer.ids:
-            if token not in tree[nodes[-1]]:
-                tree[nodes[-1]][token] = len(tree)
-                tree.append({})
-            nodes.append(tree[nodes[-1]][token])
-        paths.append(nodes)
-    return [
-        {
-            at: {token: place[token] for token in tree[node] if token in place}
-            for at, (node, place) in enumerate(zip(nodes, answer.chances, strict=False))
-            if len(tree[node]) > 1
-        }
-        for answer, nodes in zip(answers, paths, strict=True)
+    starts = [
+        [*accumulate(answer.ids, lambda start, token: hash((start, token)), initial=0)]
+        for answer in answers
     ]
+    following = defaultdict[int, set[int]](set)  # by what was written before
+    for answer, start in zip(answers, starts, strict=True):
+        for before, token in zip(start, answer.ids, strict=False):
+            following[before].add(token)
+    parts: list[dict[int, Chances]] = []
+    for answer, start in zip(answers, starts, strict=True):
+        places = enumerate(zip(start, answer.chances, strict=False))
+        parts.append({at: {token: place[token] for token in place if token in following[before]}
+                      for at, (before, place) in places if len(following[before]) > 1})  # fmt: skip
+    return parts
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #3a009c9d
 def slider_data(
@@ -243,15 +221,11 @@ def still_html(data: Mapping[str, Any]) -> str:
     for prompt in data["prompts"]:
         there = [at for at, answer in enumerate(prompt["answers"]) if answer and "t" in answer]
         for at in dict.fromkeys([*there[:1], *there[-1:]]):
-            answer = prompt["answers"][at]
-            said = "".join(data["tokens"][number][1] for number in answer["t"])
+            answer, step = prompt["answers"][at], str(data["steps"][at])
+            said = escaped("".join(data["tokens"][number][1] for number in answer["t"]))
             scores = " · ".join(f"{name} {score:.2f}" for name, score in answer["scores"].items())
-            rows.append(
-                [one_line(prompt["text"]), str(data["steps"][at]), escaped(said), escape(scores)]
-            )
-    return table(
-        ["prompt", "step", "answer", "scores"], rows, "First and last answers", numbers=[1]
-    )
+            rows.append([one_line(prompt["text"]), step, said, escape(scores)])
+    return table(["prompt", "step", "answer", "scores"], rows, "First and last answers", [1])
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #65745b55
 def slider_html(data: Mapping[str, Any], live: bool) -> str:
@@ -269,19 +243,19 @@ def prompt_rows(
     """Return rows with `prompt`, as the environment would ask it, and `answer` where there is one."""
     if isinstance(prompts, int):
         return [dict(row) for row in env.get_eval_dataset(prompts)]
-    rows = []
-    for given in [prompts] if isinstance(prompts, (str, Mapping)) else prompts:
-        row = {"question": given} if isinstance(given, str) else dict(given)
+    given = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
+    rows: list[dict[str, Any]] = []
+    for each in given:
+        rows.append(row := {"question": each} if isinstance(each, str) else dict(each))
+        if not {"prompt", "question"} & {*row}:
+            has = ", ".join(map(str, row)) or "nothing"
+            raise ValueError(
+                f"A prompt is a text or a row with 'question' or 'prompt'; this one has {has}."
+            )
         if "prompt" not in row:
-            if "question" not in row:
-                raise ValueError(
-                    f"A prompt is a text or a row with 'question' or 'prompt'; this one has {', '.join(map(str, row)) or 'nothing'}."
-                )
-            asked = row["question"]
             is_chat = env.message_type == "chat"
-            chat = (asked, env.system_prompt, env.few_shot)
-            row["prompt"] = env.format_prompt(*chat) if is_chat else asked
-        rows.append(row)
+            chat = (row["question"], env.system_prompt, env.few_shot)
+            row["prompt"] = env.format_prompt(*chat) if is_chat else row["question"]
     return rows
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #41f76514
@@ -310,9 +284,8 @@ def plain_env(prompts: Any) -> Environment:
     from verifiers_nb.envs.multiturn import SingleTurnEnv
 
     if isinstance(prompts, int):
-        raise ValueError(
-            "A number of prompts is taken from an environment: give env=..., or the prompts as texts."
-        )
+        said = "A number of prompts is taken from an environment: give env=..., or the prompts as texts."
+        raise ValueError(said)
     return SingleTurnEnv(dataset=[{"question": "", "answer": ""}])
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #9f1443cf
@@ -331,8 +304,9 @@ def make_engine(trainer: Any, adapter: Path) -> Any:
 def check_client(trainer: Any, adapter: Path, client: Any) -> Any:
     """Return a client that can answer for a run; raises `TypeError` or `ValueError` for one that can't."""
     if not hasattr(client, "push"):
+        named = type(client).__name__
         raise TypeError(
-            f"A {type(client).__name__} takes no adapter: give a vf.EmbeddedEngine, a VLLMClient, or no client."
+            f"A {named} takes no adapter: give a vf.EmbeddedEngine, a VLLMClient, or no client."
         )
     if client is getattr(trainer, "client", None):
         raise ValueError("The run samples from this client itself: give another one, or none.")
@@ -381,6 +355,7 @@ class PolicySlider(Panel):
 
     label = "Policy slider"
     css = widget_file("slider.css")
+    presses = {"ask": lambda x, data: x.ask_typed(data.get("value", "").strip())}
 
     def __init__(
         self, run: Any, prompts: int | str | Mapping[str, Any] | Sequence[Any] = 4, env: Environment | None = None,
@@ -391,9 +366,8 @@ class PolicySlider(Panel):
         self.adapters = kept_adapters(self.folder)
         first = next(iter(self.adapters.values()))
         self.env = env or getattr(trainer, "env", None) or plain_env(prompts)
-        self.client = (
-            check_client(trainer, first, client) if client else make_engine(trainer, first)
-        )
+        given = client and check_client(trainer, first, client)
+        self.client = given or make_engine(trainer, first)
         served = getattr(self.client, "served", None)
         self.decode = decoder(served.tokenizer if served else get_tokenizer(base_of(first)))
         limit = max_tokens or getattr(getattr(trainer, "args", None), "max_tokens", None) or 256
@@ -401,7 +375,7 @@ class PolicySlider(Panel):
         self.stamps = {step: file_stamp(path) for step, path in self.adapters.items()}
         self.rows: list[dict[str, Any]] = []
         self.answers: list[dict[int, PolicyAnswer]] = []
-        self.push, self.said, self.drawn_at = StepPusher(self.client), "", 0.0
+        self.push, self.stopped, self.drawn_at = StepPusher(self.client), "", 0.0
         self.thread: threading.Thread | None = None
         super().__init__()
         self.ask(prompts)
@@ -412,7 +386,7 @@ class PolicySlider(Panel):
             for row in prompt_rows(self.env, prompts):
                 if row not in self.rows:
                     self.rows.append(row)
-                    self.answers.append(self.file(row).read(self.stamps))
+                    self.answers.append(read_answers(self.file(row), self.stamps))
             if self.thread is None or not self.thread.is_alive():
                 self.thread = threading.Thread(
                     target=answer_all, args=(weakref.ref(self),), name="policy-slider", daemon=True
@@ -420,17 +394,12 @@ class PolicySlider(Panel):
                 self.thread.start()
             self.refresh()
 
-    def file(self, row: Mapping[str, Any]) -> AnswerFile:
+    def file(self, row: Mapping[str, Any]) -> Path:
         """Return the file of the answers to a row."""
         rewards = self.env.rubric.get_reward_func_names(), self.env.rubric.get_reward_weights()
-        return AnswerFile(
-            self.folder,
-            row["prompt"],
-            row.get("answer"),
-            self.settings,
-            type(self.client).__name__,
-            rewards,
-        )
+        server = type(self.client).__name__
+        about = row["prompt"], row.get("answer"), self.settings, server, rewards
+        return answers_file(self.folder, *about)
 
     def missing(self) -> tuple[int, list[int]] | None:
         """Return the step to answer at, and the numbers of the prompts that have no answer there; None at the end."""
@@ -444,15 +413,15 @@ class PolicySlider(Panel):
         """Make the answers of one step; return whether there may be more to make."""
         with self.lock:
             found = self.missing()
-            if found is None or self.said or self.comm is None:
+            if found is None or self.stopped or self.comm is None:
                 self.thread = None
                 return False
         try:
             self.answer(*found)
         except Exception as error:
             logger.debug("The policy slider stopped.", exc_info=True)
-            self.said = f"The policy of step {found[0]} can't answer: {error}"
-        if self.said or time.monotonic() > self.drawn_at or self.missing() is None:
+            self.stopped = f"The policy of step {found[0]} can't answer: {error}"
+        if self.stopped or time.monotonic() > self.drawn_at or self.missing() is None:
             self.refresh()
         return True
 
@@ -464,20 +433,19 @@ class PolicySlider(Panel):
         played = asyncio.run_coroutine_threadsafe(asked, background_loop()).result()
         chances = played_chances(self.client, played, self.settings["temperature"])
         for i, rollout, likely in zip(numbers, played, chances, strict=True):
-            answer = policy_answer(
-                rollout, step, self.stamps[step], self.decode, likely, "answer" in self.rows[i]
-            )
+            row, stamp = self.rows[i], self.stamps[step]
+            answer = policy_answer(rollout, step, stamp, self.decode, likely, "answer" in row)
             self.answers[i][step] = answer
             if not answer.error:
-                self.file(self.rows[i]).add(answer)
+                keep_answer(self.file(row), answer)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every answer is there; raises what stopped that."""
         thread = self.thread
         if thread is not None:
             thread.join(timeout)
-        if self.said:
-            raise RuntimeError(self.said)
+        if self.stopped:
+            raise RuntimeError(self.stopped)
         if self.missing() is not None:
             raise TimeoutError("Some answers are still to come; they go on being made.")
 
@@ -492,13 +460,11 @@ class PolicySlider(Panel):
         super().refresh()
         self.drawn_at = time.monotonic() + max(0.5, 5 * (time.monotonic() - began))
 
-    def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed, or ask what was typed."""
-        if name == "freeze":
-            self.freeze_in_place()
-        elif name == "ask" and data.get("value", "").strip():
-            self.said = ""
-            self.ask(data["value"].strip())
+    def ask_typed(self, text: str) -> None:
+        """Ask what was typed; nothing is no prompt."""
+        if text:
+            self.stopped = ""
+            self.ask(text)
 
     def drawing(self, live: bool) -> str:
         """Draw the slider over the answers that are there."""
@@ -507,10 +473,11 @@ class PolicySlider(Panel):
             texts = [f"{i}. {last_text(row['prompt'])}" for i, row in enumerate(self.rows, 1)]
         data = slider_data([*self.adapters], dict(zip(texts, answers, strict=True)))
         left = len(self.adapters) * len(answers) - sum(map(len, answers))
-        said = f'<p class="vf-said" role="status">{escaped(self.said)}</p>' * bool(self.said)
-        said += f'<p class="vf-soft" role="status">{left:,} answers are still to come.</p>' * bool(
-            left and not self.said
-        )
+        said = self.said_html()
+        if self.stopped:
+            said = f'<p class="vf-said" role="status">{escaped(self.stopped)}</p>'
+        elif left:
+            said += f'<p class="vf-soft" role="status">{left:,} answers are still to come.</p>'
         box = '<label class="vf-asks">Another prompt <input type="text" data-act="ask" data-late value="" placeholder="type it, and press Enter"></label>'
         foot = f'{box}<div class="vf-foot">{self.freeze_button(live)}</div>' * live
         return said + slider_html(data, live) + foot

@@ -16,6 +16,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,9 +32,8 @@ from ..rubrics.rubric import Rubric, reward_name
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
 from verifiers_nb.widgets.html import (
-    action,
     button,
-    escaped,
+    fill,
     marked_text,
     one_line,
     pressable_row,
@@ -167,10 +167,9 @@ def read_steps(source: RolloutSource) -> Iterator[StoredStep]:
         if source.folder and not has_all_rollouts(path or Path()):
             continue
         rollouts, known, run = stored_rollouts(path or source.results)
-        for rollout, group in zip(
-            rollouts, neighbour_groups([r.group for r in rollouts]), strict=True
-        ):
-            rollout.group = int(group)
+        groups = neighbour_groups([rollout.group for rollout in rollouts])
+        for rollout, group in zip(rollouts, groups.tolist(), strict=True):
+            rollout.group = group
         yield step, rollouts, known, str(run.get("model") or "")
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #1ce4f2e0
@@ -201,33 +200,28 @@ def read_scores(
             "The bench needs one rubric whose reward functions have names of their own: rename those that "
             "share one, and of several environments give one."
         )
-    columns: list[list[Any]] = [[], [], [], [], [], []]
-    offset = 0
+    columns: list[list[Any]] = [[] for _ in range(6)]
+    scores, rewards, steps, groups, valid, lengths = columns
     for step, rollouts, known, _ in read_steps(source):
-        kept = unchanged_funcs(rubric, known, rollouts)
-        scores = []
+        kept, parts = unchanged_funcs(rubric, known, rollouts), []
         for name, func in zip(names, rubric.get_reward_funcs(), strict=True):
             there = name in kept or (not any(known) and all(name in r.metrics for r in rollouts))
             values = [r.metrics.get(name, 0.0) for r in rollouts]
-            scores.append(
-                values
-                if there
-                else call_on(rubric, name, func, rollouts, errors.setdefault(name, []))
-            )
-        made: tuple[list[Any], ...] = (
-            list(zip(*scores, strict=True)), [r.reward for r in rollouts], [step] * len(rollouts),
-            [offset + r.group for r in rollouts], [not r.error for r in rollouts],
-            [len(messages_text(r.completion).strip()) for r in rollouts],
-        )  # fmt: skip
-        for column, added in zip(columns, made, strict=True):
-            column.extend(added)
-        offset = 1 + max(columns[3], default=-1)
-    if not columns[1]:
+            if not there:
+                failed = errors.setdefault(name, [])
+                values = call_on(rubric, name, func, rollouts, failed)
+            parts.append(values)
+        first = 1 + max(groups, default=-1)
+        scores += zip(*parts, strict=True)
+        rewards += [r.reward for r in rollouts]
+        steps += [step] * len(rollouts)
+        groups += [first + r.group for r in rollouts]
+        valid += [not r.error for r in rollouts]
+        lengths += [len(messages_text(r.completion).strip()) for r in rollouts]
+    if not rewards:
         raise ValueError("There is no whole step of rollouts to score yet: wait for the first.")
-    scored, rewards, steps, groups, valid, lengths = (np.asarray(column) for column in columns)
-    return StoredScores(
-        names, scored.astype(float), rewards.astype(float), steps, groups, valid, lengths
-    )
+    numbers = np.array(scores, dtype=float), np.array(rewards, dtype=float)
+    return StoredScores(names, *numbers, *map(np.asarray, columns[2:]))
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #a7266d30
 def effects_html(known: StoredScores, effects: RewardEffects) -> str:
@@ -246,26 +240,15 @@ def effects_html(known: StoredScores, effects: RewardEffects) -> str:
         for at, name in enumerate(("as it was", "as weighed here"))
     ]
     chart = make_chart("Reward by step", "", curves, CurveLook(0.0))
-    drawn = chart_html(chart) if chart else ""
-    return drawn + table(
-        ["", "as it was → as weighed here"], rows, "What it would have taught", [1]
-    )
+    head, title = ["", "as it was → as weighed here"], "What it would have taught"
+    return (chart_html(chart) if chart else "") + table(head, rows, title, [1])
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #56a513e2
 def sliders_html(
     weights: Mapping[str, float], most: Mapping[str, float], notes: Mapping[str, str], live: bool
 ) -> str:
     """Draw a slider for the weight of each function, and what replaced it."""
-    drawn = ""
-    for name, weight in weights.items():
-        ends = f'min="{-most[name]:g}" max="{most[name]:g}" step="{most[name] / 40:g}"'
-        box = (
-            f'<input type="range" {ends} value="{weight:g}"{action("weigh", True, func=name)}>'
-            * live
-        )
-        note = f'<span class="vf-soft">{escaped(notes[name])}</span>' if name in notes else ""
-        drawn += f'<div><label class="vf-smooth">{escaped(name)} {box}<span>{weight:g}</span></label> {note}</div>'
-    return f'<section aria-label="Weights"><h3>Weights</h3>{drawn}</section>'
+    return fill("reward_bench.html", "weights", weights, most, notes, live)
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #d58576a4
 def stored_rollout(source: RolloutSource, number: int) -> tuple[Rollout, str]:
@@ -313,24 +296,18 @@ def opened_html(
     rollout: Rollout, model: str, effects: RewardEffects, number: int, tokenizer: Any
 ) -> str:
     """Draw a rollout: what it says, and its tokens coloured by the old pull and by the new one."""
-    record, decode = (
-        rollout_record(rollout),
-        decoder(tokenizer) if tokenizer else find_decoder(model),
-    )
-    columns = "".join(
-        f"<div><h4>{name}</h4>{tokens_html(record, decode, 'advantage', float(each[number]))}</div>"
-        for name, each in zip(("As it was", "As weighed here"), effects.advantages, strict=True)
-    )
+    decode = decoder(tokenizer) if tokenizer else find_decoder(model)
+    record, columns = rollout_record(rollout), ""
+    for name, each in zip(("As it was", "As weighed here"), effects.advantages, strict=True):
+        tokens = tokens_html(record, decode, "advantage", float(each[number]))
+        columns += f"<div><h4>{name}</h4>{tokens}</div>"
+    drawn = f'<div class="vf-samples">{columns}</div>'
+    if not rollout.turns:
+        said = "It is stored without tokens: there is no colour by token, and all else works."
+        drawn = f'<p class="vf-soft">{said}</p>'
     text = marked_text(messages_text(rollout.completion), label="Completion")
     asked = one_line(messages_text(rollout.prompt), 200)
-    columns = (
-        f'<div class="vf-samples">{columns}</div>'
-        if rollout.turns
-        else (
-            '<p class="vf-soft">It is stored without tokens: there is no colour by token, and all else works.</p>'
-        )
-    )
-    return f"<section><h3>Rollout {number}</h3><p>{asked}</p>{text}{columns}</section>"
+    return f"<section><h3>Rollout {number}</h3><p>{asked}</p>{text}{drawn}</section>"
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #58f3ad06
 def failed_note(errors: Sequence[str], tried: int) -> str:
@@ -351,9 +328,13 @@ class RewardBench(Panel):
     """
 
     label = "Reward bench"
-    css = "".join(
-        map(widget_file, ("curves.css", "run_view.css", "rollout_table.css", "conversation.css"))
-    )
+    sheets = "curves.css", "run_view.css", "rollout_table.css", "conversation.css"
+    css = "".join(map(widget_file, sheets))
+    presses = {
+        "weigh": lambda x, data: x.weigh(data["func"], float(data["value"])),
+        "show": lambda x, data: x.show(int(data["number"])),
+        "fork": lambda x, data: x.fork(int(data["step"])),
+    }
     forked: GRPOTrainer | None = None
 
     def __init__(self, run: Any, env: Environment | None = None, *, tokenizer: Any = None) -> None:
@@ -372,27 +353,24 @@ class RewardBench(Panel):
         self.notes = {name: failed_note(found, tried) for name, found in failed.items() if found}
         self.tokenizer = tokenizer or getattr(run, "processing_class", None)
         self.opened: int | None = None
-        self.read: dict[int, tuple[Rollout, str]] = {}
-        self.said = ""
-        self.compute()
+        self.read_rollout = lru_cache(8)(partial(stored_rollout, self.source))
         super().__init__()
 
-    def compute(self) -> None:
-        """Compute what the weights change."""
+    def refresh(self) -> None:
+        """Compute what the weights change, and draw."""
         self.effects = reward_effects(self.known, [*self.weights.values()])
+        super().refresh()
 
     def weigh(self, name: str, weight: float) -> None:
         """Give a function another weight."""
         self.weights[self.check(name)] = float(weight)
-        self.compute()
         self.refresh()
 
     def check(self, name: str) -> str:
         """Return the name of a function; a `ValueError` if there is none of it."""
         if name not in self.weights:
-            raise ValueError(
-                f"There is no reward function {name!r}; there are {', '.join(self.weights)}."
-            )
+            known = ", ".join(self.weights)
+            raise ValueError(f"There is no reward function {name!r}; there are {known}.")
         return name
 
     def replace(self, name: str, func: RewardFunc) -> None:
@@ -405,7 +383,6 @@ class RewardBench(Panel):
         self.known, self.replaced[name] = replace(self.known, scores=scores), func
         failed = failed_note(errors, len(values))
         self.notes[name] = f"replaced by {reward_name(func)}{'; it ' * bool(failed)}{failed}"
-        self.compute()
         self.refresh()
 
     def rubric(self) -> Rubric:
@@ -425,9 +402,8 @@ class RewardBench(Panel):
     def fork(self, step: int) -> GRPOTrainer:
         """Train on from a checkpoint with the rubric on the bench, beside the notebook; returns the new trainer."""
         if self.trainer is None:
-            raise ValueError(
-                "These rollouts are read from files: give the bench their trainer to train on."
-            )
+            said = "These rollouts are read from files: give the bench their trainer to train on."
+            raise ValueError(said)
         self.forked = self.trainer.fork(step, self.rubric())
         self.forked.start()
         where = self.forked.folder.name
@@ -435,46 +411,17 @@ class RewardBench(Panel):
         self.refresh()
         return self.forked
 
-    def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed, and say what stood against it."""
-        self.said = ""
-        try:
-            if name == "weigh":
-                self.weigh(data["func"], float(data["value"]))
-            elif name == "show":
-                self.show(int(data["number"]))
-            elif name == "fork":
-                self.fork(int(data["step"]))
-            elif name == "freeze":
-                self.freeze_in_place()
-        except Exception as error:
-            self.said = str(error)
-            self.refresh()
-
     def drawing(self, live: bool) -> str:
         """Draw the bench."""
-        foot = f'<div class="vf-foot">{self.freeze_button(live)}</div>' * live
-        said = f'<p class="vf-said" role="status">{escaped(self.said)}</p>' * bool(self.said)
         effects, at = self.effects, self.opened
-        first = self.text(int(effects.short[0])) if len(effects.short) else ""
-        body = sliders_html(self.weights, self.most, self.notes, live) + short_warning(
-            effects, first
-        )
+        body = self.said_html() + sliders_html(self.weights, self.most, self.notes, live)
+        if len(effects.short):
+            shortest = self.read_rollout(int(effects.short[0]))[0]
+            body += short_warning(effects, messages_text(shortest.completion))
         body += effects_html(self.known, effects) + flips_html(self.known, effects, at, live)
         if at is not None:
-            body += opened_html(*self.shown(at), effects, at, self.tokenizer)
-        steps = checkpoint_steps(self.trainer.folder) if self.trainer is not None and live else []
-        forks = "".join(
-            button(f"Train on from step {step:,}", "fork", live, step=step) for step in steps
-        )
-        return f'{said}{body}<div class="vf-buttons">{forks}</div>{foot}'
-
-    def shown(self, number: int) -> tuple[Rollout, str]:
-        """Return a rollout and its model, from its file when it is first wanted."""
-        if number not in self.read:
-            self.read[number] = stored_rollout(self.source, number)
-        return self.read[number]
-
-    def text(self, number: int) -> str:
-        """Return what a rollout says."""
-        return messages_text(self.shown(number)[0].completion)
+            body += opened_html(*self.read_rollout(at), effects, at, self.tokenizer)
+        steps = checkpoint_steps(self.trainer.folder) if self.trainer is not None else []
+        forks = [button(f"Train on from step {n:,}", "fork", live, step=n) for n in steps]
+        foot = f'<div class="vf-foot">{self.freeze_button(live)}</div>' * live
+        return f'{body}<div class="vf-buttons">{"".join(forks)}</div>{foot}'

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'READ_SECONDS', 'Press', 'PRESSES', 'SHIPPED', 'SEARCH_ENDED', 'facts_html', 'article_html', 'find_decoder',
-           'steps_html', 'views_html', 'write_rollouts', 'bound', 'check_places', 'RolloutExplorer']
+__all__ = ['VIEWS', 'READ_SECONDS', 'PRESSES', 'SHIPPED', 'SEARCH_ENDED', 'facts_html', 'article_html', 'find_decoder',
+           'steps_html', 'views_html', 'write_rollouts', 'check_places', 'RolloutExplorer']
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #77de68da
 import copy
@@ -15,7 +15,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,7 @@ from verifiers_nb.widgets.conversation import (
     stored_weights,
     tokens_html,
 )
-from .html import PAGE_ROWS, button, escaped, number_text, widget_file
+from .html import PAGE_ROWS, button, escaped, fill, number_text, widget_file
 from verifiers_nb.widgets.rollout_table import (
     RUN_SETTINGS,
     flags,
@@ -66,7 +66,7 @@ from verifiers_nb.widgets.rollouts import (
     split_at,
     written,
 )
-from .view import Panel
+from .view import Panel, Press
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -129,30 +129,14 @@ def find_decoder(model: str) -> Decode | None:
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #b797ac5b
 def steps_html(steps: Sequence[int], step: int | None, live: bool, whole: bool = True) -> str:
     """Draw which step of a training run is shown, with buttons to its neighbours; nothing without steps."""
-    if not steps or step is None:
-        return ""
-    at = steps.index(step)
-    before, after = steps[max(0, at - 1)], steps[min(len(steps) - 1, at + 1)]
-    back = button("Previous step", "step", live, shortcut="[", disabled=at == 0, step=before)
-    on = button("Next step", "step", live, shortcut="]", disabled=after == step, step=after)
-    said = "" if whole else ' <span class="vf-soft">not whole: more rollouts may come</span>'
-    return f'<div class="vf-steps">{back}<b>Step {step:,} of {steps[-1]:,}</b>{said}{on}</div>'
+    is_shown = steps and step is not None
+    return fill("rollout_explorer.html", "steps", steps, step, whole, live) if is_shown else ""
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #150abcff
 def views_html(view: str, kept: int | None, whole: bool, live: bool) -> str:
     """Draw the buttons that choose a view, move in it, and compare with the rollout that is `kept`."""
-    views = moves = ""
-    for name, label in VIEWS.items():
-        views += button(label, "view", live, pressed=view == name, view=name)
-    moves += button("Previous prompt", "prompt", live, shortcut="p", by=-1)
-    moves += button("Next prompt", "prompt", live, shortcut="n", by=1)
-    moves += button("Compare", "compare", live, shortcut="c", pressed=kept is not None)
-    moves += button("Show all", "whole", live, shortcut="a", pressed=whole)
-    moves += widget_file("reading.html")
-    said = "" if kept is None else f"Rollout {kept + 1} is kept: open another to see it beside."
-    views = f'<div class="vf-views" role="group" aria-label="View">{views}</div>'
-    said = f'<span class="vf-soft">{said}</span>'
-    return f'<div class="vf-bar-row">{views}<div>{moves}</div>{said}</div>' * live
+    given = VIEWS, view, kept, whole, widget_file("reading.html")
+    return fill("rollout_explorer.html", "views", *given) if live else ""
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #5fc64139
 def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:
@@ -167,12 +151,6 @@ def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:
     return written
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #1983f411
-def bound(text: str, none: float) -> float:
-    """Read the bound of a range; an empty box has `none`."""
-    return float(text) if text.strip() else none
-
-
-Press = Callable[[Any, Mapping[str, str]], Any]
 PRESSES: dict[str, Press] = {
     "set": lambda x, data: x.settings.update({data["setting"]: data["value"]}),
     "run": lambda x, data: x.run_as_set(),
@@ -186,7 +164,7 @@ PRESSES: dict[str, Press] = {
     "score": lambda x, data: x.change(score=data["value"]),
     "low": lambda x, data: x.bound_score(data["score"], low=data["value"]),
     "high": lambda x, data: x.bound_score(data["score"], high=data["value"]),
-    "clear": lambda x, data: x.bound_score(data["score"], "", ""),
+    "clear": lambda x, data: x.bound_score(data["score"], low="", high=""),
     "only": lambda x, data: x.select(only=data["only"]),
     "sort": lambda x, data: x.sort(data["sort"]),
     "step": lambda x, data: x.show_step(int(data["step"])),
@@ -203,7 +181,6 @@ PRESSES: dict[str, Press] = {
     "draft": lambda x, data: x.edited and x.change(edited=(x.edited[0], data["value"])),
     "file": lambda x, data: x.change(file_name=data["value"]),
     "export": lambda x, data: x.export_as_named(),
-    "freeze": lambda x, data: x.freeze_in_place(),
 }
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #0d3414b2
@@ -238,6 +215,7 @@ class RolloutExplorer(Panel):
     label = "Rollout explorer"
     sheets = "rollout_table.css", "conversation.css", "rollout_explorer.css"
     css = "".join(map(widget_file, sheets))
+    presses = PRESSES
     pinned: int | None
 
     def __init__(
@@ -258,7 +236,7 @@ class RolloutExplorer(Panel):
         self.query, self.by_prompt, self.page, self.view_name = Query(), False, 0, "text"
         self.rows, self.score, self.whole = PAGE_ROWS, "reward", False
         self.edited: tuple[int, str] | None = None
-        self.note, self.refused, self.file_name = "", False, "rollouts.jsonl"
+        self.note, self.file_name = "", "rollouts.jsonl"
         self._due = False
         self._read_step(None)
         self._followed = written(self.source.folder) if self.source.folder else []
@@ -472,11 +450,6 @@ class RolloutExplorer(Panel):
 
     # What is pressed
 
-    def change(self, **state: Any) -> Any:
-        """Set attributes of the widget; the next drawing shows them."""
-        for name, value in state.items():
-            setattr(self, name, value)
-
     def run_as_set(self) -> None:
         """Run rollouts with the settings that were typed."""
         settings = self.settings
@@ -489,16 +462,13 @@ class RolloutExplorer(Panel):
         again, turned = self.query.sort == by, not self.query.descending
         self.select(sort=by, descending=turned if again else by not in ("order", "tokens"))
 
-    def bound_score(self, name: str, low: str | None = None, high: str | None = None) -> None:
-        """Set the bounds of the reward or of a part of it as they were typed; "" is no bound."""
-        bounds = list(self.query.bounds.get(name, (-math.inf, math.inf)))
-        for end, (text, none) in enumerate(((low, -math.inf), (high, math.inf))):
-            bounds[end] = bounds[end] if text is None else bound(text, none)
-        given = (bounds[0], bounds[1])
-        if name == "reward":
-            self.select(low=given[0], high=given[1])
-        else:
-            self.select(parts={**self.query.parts, name: given})
+    def bound_score(self, name: str, **typed: str) -> None:
+        """Set the bounds `low` and `high` of the reward or of a part of it as they were typed; "" is no bound."""
+        free = {"low": -math.inf, "high": math.inf}
+        given = free | dict(zip(free, self.query.bounds.get(name, ()), strict=False))
+        given |= {end: float(text) if text.strip() else free[end] for end, text in typed.items()}
+        parts = {**self.query.parts, name: (given["low"], given["high"])}
+        self.select(**(given if name == "reward" else {"parts": parts}))
 
     def edit(self, message: int) -> None:
         """Begin to edit a message of the rollout that is shown; -1 stops editing."""
@@ -525,14 +495,9 @@ class RolloutExplorer(Panel):
         self.note = f"{count:,} rollout{'s are' if count != 1 else ' is'} written to {written}."
 
     def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed; what can't be done is said below the drawing."""
-        self.note, self.refused = "", False
-        try:
-            if press := PRESSES.get(name):
-                press(self, data)
-        except (ValueError, IndexError, OSError, RuntimeError) as error:
-            self.note, self.refused = str(error), True
-        self.refresh()
+        """Do what was pressed; what came of it is said below the drawing."""
+        self.note = ""
+        super().act(name, data)
 
     # What is drawn
 
@@ -578,8 +543,8 @@ class RolloutExplorer(Panel):
         return views_html(self.view_name, self.pinned, self.whole, live) + shown
 
     def _note_html(self) -> str:
-        bad = " vf-error" * self.refused
-        return f'<p class="vf-note{bad}" role="status">{escaped(self.note[:600])}</p>'
+        bad, said = " vf-error" * bool(self.said), (self.said or self.note)[:600]
+        return f'<p class="vf-note{bad}" role="status">{escaped(said)}</p>'
 
     def _foot_html(self) -> str:
         name = input_html("File", "file", self.file_name, True, wide=True)

@@ -23,6 +23,7 @@ from verifiers_nb.widgets.html import (
     action,
     button,
     escaped,
+    fill,
     number_text,
     one_line,
     pager,
@@ -33,7 +34,6 @@ from verifiers_nb.widgets.html import (
     visible,
 )
 from verifiers_nb.widgets.rollouts import (
-    ONLY,
     SORTS,
     Group,
     LiveRun,
@@ -114,14 +114,8 @@ def run_html(
     for name, (label, value, hint) in RUN_SETTINGS.items():
         given = settings.get(name, value)
         form += input_html(label, "set", given, live, hint=hint, setting=name)
-    if run is not None and run.running:
-        presses = button("Stop", "stop", live, shortcut="s")
-    else:
-        left = run is not None and bool(run.left)
-        presses = button("Continue", "resume", live, shortcut="s") if left else ""
-        presses += button("Run", "run", live, shortcut="r")
-    form = f'<div class="vf-form">{form}<div class="vf-buttons">{presses}</div></div>' * live
-    return f'<div class="vf-run">{form}{progress_html(run, preparing)}</div>'
+    progress = progress_html(run, preparing)
+    return fill("rollout_table.html", "run", form, run, progress, live)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #17ba0791
 def query_words(query: Query) -> str:
@@ -157,19 +151,9 @@ def query_html(
     boxes = input_html("Search", "filter", query.text, live, hint=hint, shortcut="/", wide=True)
     boxes += select_html("Score", "score", score, ["reward", *parts], bool(parts))
     boxes += bounds_html(query, score, live)
-    only = sorts = ""
-    for name in ONLY:
-        label = f"{name.capitalize()} {counts[name]:,}"
-        only += button(label, "only", live, pressed=query.only == name, only=name)
-    for name in dict.fromkeys((*SORTS, score, query.sort)):
-        chosen = query.sort == name
-        arrow = (" ↓" if query.descending else " ↑") * chosen
-        label = name.capitalize() if name in SORTS else name[:40]
-        sorts += button(label + arrow, "sort", live, pressed=chosen, sort=name)
-    group = button("Regex", "regular", live, pressed=query.regular, shortcut="x")
-    group += button("By prompt", "group", live, pressed=by_prompt, shortcut="g")
-    rows = f'<div class="vf-choices"><div role="group" aria-label="Show">{only}</div><div role="group" aria-label="Sort by">{sorts}</div>{group}</div>'
-    return f'<div class="vf-query"><div class="vf-form">{boxes}</div>{rows}</div>'
+    names = dict.fromkeys((*SORTS, score, query.sort))
+    sorts = {name: name.capitalize() if name in SORTS else name[:40] for name in names}
+    return fill("rollout_table.html", "query", query, boxes, counts, sorts, by_prompt)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #fa35e192
 MOST_SCORE = 1e6  # beyond it, a score is likely a mistake

@@ -20,7 +20,6 @@ import hashlib
 import json
 import logging
 import math
-import re
 import sys
 import threading
 import time
@@ -37,16 +36,17 @@ from typing import Any
 import regex
 
 from ..envs.environment import Environment
+from ..envs.rescore import rollouts_from_outputs
 from ..envs.rollouts import background_loop, with_seed
 from verifiers_nb.envs.store import (
     StoredColumn,
     StoredRollouts,
+    find_steps,
     from_line,
     in_our_format,
     read_places,
     rollout_record,
 )
-from ..inference.tokens import rollout_turns
 from verifiers_nb.types import (
     GenerateOutputs,
     Info,
@@ -334,34 +334,28 @@ class OutputRecords(Sequence[Record]):
     """Give results that are in memory as records, each made when it is looked at."""
 
     def __init__(self, results: GenerateOutputs) -> None:
-        self.results = results
+        self.rollouts = rollouts_from_outputs(results)
 
     def __len__(self) -> int:
-        return len(self.results.reward)
+        return len(self.rollouts)
 
     def __getitem__(self, at: Any) -> Any:
-        names = ("prompt", "answer", "task", "info", "completion", "state", "reward")
-        rollout = Rollout(**{name: getattr(self.results, name)[at] for name in names}, index=at)
-        rollout.metrics = {name: column[at] for name, column in self.results.metrics.items()}
-        rollout.error = rollout.state.get("error")
-        rollout.turns = rollout_turns(rollout.state, exact=False)
-        return rollout_record(rollout)
+        return rollout_record(self.rollouts[at])
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #67709bb0
 def table_from_outputs(results: GenerateOutputs) -> RolloutTable:
     """Take the numbers of the rollouts of an evaluation."""
-    table, column = RolloutTable(), results.prompt
-    stored = column.rollouts if isinstance(column, StoredColumn) else None  # read from a file
-    records: Sequence[Record] = stored or OutputRecords(results)
-    for at, reward in enumerate(results.reward):
-        if stored:
-            known = state = stored[at]
-        else:
-            state = results.state[at]
-            known = {name: getattr(results, name)[at] for name in ("prompt", "answer", "task")}
-            known["error"] = state.get("error")
-            known["metrics"] = {name: column[at] for name, column in results.metrics.items()}
-        table.add(records, at, {**known, "reward": reward}, state)
+    table, names = RolloutTable(), ("prompt", "answer", "task", "reward", "error", "metrics")
+    if isinstance(results.prompt, StoredColumn):  # read from a file
+        stored = results.prompt.rollouts
+        for at, reward in enumerate(results.reward):
+            record = stored[at]
+            table.add(stored, at, {**record, "reward": reward}, record)
+        return table
+    records = OutputRecords(results)
+    for at, rollout in enumerate(records.rollouts):
+        known = {name: getattr(rollout, name) for name in names}
+        table.add(records, at, known, rollout.state)
     return table
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #91032ad7
@@ -379,11 +373,7 @@ def table_from_file(path: Path) -> RolloutTable:
 # %% ../../nbs/widgets/04_rollouts.ipynb #12c6fc06
 def step_files(folder: Path) -> dict[int, Path]:
     """Find the files of rollouts in the folder of a training run, by step."""
-    found = {}
-    for file in [*folder.glob("step-*.jsonl"), *folder.glob("rollouts/step-*.jsonl")]:
-        if number := re.fullmatch(r"step-(\d+)\.jsonl", file.name):
-            found[int(number[1])] = file
-    return dict(sorted(found.items()))
+    return find_steps(folder, "step-*.jsonl", "rollouts/step-*.jsonl")
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #7aa78b8c
 def has_all_rollouts(file: Path) -> bool:

@@ -28,9 +28,9 @@ from statistics import fmean, pstdev
 from typing import Any
 from urllib.parse import quote
 
-from ..envs.store import from_line, to_line
+from ..envs.store import find_steps, from_line, to_line
 from ..types import Messages
-from .html import escaped, histogram, one_line, visible, widget_file
+from .html import fill, histogram, one_line, visible, widget_file
 from .rollouts import RolloutTable, Row, has_all_rollouts, table_from_file
 
 # %% ../../nbs/widgets/08_run.ipynb #c1dfd96e
@@ -199,13 +199,7 @@ def curve_words(curve: Curve) -> str:
 def last_values(curves: Sequence[Curve]) -> str:
     """Draw the last value of each curve, with its name where there are several."""
     last = [figure_text(curve.points[-1][1]) for curve in curves]
-    if len(curves) == 1:
-        return f'<span class="vf-last">{last[0]}</span>'
-    latest = [
-        f'<span style="--hue:var(--hue-{curve.hue % 6})"><b>{escaped(curve.name[:40])}</b> {value}</span>'
-        for curve, value in zip(curves, last, strict=True)
-    ]
-    return f'<span class="vf-key">{" ".join(latest)}</span>'
+    return fill("chart.html", "last", [*zip(curves, last, strict=True)])
 
 # %% ../../nbs/widgets/08_run.ipynb #6bd3c272
 HUES = re.findall(r"--hue-(\d): ([^;]+);", widget_file("style.css"))
@@ -232,19 +226,13 @@ def chart_html(chart: Chart) -> str:
         y = math.log10(value) if chart.log else value
         return 100 * (step - first) / (last - first or 1), 100 * (marks[-1] - y) / height
 
-    lines = beside = ""
-    for mark in marks:
-        y, text = 100 * (marks[-1] - mark) / height, figure_text(10**mark if chart.log else mark)
-        lines += f"<path class='grid' d='M0 {y:.1f}H100'/>"
-        beside += f'<i class="vf-y" style="top:{y:.1f}%" data-text="{text}"></i>'
-    lines += "".join(trace_path(trace, place) for trace in chart.traces)
-    words = escaped("; ".join(map(curve_words, chart.curves)))
-    return (
-        f'<figure class="vf-chart"><figcaption><b>{escaped(chart.title)}</b> <span class="vf-soft">{escaped(chart.note)}</span>'
-        f' {last_values(chart.curves)} <span class="vf-words">({words})</span></figcaption>'
-        f'<div class="vf-plot" aria-hidden="true">{image_html(lines)}{beside}'
-        f'<i class="vf-x" data-text="step {first:,}"></i><i class="vf-x vf-end" data-text="{last:,}"></i></div></figure>'
-    )
+    texts = [figure_text(10**mark if chart.log else mark) for mark in marks]
+    heights = [100 * (marks[-1] - mark) / height for mark in marks]
+    lines = "".join(f"<path class='grid' d='M0 {y:.1f}H100'/>" for y in heights)
+    image = image_html(lines + "".join(trace_path(trace, place) for trace in chart.traces))
+    words, beside = "; ".join(map(curve_words, chart.curves)), [*zip(heights, texts, strict=True)]
+    given = last_values(chart.curves), words, image, beside, (first, last)
+    return fill("chart.html", "chart", chart, *given)
 
 # %% ../../nbs/widgets/08_run.ipynb #90437909
 def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
@@ -536,6 +524,5 @@ class PromptPath:
 # %% ../../nbs/widgets/08_run.ipynb #57915113
 def checkpoint_steps(folder: str | Path) -> list[int]:
     """List the steps that have a whole checkpoint."""
-    names = [path.parent.name for path in Path(folder).glob("checkpoint-*/trainer_state.json")]
-    found = [re.fullmatch(r"checkpoint-(\d+)", name) for name in names]
-    return sorted(int(step[1]) for step in found if step)
+    found = find_steps(folder, "checkpoint-*").items()
+    return [step for step, path in found if (path / "trainer_state.json").exists()]

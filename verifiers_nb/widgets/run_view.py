@@ -7,15 +7,14 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['LATE', 'PHASES', 'SPLIT', 'MOST_VISITS', 'DashboardState', 'run_buttons', 'head_html', 'key_figures_html',
-           'phases_html', 'split_html', 'settings_html', 'metrics_html', 'look_html', 'curves_html', 'sample_html',
-           'step_choice_html', 'scores_html', 'visits_html', 'path_html', 'completions_html', 'evaluations',
-           'checkpoints_html', 'dashboard_html']
+           'phases_html', 'split_html', 'settings_html', 'metrics_html', 'curves_html', 'sample_html', 'scores_html',
+           'visits_html', 'path_html', 'completions_html', 'evaluations', 'checkpoints_html', 'dashboard_html']
 
 # %% ../../nbs/widgets/09_run_view.ipynb #77de68da
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count
 from typing import TYPE_CHECKING
 
 from ..trainer.control import CHANGEABLE
@@ -24,9 +23,9 @@ from verifiers_nb.widgets.html import (
     Mark,
     button,
     escaped,
+    fill,
     marked_text,
     number_text,
-    one_line,
     table,
 )
 from .rollout_table import duration_text
@@ -136,15 +135,7 @@ LATE = (
 
 def head_html(view: DashboardState, live: bool) -> str:
     """Draw how the run is and what it can be asked."""
-    kind = {"Failed": "bad", "Running": "good"}.get(view.condition, "soft")
-    dot = f'<span class="vf-dot vf-is-{kind}" aria-hidden="true"></span>'
-    now = f'<span class="vf-condition" role="status">{dot}{escaped(view.working or view.condition)}</span>'
-    buttons = f'<div class="vf-buttons">{run_buttons(view, live)}</div>' if live else ""
-    late = f'<p class="vf-soft">{LATE}</p>' * (live and view.is_late)
-    error = str(view.state.error) if view.state and view.state.error else ""
-    said = escaped((view.said or error)[:600])
-    said = f'<p class="vf-said" role="alert">{said}</p>' if said else ""
-    return f'<div class="vf-head">{now}{buttons}</div>{late}{said}'
+    return fill("run_view.html", "head", view, run_buttons(view, live), LATE, live)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #7b52009b
 def key_figures_html(view: DashboardState) -> str:
@@ -161,13 +152,7 @@ def key_figures_html(view: DashboardState) -> str:
         figures["Peak memory"] = f"{memory:.2f} GiB"
     if not state and 0 < (written := history.last("time") or 0.0) < 1e11:
         figures["Last written"] = time.strftime("%d %b, %H:%M:%S", time.localtime(written))
-    drawn = "".join(f"<div><dt>{name}</dt> <dd>{figures[name]}</dd></div>" for name in figures)
-    bar = ""
-    if most > 0:
-        width = 100 * max(0.0, min(1.0, view.step / most))
-        words = f"{view.step:,} of {most:,} steps"
-        bar = f'<div class="vf-progress" role="img" aria-label="{words}"><span style="width:{width:.1f}%"></span></div>'
-    return f'<dl class="vf-figures">{drawn}</dl>{bar}'
+    return fill("run_view.html", "key_figures", figures, view.step, most)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #f1abd670
 PHASES = ("generating", "scoring", "training", "syncing")
@@ -175,17 +160,8 @@ PHASES = ("generating", "scoring", "training", "syncing")
 
 def phases_html(view: DashboardState) -> str:
     """Draw the phases of a step, the present one marked, and how many rollouts are done."""
-    state, drawn = view.state, ""
-    if state is None or not view.is_active:
-        return ""
-    for name in PHASES:
-        now = ' class="vf-now" aria-current="step"' * (name == state.phase)
-        drawn += f"<li{now}>{name.capitalize()}</li>"
-    done, count = state.rollouts
-    words = [state.phase] * (state.phase not in PHASES)
-    words += [f"{done:,} of {count:,} rollouts of the next generation"] * bool(count)
-    said = f'<span class="vf-soft">{" · ".join(words)}</span>'
-    return f'<div class="vf-phases"><ol aria-label="Phases of a step">{drawn}</ol>{said}</div>'
+    is_shown = view.state is not None and view.is_active
+    return fill("run_view.html", "phases", view.state, PHASES) if is_shown else ""
 
 # %% ../../nbs/widgets/09_run_view.ipynb #1574bddb
 SPLIT = {name: name for name in (*PHASES, "evaluating", "saving")} | {"starting": "other"}
@@ -198,118 +174,56 @@ def split_html(history: RunHistory) -> str:
     if not total:
         return ""
     order = sorted(spent, key=lambda name: [*SPLIT, *spent].index(name))
-    bar, key, words = "", [], []
-    for place, name in enumerate(order):
-        share, named = spent[name] / total, SPLIT.get(name, name)
-        hue = f"--hue:var(--hue-{place % 6})"
-        bar += f'<span style="{hue};width:{100 * share:.2f}%"></span>'
-        key.append(f'<span style="{hue}"><b>{escaped(named)}</b> {share:.0%}</span>')
-        words.append(f"{named} {share:.0%}")
-    each = f"{figure_text(total / max(len(history.points('reward')), 1))} s per step:"
-    return (
-        f'<div class="vf-split"><div class="vf-shares" role="img" aria-label="{one_line(", ".join(words), 300)}">{bar}</div>'
-        f'<div class="vf-key"><span class="vf-plain">{each}</span> {" ".join(key)}</div></div>'
-    )
+    shares = [(SPLIT.get(name, name), spent[name] / total) for name in order]
+    words = ", ".join(f"{name} {share:.0%}" for name, share in shares)
+    each = figure_text(total / max(len(history.points("reward")), 1))
+    return fill("run_view.html", "split", shares, words, each)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #b3f0c7f6
 def settings_html(view: DashboardState, live: bool) -> str:
     """Draw the settings that can change during a run, to be edited and applied together."""
-    drawn, changed = [], False
-    for name in CHANGEABLE if view.settings else ():
-        label, value = name.replace("_", " ").capitalize(), f"{view.settings[name]:g}"
-        coming = f" (then {view.pending[name]:g})" if name in view.pending else ""
-        typed = view.drafts.get(name, value)
-        changed |= typed != value
-        box = f'<input type="text" inputmode="decimal" size="8" data-act="draft" data-name="{name}" value="{escaped(typed)}">'
-        box = f'<label>{label}{box}<span class="vf-soft">{coming}</span></label>'
-        drawn.append(box if live else f"<span><b>{label}</b> {value}{coming}</span>")
-    apply = button("Apply from the next step on", "apply", live, disabled=not changed)
-    return f'<div class="vf-settings">{" ".join(drawn)} {apply}</div>' if drawn else ""
+    return fill("run_view.html", "settings", view, CHANGEABLE, live) if view.settings else ""
 
 # %% ../../nbs/widgets/09_run_view.ipynb #1ab24240
 def metrics_html(view: DashboardState) -> str:
     """Draw a button for each metric that has been logged, by what its name begins with; those that are drawn are pressed."""
-    drawn, chosen = "", {chart.title for chart in view.charts}
-
-    def kind(name: str) -> str:
-        return name.rpartition("/")[0]
-
-    for group, names in groupby(sorted(metric_names(view.runs), key=kind), key=kind):
-        label, buttons = one_line(group), ""
-        for name in names:
-            short, pressed = name.removeprefix(f"{group}/"), name in chosen
-            buttons += button(short, "choose", True, pressed=pressed, metric=name)
-        named = label or "metrics"
-        drawn += f'<div role="group" aria-label="{named}"><span>{label}</span>{buttons}</div>'
-    return f'<details class="vf-metrics"><summary>Metrics</summary>{drawn}</details>'
-
-# %% ../../nbs/widgets/09_run_view.ipynb #68d5d58c
-def look_html(view: DashboardState) -> str:
-    """Draw what changes how curves are drawn."""
-    look = view.look
-    box = f'<input type="range" min="0" max="0.98" step="0.02" value="{look.smoothing:g}" data-act="smooth">'
-    slider = f'<label class="vf-smooth">Smoothing {box}<span>{look.smoothing:.2f}</span></label>'
-    log = button("Log axis", "look", True, pressed=look.log, shortcut="l", which="log")
-    whole = button("With outliers", "look", True, pressed=look.whole, shortcut="o", which="whole")
-    return f'<div class="vf-buttons">{slider}{log}{whole}{button("Save as PNG", "png", True)}</div>'
+    groups: dict[str, list[str]] = {}
+    for name in metric_names(view.runs):
+        groups.setdefault(name.rpartition("/")[0], []).append(name)
+    chosen = {chart.title for chart in view.charts}
+    return fill("run_view.html", "metrics", sorted(groups.items()), chosen)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #12c6fc06
 def curves_html(view: DashboardState, live: bool) -> str:
     """Draw all curves, and what changes them; where they are live, plotly draws them again."""
     if not any(run.columns for run in view.runs.values()):
         return '<p class="vf-soft vf-empty">The first step has not been logged yet: curves begin with it.</p>'
-    drawn = [] if view.is_plotted else [chart_html(chart) for chart in view.charts]
-    look, charts = view.look, "".join(drawn)
-    said = f"smoothed by {look.smoothing:.2f}" + ", log axis" * look.log
-    top = look_html(view) if live else f'<span class="vf-soft">{said}</span>'
-    if not view.charts:
-        charts = '<p class="vf-soft">No metric is chosen, or none has a value that can be drawn here.</p>'
-    keys = "Curves. Plus and minus zoom, the arrows move, 0 shows all steps."
-    plot = f' data-plot tabindex="0" role="group" aria-label="{keys}"' * bool(live and view.charts)
-    more = metrics_html(view) * live
-    return f'<section><div class="vf-head"><h3>Curves</h3>{top}</div>{more}<div class="vf-charts"{plot}>{charts}</div></section>'
+    charts = [] if view.is_plotted else [chart_html(chart) for chart in view.charts]
+    metrics = metrics_html(view) if live else ""
+    return fill("run_view.html", "curves", view, charts, metrics, live)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #f1b6f115
 def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     """Draw one completion with its reward, its parts and its prompt."""
     record, advantage = row.record, row.record.get("advantage")
-    odd = ' <span class="vf-odd">no usable number</span>' * (not abs(row.reward) < HUGE)
-    reward = f'<b class="vf-number">{number_text(row.reward)}</b>{odd}'
     facts = [] if advantage is None else [f"advantage {advantage:+.3g}"]
     parts = [*row.scores.items()][:6]
-    facts += [f"{escaped(name[:40])} {number_text(value)}" for name, value in parts]
+    facts += [f"{name[:40]} {number_text(value)}" for name, value in parts]
     facts += ["truncated"] * row.truncated
-    facts += [f"failed: {escaped(str(record['error'])[:200])}"] * row.failed
+    facts += [f"failed: {str(record['error'])[:200]}"] * row.failed
     text = marked_text(messages_text(record["completion"]), marks, "Completion", 1600)
-    return (
-        f'<article class="vf-sample"><p>{reward} <span class="vf-soft">{" · ".join(facts)}</span></p>'
-        f'<div class="vf-asked-by"><p class="vf-soft vf-prompt">{one_line(last_text(record["prompt"]), 240)}</p>{press}</div>{text}</article>'
-    )
-
-# %% ../../nbs/widgets/09_run_view.ipynb #a7ced15c
-def step_choice_html(view: DashboardState, step: int) -> str:
-    """Draw a slider over the steps, and buttons to the neighbours and to the latest."""
-    steps, last = view.steps, len(view.steps) - 1
-    at = steps.index(step) if step in steps else last
-    before, after = steps[max(at - 1, 0)], steps[min(at + 1, last)]
-    box = f'<input type="range" min="0" max="{last}" value="{at}" data-act="step" aria-valuetext="step {step}">'
-    slider = f'<label class="vf-smooth">Step {box}<span>{step:,}</span></label>'
-    moves = button("Earlier", "show", True, shortcut="[", disabled=at <= 0, step=before)
-    moves += button("Later", "show", True, shortcut="]", disabled=at >= last, step=after)
-    moves += button("Latest", "latest", True, shortcut="e", pressed=view.is_latest)
-    return f'<div class="vf-buttons">{slider}{moves}</div>'
+    reward, is_odd, asked = number_text(row.reward), not abs(row.reward) < HUGE, record["prompt"]
+    return fill("run_view.html", "sample", reward, is_odd, facts, last_text(asked), press, text)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #173c86c6
 def scores_html(scores: Mapping[str, Sequence[float]]) -> str:
     """Draw how the reward of a step and each of its parts are distributed."""
-    drawn = ""
+    drawn = []
     for name, values in scores.items():
         known = [value for value in values if abs(value) < HUGE]
         mean = f"mean {figure_text(sum(known) / len(known))}" if known else "no values"
-        lost = len(values) - len(known)
-        odd = f' <span class="vf-odd">{lost:,} no usable numbers</span>' * bool(lost)
-        drawn += f'<div><b>{escaped(name[:60])}</b> <span class="vf-soft">{mean}</span>{odd} {value_histogram(values, name)}</div>'
-    return f'<div class="vf-scores">{drawn}</div>' if drawn else ""
+        drawn.append((name, mean, len(values) - len(known), value_histogram(values, name)))
+    return fill("run_view.html", "scores", drawn) if drawn else ""
 
 # %% ../../nbs/widgets/09_run_view.ipynb #482e7161
 MOST_VISITS = 12  # buttons
@@ -319,10 +233,11 @@ def visits_html(visits: Sequence[PromptVisit], at: int, live: bool) -> str:
     """Draw buttons to the visits around a place, with the mean reward of each."""
     first = max(min(at - MOST_VISITS // 2, len(visits) - MOST_VISITS), 0)
     near = enumerate(visits[first : first + MOST_VISITS], first)
-    labels = [(f"{v.step:,}: {figure_text(v.mean)}", i, v.step) for i, v in near]
-    return "".join(
-        button(label, "show", live, pressed=i == at, step=step) for label, i, step in labels
-    )
+    drawn = ""
+    for i, visit in near:
+        label = f"{visit.step:,}: {figure_text(visit.mean)}"
+        drawn += button(label, "show", live, pressed=i == at, step=visit.step)
+    return drawn
 
 # %% ../../nbs/widgets/09_run_view.ipynb #96172d2f
 def path_html(view: DashboardState, path: PromptPath, step: int, live: bool) -> str:
@@ -332,38 +247,27 @@ def path_html(view: DashboardState, path: PromptPath, step: int, live: bool) -> 
     pair = visits[max(at - 1, 0) : at + 1]
     texts = [messages_text(visit.best.record["completion"]) for visit in pair]
     marks = [differing(other, text) for text, other in zip(texts, texts[::-1], strict=True)]
-    columns = ""
+    columns = []
     for visit, marked in zip(pair, marks, strict=True):
         head = f"Step {visit.step:,}: best of {visit.count:,}, mean {figure_text(visit.mean)}"
-        columns += f"<div><h4>{head}</h4>{sample_html(visit.best, marks=marked)}</div>"
-    left = len({*view.steps} - {*path.seen})
-    said = f"asked in {len(visits):,} of {len(path.seen):,} steps"
-    said += f", {left:,} still to be read" * bool(left)
-    moves = visits_html(visits, at, live)
-    moves += button("Back to best and worst", "follow", live, shortcut="b")
-    return f'<p><b>One prompt</b> <span class="vf-soft">{said}</span></p><div class="vf-buttons">{moves}</div><div class="vf-samples">{columns}</div>'
+        columns.append((head, sample_html(visit.best, marks=marked)))
+    counts = len(visits), len(path.seen), len({*view.steps} - {*path.seen})
+    return fill("run_view.html", "path", *counts, visits_html(visits, at, live), columns, live)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #d435a6cd
 def completions_html(view: DashboardState, live: bool) -> str:
     """Draw a step's scores, and its best and worst completions or a prompt that is followed."""
-    seen, coming = view.completions, ""
-    if view.coming:
-        coming = f'<p class="vf-soft">Step {view.coming[0]:,} is not whole: {view.coming[1]:,} rollouts so far.</p>'
-    if seen is None:
-        return f"<section>{coming}</section>" if coming else ""
-    shown, columns = "", ""
+    if (seen := view.completions) is None:
+        return fill("run_view.html", "completions", view, "", "", live) if view.coming else ""
     if view.path:
         shown = path_html(view, view.path, seen.step, live)
     else:
-        for name, half, first in (("Best", seen.best, 0), ("Worst", seen.worst, len(seen.best))):
-            drawn = f"<h4>{name}, of different prompts</h4>"
-            for at, row in enumerate(half, first):
-                drawn += sample_html(row, button("Follow this prompt", "follow", live, at=at))
-            columns += f"<div>{drawn}</div>" * bool(half)
-        shown = f'<div class="vf-samples">{columns}</div>'
-    moves = step_choice_html(view, seen.step) if live and view.steps else ""
-    head = f'<h3>Completions of step {seen.step:,} <span class="vf-soft">{seen.count:,} in all</span></h3>'
-    return f'<section><div class="vf-head">{head}{moves}</div>{coming}{scores_html(seen.scores)}{shown}</section>'
+        presses = (button("Follow this prompt", "follow", live, at=at) for at in count())
+        best, worst = (
+            [sample_html(row, next(presses)) for row in half] for half in (seen.best, seen.worst)
+        )
+        shown = fill("run_view.html", "halves", [("Best", best), ("Worst", worst)])
+    return fill("run_view.html", "completions", view, scores_html(seen.scores), shown, live)
 
 # %% ../../nbs/widgets/09_run_view.ipynb #4d134bc0
 def evaluations(view: DashboardState) -> dict[int, dict[str, float]]:
@@ -392,9 +296,7 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
         reward = f"{found['reward']:.3f}" if found else '<span class="vf-soft">not evaluated</span>'
         reward += ' <span class="vf-best">best</span>' * (step == best)
         here = step == view.checkpoints[-1] == view.step
-        press = button("Evaluate", "evaluate", live, disabled=off, step=step)
-        press += button("Roll back", "roll_back", live, disabled=off or here, step=step)
-        press = f'<div class="vf-buttons">{press}</div>'
+        press = fill("run_view.html", "checkpoint", step, live, off, here)
         rows.append([f"{step:,}", reward, ", ".join(parts), press])
     note = '<p class="vf-soft">Stop the run to evaluate a checkpoint or to roll back to it.</p>'
     drawn = table(["Step", "Reward", "Parts", ""], rows, "Checkpoints", numbers=[0])

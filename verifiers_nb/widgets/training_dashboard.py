@@ -90,12 +90,11 @@ def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
         trainer.weights_replaced()
 
 # %% ../../nbs/widgets/10_training_dashboard.ipynb #e2e7998c
-def changed_look(look: CurveLook, name: str, data: Mapping[str, str]) -> CurveLook:
-    """Return how curves are drawn after a press: other smoothing, an axis turned, or other steps."""
-    if name == "smooth":
-        given = float(data.get("value", look.smoothing))
-        return replace(look, smoothing=min(max(given, 0.0), 0.98))
-    if name == "look":
+def changed_look(look: CurveLook, data: Mapping[str, str]) -> CurveLook:
+    """Return how curves are drawn after a press: other smoothing (`value`), an axis turned (`which`), or other steps."""
+    if "value" in data:
+        return replace(look, smoothing=min(max(float(data["value"]), 0.0), 0.98))
+    if "which" in data:
         log, whole = data["which"] == "log", data["which"] == "whole"
         return replace(look, log=look.log != log, whole=look.whole != whole)
     every = CurveLook().zoom
@@ -121,6 +120,24 @@ class TrainingDashboard(Panel):
 
     label = "Training dashboard"
     css = widget_file("curves.css") + widget_file("run_view.css")
+    presses = {
+        **dict.fromkeys(("smooth", "look", "zoom"), lambda x, data: x.change_look(data)),
+        "choose": lambda x, data: x.choose(data["metric"]),
+        "step": lambda x, data: x.show(x.run.steps[int(data["value"])]),
+        "show": lambda x, data: x.show(int(data["step"])),
+        "latest": lambda x, data: x.show(),
+        "follow": lambda x, data: x.follow_prompt(int(data.get("at", -1))),
+        "draft": lambda x, data: x.run.drafts.update({data["name"]: data["value"]}),
+        "apply": lambda x, data: x.apply(),
+        "evaluate": lambda x, data: x.evaluate(int(data["step"])),
+        "roll_back": lambda x, data: x.roll_back(int(data["step"])),
+        "pause": lambda x, data: x.steered().pause(),
+        "pause_now": lambda x, data: x.steered().pause(hard=True),
+        "resume": lambda x, data: x.steered().resume(),
+        "stop": lambda x, data: x.steered().stop(),
+        "start": lambda x, data: x.start(go_on=False),
+        "continue": lambda x, data: x.start(go_on=True),
+    }
 
     def __init__(
         self,
@@ -142,7 +159,6 @@ class TrainingDashboard(Panel):
         self._written: list[list[int]] = []  # when the files of all runs were
         self._charted: Any = None  # what the curves were made from
         self._figure: dict[str, Any] = {}
-        self.read()
         super().__init__()
         if self.trainer is not None:
             wake_with_run(self.trainer, self)
@@ -157,6 +173,7 @@ class TrainingDashboard(Panel):
     def read(self) -> None:
         """Take in how the run is now."""
         run = self.run
+        run.said = self.said
         if self.trainer is not None:
             control, args = self.trainer.run, self.trainer.args
             run.state, run.is_active, run.wish = control.state, control.is_active, control.wish
@@ -193,11 +210,11 @@ class TrainingDashboard(Panel):
         except (OSError, ValueError, KeyError):  # replaced while it was read: read the next time
             self._shown = None
 
-    def update(self) -> None:
+    def refresh(self) -> None:
         """Read and draw."""
         with self.lock:
             self.read()
-            self.refresh()
+            super().refresh()
 
     def follow(self) -> bool:
         """Draw once more; return whether there will be more to see."""
@@ -209,7 +226,7 @@ class TrainingDashboard(Panel):
             self._following = goes_on = goes_on and self.comm is not None
             if self.trainer is not None or unread or files != self._written:
                 self._written = files
-                self.update()
+                self.refresh()
         return goes_on
 
     def watch(self) -> None:
@@ -235,7 +252,16 @@ class TrainingDashboard(Panel):
     def show(self, step: int | None = None) -> None:
         """Show the completions of a step; None, or the last one, is always the newest."""
         self._chosen = None if step == max(self.run.steps, default=step) else step
-        self.update()
+        self.refresh()
+
+    def change_look(self, data: Mapping[str, str]) -> None:
+        """Change how curves are drawn, as `changed_look` does."""
+        self.run.look = changed_look(self.run.look, data)
+
+    def choose(self, metric: str) -> None:
+        """Draw a metric, or draw it no longer."""
+        drawn = {chart.title for chart in self.run.charts} ^ {metric}
+        self.run.names = [name for name in metric_names(self.run.runs) if name in drawn]
 
     def follow_prompt(self, at: int = -1) -> None:
         """Show what became of the prompt of a completion, counted from the best through the worst; -1 ends that."""
@@ -243,7 +269,7 @@ class TrainingDashboard(Panel):
         self.run.path = None
         if seen is not None and at >= 0:
             self.run.path = PromptPath([*seen.best, *seen.worst][at].record["prompt"])
-        self.update()
+        self.refresh()
         self.watch()
 
     def plot(self) -> dict[str, Any]:
@@ -267,12 +293,18 @@ class TrainingDashboard(Panel):
             try:
                 job()
             except Exception as error:
-                self.run.said = str(error)
+                self.said = str(error)
             finally:
                 self.run.working = ""
 
         threading.Thread(target=go, name="dashboard-work", daemon=True).start()
         self.watch()
+
+    def start(self, go_on: bool) -> None:
+        """Start the run, or go on with it, unless something is being done."""
+        if not self.is_busy:
+            self.steered().start(resume_from_checkpoint=go_on)
+            self.watch()
 
     def evaluate(self, step: int) -> None:
         """Evaluate the checkpoint of a step, without waiting for it."""
@@ -296,47 +328,6 @@ class TrainingDashboard(Panel):
                 raise ValueError(f"{named} is {typed[:20]!r}; write a number.") from None
         self.steered().run.change(**values)
         self.run.drafts.clear()
-
-    def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed, and say what stood against it."""
-        self.run.said = ""
-        try:
-            self.press(name, data)
-        except Exception as error:
-            self.run.said = str(error)
-        self.update()
-
-    def press(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed."""
-        run = self.run
-        if name in ("smooth", "look", "zoom"):
-            run.look = changed_look(run.look, name, data)
-        elif name == "choose":
-            drawn, metric = {chart.title for chart in run.charts}, data["metric"]
-            run.names = [
-                each for each in metric_names(run.runs) if (each in drawn) != (each == metric)
-            ]
-        elif name == "step":
-            self.show(run.steps[int(data["value"])])
-        elif name == "latest":
-            self.show()
-        elif name == "follow":
-            self.follow_prompt(int(data.get("at", -1)))
-        elif name == "draft" and data.get("name") in CHANGEABLE and "value" in data:
-            self.run.drafts[data["name"]] = data["value"]
-        elif name in ("show", "evaluate", "roll_back"):
-            getattr(self, name)(int(data["step"]))
-        elif name == "apply":
-            self.apply()
-        elif name in ("pause", "resume", "stop"):
-            getattr(self.steered(), name)()
-        elif name == "pause_now":
-            self.steered().pause(hard=True)
-        elif name in ("start", "continue") and not self.is_busy:
-            self.steered().start(resume_from_checkpoint=name == "continue")
-            self.watch()
-        elif name == "freeze":
-            self.freeze_in_place()
 
     def drawing(self, live: bool) -> str:
         """Draw the run."""

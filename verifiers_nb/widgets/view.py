@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SCRIPT', 'KEEP', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture', 'Panel']
+__all__ = ['SCRIPT', 'KEEP', 'Press', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture',
+           'Panel']
 
 # %% ../../nbs/widgets/01_view.ipynb #77de68da
 import gzip
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
 
@@ -22,7 +23,7 @@ import traitlets
 from IPython import get_ipython
 from IPython.display import display, update_display
 
-from .html import STYLE, Snapshot, button, framed, widget_file
+from .html import STYLE, Snapshot, button, escaped, framed, widget_file
 
 # %% ../../nbs/widgets/01_view.ipynb #c1dfd96e
 SCRIPT = (
@@ -108,11 +109,17 @@ def picture(still: Snapshot, name: str) -> dict[str, str]:
     return {"text/html": html, "text/plain": repr(still)}
 
 # %% ../../nbs/widgets/01_view.ipynb #b3f0c7f6
+Press = Callable[[Any, Mapping[str, str]], Any]
+
+
 class Panel(ipywidgets.VBox):
-    """Hold controls over a drawing; a subclass defines `drawing` and `act`, and calls `refresh`."""
+    """Hold controls over a drawing; a subclass defines `drawing` and `presses`, and calls `refresh`."""
 
     label = "A widget"
     css = ""  # style beyond that of `widgets.html`
+    presses: Mapping[str, Press] = {}  # what each press does to the panel
+    said = ""  # what stood against the last press
+    draws = 0
 
     def __init__(self, controls: tuple[ipywidgets.Widget, ...] = ()) -> None:
         self.view = View()
@@ -137,11 +144,32 @@ class Panel(ipywidgets.VBox):
         return {}
 
     def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed."""
+        """Do what was pressed, say what stood against it, and draw, unless the press has."""
+        self.said, draws = "", self.draws
+        try:
+            if name == "freeze":
+                self.freeze_in_place()
+            elif name in self.presses:
+                self.presses[name](self, data)
+        except Exception as error:
+            self.said, draws = str(error), self.draws
+        if self.draws == draws:
+            self.refresh()
+
+    def change(self, **state: Any) -> None:
+        """Set attributes, and draw."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.refresh()
+
+    def said_html(self) -> str:
+        """Draw what stood against the last press."""
+        return f'<p class="vf-said" role="status">{escaped(self.said)}</p>' * bool(self.said)
 
     def refresh(self) -> None:
         """Draw the state again; of two threads that draw, the later one has the last word."""
         with self.lock:
+            self.draws += 1
             self.view.html = framed(self.drawing(True), self.label, self.css)
             self.view.figure = self.plot()
         self.keep_soon()
