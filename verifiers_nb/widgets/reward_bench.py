@@ -189,10 +189,7 @@ def call_on(
 def read_scores(
     source: RolloutSource, rubric: Rubric, errors: dict[str, list[str]] | None = None
 ) -> StoredScores:
-    """Read the scores of all rollouts; functions that changed since, or have no stored scores, are called.
-
-    Their errors are added to `errors`, by name.
-    """
+    """Read the scores of all rollouts; functions that changed since, or have no stored scores, are called, and add to `errors`."""
     errors = {} if errors is None else errors
     names = rubric.get_reward_func_names()
     if len({*names}) < len(names) or not rubric.get_reward_funcs():
