@@ -99,11 +99,12 @@ def test_rollouts_run_and_are_looked_at(notebook, page, lab) -> None:
     widget.get_by_text("20 of 20 rollouts").wait_for(timeout=60_000)
 
     widget.get_by_role("button", name="Reward").click()
+    widget.get_by_role("button", name="Reward", pressed=True).wait_for()  # they are sorted
     widget.locator(".vf-rollouts tbody tr").first.focus()
     page.keyboard.press("j")
     page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
     number = page.evaluate("document.activeElement.dataset.row")
+    page.keyboard.press("Enter")
     article = widget.get_by_role("article")
     widget.locator(f"article[aria-label='Rollout {int(number) + 1}']").wait_for()
     assert "correct_answer" in article.inner_text()
@@ -184,6 +185,6 @@ def test_ten_thousand_hostile_rollouts_opened_and_saved(notebook, page, lab) -> 
     nbformat.write(saved, lab.folder / "frozen.ipynb")
     NotebookNotary(data_dir=str(lab.home / "data")).sign(saved)
     page.goto(f"{lab.url}/lab/tree/frozen.ipynb?reset")
-    page.get_by_text("1–10 of 111").wait_for()
+    page.get_by_text("1–10 of 111").first.wait_for()
     page.get_by_text("which is not fetched").wait_for()
     show(page, output_of(page), "explorer-frozen")
