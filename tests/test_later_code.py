@@ -369,6 +369,7 @@ class ShowsLess(vf.MultiTurnEnv):
 
 def load_environment():
     def steps(state, completion, answer):
+        assert state["client"].chat and state["model"] == "scripted"
         seen = [len(step["prompt"]) for step in state["trajectory"]]
         right = completion[-1]["content"] == answer and len(completion) == 2
         return sum(step["reward"] for step in state["trajectory"]) + 10 * right + 100 * (seen == [2, 2, 2])
