@@ -157,6 +157,8 @@ def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: sign
     figures = json.loads(done.stdout)
     assert figures["path"].endswith(folder.name) and figures["rollouts"] == 20
     assert len(server.requests) == 20 - kept  # none is paid for twice
+    usage = json.loads((folder / "metadata.json").read_text())["usage"]
+    assert (usage["requests"], usage["completion_tokens"]) == (20, 40)  # of before the kill, too
     again = call("addition", "--resume", cwd=tmp_path)
     assert again.returncode == 2 and "was stopped" in again.stderr
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import equal
 
 from verifiers_nb.envs.store import read_rollouts
-from verifiers_nb.trainer.checkpoints import check_whole, last_checkpoint
+from verifiers_nb.trainer.checkpoints import check_whole, last_checkpoint, write_manifest
 
 STEPS, ADAPTER = 8, "adapter/adapter_model.safetensors"
 SCRIPT = f"""
@@ -189,6 +189,19 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(
     assert str(damaged) in caplog.text and "is damaged and is passed over" in caplog.text
     with pytest.raises(ValueError, match=rf"checkpoint-{STEPS} can't be loaded: .*steps 3, 6"):
         check_whole(damaged)
+
+
+def test_a_whole_checkpoint_is_flushed_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file of it, the manifest and the folder, so that a power cut takes none of them."""
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda handle: flushed.append(os.readlink(f"/proc/self/fd/{handle}"))
+    )
+    (tmp_path / "optimizer.pt").write_bytes(b"weights")
+    write_manifest(tmp_path)
+    assert [Path(path).name for path in flushed] == ["optimizer.pt", "manifest.json", tmp_path.name]
 
 
 def test_a_run_goes_on_from_the_checkpoint_before(straight: Path, tmp_path: Path) -> None:
