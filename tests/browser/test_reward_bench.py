@@ -67,7 +67,9 @@ def test_train_on_is_pressed_and_a_run_of_its_own_begins(notebook, page, lab) ->
     page.keyboard.press("Home")  # the least weight: a right answer costs 2
     widget.get_by_text("-2", exact=True).wait_for()
     widget.get_by_role("button", name="Train on from step 2").click()
-    widget.get_by_text("run-fork-1 trains on from step 2").wait_for()
+    said = widget.get_by_text("run-fork-1 trains on from step 2")
+    said.wait_for()
+    assert said.evaluate("line => getComputedStyle(line).whiteSpace") == "normal"  # not cut off
     forked = lab.folder / "run-fork-1"
     deadline = time.monotonic() + 90
     while steps_logged(forked) < 4:  # the two before it, and those of its own

@@ -74,15 +74,13 @@ if TYPE_CHECKING:
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #c1dfd96e
 def facts_html(table: RolloutTable, number: int) -> str:
     """Draw the reward of a rollout, and in words what else is known."""
-    row = table.rows[number]
-    record, error = row.record, escaped(str(row.record.get("error"))[:600])
+    row, record = table.rows[number], table.rows[number].record
     words = [f"{row.tokens:,} tokens"] * bool(row.tokens)
     if record.get("answer") not in (None, ""):
-        words.append(f"answer: {escaped(str(record['answer'])[:80])}")
-    said = f'<span class="vf-soft">{" · ".join(words)}</span>'
-    facts = f'<b>Rollout {number + 1}</b> <span class="vf-big">{number_text(row.reward)}</span>{flags(table, number)} {said}'
-    error = f'<p class="vf-error">{error}</p>' * bool(record.get("error"))
-    return f'<p class="vf-facts">{facts}</p>{error}'
+        words.append(f"answer: {str(record['answer'])[:80]}")
+    reward, error = number_text(row.reward), str(record.get("error") or "")[:600]
+    drawn = number, reward, flags(table, number), words, error
+    return fill("rollout_explorer.html", "facts", *drawn)
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #1dbbbb27
 VIEWS = {

@@ -22,7 +22,6 @@ from verifiers_nb.widgets.html import (
     PAGE_ROWS,
     action,
     button,
-    escaped,
     fill,
     number_text,
     one_line,
@@ -92,9 +91,7 @@ def progress_html(run: LiveRun | None, preparing: str = "") -> str:
     if not run.running:
         words.append("done" if not run.left else "stopped")
     bar = score_bar(run.done / max(1, run.count), f"{run.done} of {run.count}", 160)
-    drawn = f'<p class="vf-progress" role="status">{bar}<span>{" · ".join(words)}</span></p>'
-    error = escaped(str(run.error)[:600])
-    return drawn + f'<p class="vf-error" role="alert">{error}</p>' * bool(run.error)
+    return fill("rollout_table.html", "progress", bar, words, run.error)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #fe5dbbce
 RUN_SETTINGS = {  # label, value, hint

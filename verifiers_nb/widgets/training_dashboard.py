@@ -14,6 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os.path import commonpath
 from pathlib import Path
@@ -104,10 +105,9 @@ def changed_look(look: CurveLook, data: Mapping[str, str]) -> CurveLook:
 # %% ../../nbs/widgets/10_training_dashboard.ipynb #5f466936
 def rollouts_so_far(file: Path) -> int:
     """Count the rollouts in a file that grows."""
-    try:
+    with suppress(OSError):  # taken by the trainer just then
         return file.read_bytes().count(b"\n")
-    except OSError:  # taken by the trainer just then
-        return 0
+    return 0
 
 # %% ../../nbs/widgets/10_training_dashboard.ipynb #fa35e192
 class TrainingDashboard(Panel):
