@@ -309,11 +309,8 @@ def opened_html(
 # %% ../../nbs/widgets/11_reward_bench.ipynb #58f3ad06
 def failed_note(errors: Sequence[str], tried: int) -> str:
     """Say on how many of the rollouts a function failed, and how at first; nothing if it never did."""
-    if not errors:
-        return ""
-    return (
-        f"failed on {len(errors):,} of {tried:,} rollouts, which score 0.0, the first: {errors[0]}"
-    )
+    count = f"{len(errors):,} of {tried:,} rollouts"
+    return f"failed on {count}, which score 0.0, the first: {errors[0]}" if errors else ""
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #900a7134
 class RewardBench(Panel):

@@ -184,10 +184,11 @@ class Panel(ipywidgets.VBox):
 
     def keep(self) -> None:
         """Bring the picture up to date that a notebook is saved with, if the widget was drawn since."""
-        if self._is_due and self._is_shown and self.comm is not None:
+        with self.lock:
+            if not (self._is_due and self._is_shown and self.comm is not None):
+                return
             self._is_due = False
-            with self.lock:
-                drawn = picture(self.still(), self.view.kept)
+            drawn = picture(self.still(), self.view.kept)
             update_display(drawn, raw=True, display_id=self.view.kept)
             if self.view.restored:  # a page that doesn't know the display of that name
                 self.view.send({"picture": drawn})
@@ -202,7 +203,8 @@ class Panel(ipywidgets.VBox):
 
     def freeze_in_place(self) -> None:
         """Put a snapshot in place of this widget, so that saving the notebook keeps it."""
-        self._is_shown = False
+        with self.lock:  # a picture that is being made comes before
+            self._is_shown = False
         update_display(self.freeze(), display_id=self.model_id)
         update_display({"text/html": "", "text/plain": ""}, raw=True, display_id=self.view.kept)
 
