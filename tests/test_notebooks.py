@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from nbdev.config import get_config
 from nbdev.test import test_nb as run_cells
 
 from verifiers_nb.environments.load import environment_card
+from verifiers_nb.envs.verifiers import AliasFinder, loaded_verifiers
 
 CONFIG = get_config()
 NBS = Path(CONFIG.nbs_path)
@@ -67,6 +69,15 @@ def test_each_module_has_one_notebook() -> None:
 ALL_BUT_ONE = [path for path in NOTEBOOKS if path.stem != "101_quick_start"]
 
 
+@pytest.fixture
+def door_is_closed() -> None:
+    """Forget that another test of this process has loaded an environment written for verifiers."""
+    sys.meta_path[:] = [each for each in sys.meta_path if not isinstance(each, AliasFinder)]
+    for name in loaded_verifiers():
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("door_is_closed")
 @pytest.mark.parametrize("path", ALL_BUT_ONE, ids=lambda path: path.relative_to(NBS).as_posix())
 def test_notebook(path: Path, tmp_path: Path) -> None:
     """Run a copy, so that what a notebook writes beside itself does not land in the sources."""

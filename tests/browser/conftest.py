@@ -94,9 +94,9 @@ def lab(running_lab: Lab) -> Iterator[Lab]:
         urllib.request.urlopen(request, timeout=60).close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def browser() -> Iterator:
-    """Return the browser of these tests; other tests have none: while Playwright runs, so does an event loop."""
+    """Return the browser of a file of tests; others have none: while Playwright runs, so does an event loop."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = next(filter(None, map(shutil.which, NAMES)), None)
     if chromium is None:
@@ -107,7 +107,7 @@ def browser() -> Iterator:
         started.close()
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def visitor(browser):
     """Return who opens all pages of JupyterLab: its scripts are fetched and compiled once."""
     context = browser.new_context(viewport=WINDOW)
