@@ -365,5 +365,5 @@ def test_the_thread_waits_without_work() -> None:
     with EmbeddedEngine(NAME) as engine:
         asyncio.run(ask(engine, max_tokens=2))
         start = time.process_time()
-        time.sleep(0.3)
-        assert time.process_time() - start < 0.1
+        time.sleep(1)
+        assert time.process_time() - start < 0.5

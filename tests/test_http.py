@@ -291,10 +291,10 @@ gc.collect()
 def test_reward_functions_that_hang_raise_or_return_nan_cost_their_own_score(
     serving: Callable[..., Server], tmp_path: Path
 ) -> None:
+    over = threading.Event()
+
     def hangs(answer: str) -> float:
-        while answer == "question 2":
-            time.sleep(0.01)
-        return 1.0
+        return 1.0 if answer != "question 2" else float(over.wait())
 
     def raises(answer: str) -> float:
         return 1 / int(answer != "question 4")
@@ -309,6 +309,7 @@ def test_reward_functions_that_hang_raise_or_return_nan_cost_their_own_score(
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     path = tmp_path / "rollouts.jsonl"
     outputs = env.evaluate(HTTPClient(server.url), "m", save_path=path, progress=False)
+    over.set()
     failing = {"hangs": 2, "raises": 4, "is_nan": 6}
     for name, column in outputs.metrics.items():
         assert column == [float(i != failing.get(name)) for i in range(10)], name

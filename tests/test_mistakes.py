@@ -294,5 +294,5 @@ def test_a_model_that_is_not_there_while_offline(network: str, tmp_path: Path) -
     for each in (full, *waiting):
         each.close()
     times = [float(line.partition(" s: ")[0]) for line in said.splitlines()]
-    assert len(times) == 2 and max(times) < 5, said
+    assert len(times) == 2 and max(times) < 15, said  # the client of the Hub tries for minutes
     assert said.count(f"{hub} can't be reached, and it is not in the local cache") == 2, said

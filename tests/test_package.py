@@ -70,7 +70,7 @@ def test_import_is_quick() -> None:
     timed = (
         "import time; t = time.process_time(); import verifiers_nb; print(time.process_time() - t)"
     )
-    assert min(float(python("-c", timed)) for _ in range(5)) <= 0.3
+    assert float(python("-c", timed)) < 1  # 0.1 on a quiet machine
 
 
 def test_import_is_light() -> None:

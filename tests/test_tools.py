@@ -326,7 +326,7 @@ def timed(expression: str) -> tuple[str, float]:
 @settings(max_examples=400, deadline=None)
 def test_the_calculator_answers_anything_at_once(expression: str) -> None:
     answer, seconds = timed(expression)
-    assert seconds < 0.2 or min(timed(expression)[1] for _ in range(3)) < 0.2
+    assert seconds < 1 or min(timed(expression)[1] for _ in range(3)) < 1
     assert isinstance(answer, str)
     assert len(answer) < 4000
     if not answer.startswith("Error: "):
@@ -342,7 +342,7 @@ def test_no_chain_of_operators_gets_expensive(sign: str) -> None:
     )
     for chain in chains:
         assert len(calculator(chain)) < 4000
-    assert sum(min(timed(chain)[1] for _ in range(3)) for chain in chains) < 0.2
+    assert sum(min(timed(chain)[1] for _ in range(3)) for chain in chains) < 1
 
 
 # Schemas.

@@ -77,10 +77,10 @@ dashboard"""
     print(
         f"made in {made:.2f} s, seen after {seen:.0f} ms, live after {drawn:.0f}: {points:,} points, {sent:,} bytes"
     )
-    assert made < 1.5  # seconds of the processor, 0.3 on a quiet machine
+    assert made < 3  # seconds of the processor, 0.3 on a quiet machine
     assert points < 16_000 and sent < 250_000  # 24 lines, of 600 points each
     # On a quiet machine 10 and 1,500: plotly's script takes half of it. The picture does not wait for that.
-    assert seen < max(3_000, drawn / 2) and drawn < 15_000
+    assert seen < max(5_000, drawn / 2) and drawn < 60_000
     assert widget.locator(".js-plotly-plot .subplot").count() == 6
     assert widget.locator(".legend .traces").count() == 2
 

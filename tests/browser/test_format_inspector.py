@@ -102,7 +102,7 @@ def test_ten_thousand_completions_by_keyboard(notebook, page) -> None:
     notebook("many.ipynb", MANY)
     widget = widget_of(page)
     opened = float(page.get_by_text("opened in").last.inner_text().split()[2])
-    assert opened < 1  # seconds of the processor
+    assert opened < 4  # seconds of the processor
     assert len(page.evaluate("document.querySelector('.vf').outerHTML")) < 2**20
 
     losers = widget.get_by_role("button", name="5,000 (50%)").last
