@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_asked', 'check_evaluation', 'check_rubric', 'Environment']
+__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_asked', 'check_evaluation', 'check_rubric',
+           'warn_if_misspelt', 'Environment']
 
 # %% ../../nbs/envs/03_environment.ipynb #77de68da
 import asyncio
+import inspect
 import logging
 import sys
 from abc import ABC, abstractmethod
 from contextlib import nullcontext
+from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -76,7 +79,11 @@ def merge_sampling_args(*layers: SamplingArgs | None) -> SamplingArgs:
 
 # %% ../../nbs/envs/03_environment.ipynb #ba9fad99
 def check_asked(client: Any, model: str | None) -> str:
-    """Return the model's name; a `ValueError` where there is no client or no model to ask."""
+    """Return the model's name; an error where there is no client or no model to ask."""
+    if isinstance(client, str):
+        raise TypeError(
+            "client is a text: give vf.serve(model).client or openai.OpenAI(base_url=...)."
+        )
     if client is None or model is None:
         raise ValueError(
             "Rollouts need a client and a model: give both, here or to the environment."
@@ -105,10 +112,20 @@ def check_rubric(rubric: Rubric | None) -> Rubric | None:
                 check_wanted(func, each.class_objects)
     return rubric
 
-# %% ../../nbs/envs/03_environment.ipynb #4d134bc0
+# %% ../../nbs/envs/03_environment.ipynb #28373a47
 logger = logging.getLogger(__name__)
 
 
+def warn_if_misspelt(keyword: str, environment: type) -> None:
+    """Warn of a keyword that is nearly one of those that an environment's class and its bases take."""
+    inits = [
+        vars(each)["__init__"] for each in environment.__mro__[:-1] if "__init__" in vars(each)
+    ]
+    known = {name for init in inits for name in inspect.signature(init).parameters}
+    for meant in get_close_matches(keyword, known - {"kwargs"}, n=1, cutoff=0.85):
+        logger.warning(f"{keyword} is kept as an attribute: did you mean {meant}?")
+
+# %% ../../nbs/envs/03_environment.ipynb #4d134bc0
 class Environment(ABC):
     """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
 
@@ -157,6 +174,8 @@ class Environment(ABC):
             self.rubric.set_parser(parser)
         self.parser = parser or self.rubric.parser
         self.sampling_args = merge_sampling_args({"n": 1}, sampling_args)
+        for name in kwargs:
+            warn_if_misspelt(name, type(self))
         vars(self).update(kwargs)
 
     @property
