@@ -33,31 +33,34 @@ IMPORTED += ["verifiers_nb.inference.engine", "verifiers_nb.environments.additio
 class Origin:
     """The process that is forked, which ends with this one, and the statuses of its forks that have ended."""
 
-    def __init__(self) -> None:
-        call = [sys.executable, __file__]
-        env, pipe = {**os.environ, "OMP_NUM_THREADS": "1"}, subprocess.PIPE
+    def __init__(self, script: str = __file__, env: Mapping[str, str] = os.environ) -> None:
+        call = [sys.executable, script]
+        env, pipe = {**env, "OMP_NUM_THREADS": "1"}, subprocess.PIPE
         self.process = subprocess.Popen(call, stdin=pipe, stdout=pipe, env=env, bufsize=0)
         self.statuses: dict[int, int] = {}
         self.started: list[int] = []
+        self.lock = threading.RLock()  # a server is watched by a thread
         atexit.register(self.process.kill)
 
     def read(self, seconds: float) -> None:
         """Note what the process tells within some time: `pid` for a start, `pid status` for an end."""
         assert self.process.stdout is not None
-        if select.select([self.process.stdout], [], [], seconds)[0]:
-            pid, *status = map(int, self.process.stdout.readline().split())
-            if status:
-                self.statuses[pid] = status[0]
-            else:
-                self.started.append(pid)
+        with self.lock:
+            if select.select([self.process.stdout], [], [], seconds)[0]:
+                pid, *status = map(int, self.process.stdout.readline().split())
+                if status:
+                    self.statuses[pid] = status[0]
+                else:
+                    self.started.append(pid)
 
     def fork(self, asked: dict[str, Any]) -> int:
         """Start a process and return its number."""
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(asked).encode() + b"\n")
-        while not self.started:
-            self.read(60)
-        return self.started.pop()
+        with self.lock:
+            self.process.stdin.write(json.dumps(asked).encode() + b"\n")
+            while not self.started:
+                self.read(60)
+            return self.started.pop()
 
 
 origin = cache(Origin)
@@ -65,6 +68,8 @@ origin = cache(Origin)
 
 class Popen:
     """As much of `subprocess.Popen` as tests need, for a command that begins with this Python."""
+
+    origin = staticmethod(origin)
 
     def __init__(
         self,
@@ -82,16 +87,16 @@ class Popen:
         )
         asked = dict(command=[*map(str, command[1:])], cwd=str(cwd or Path.cwd()))
         asked |= dict(env=dict(os.environ if env is None else env))
-        self.pid = origin().fork({**asked, "out": str(self.out), "err": str(self.err)})
+        self.pid = self.origin().fork({**asked, "out": str(self.out), "err": str(self.err)})
 
     @property
     def returncode(self) -> int | None:
         """Return the status as far as it is known."""
-        return origin().statuses.get(self.pid)
+        return self.origin().statuses.get(self.pid)
 
     def poll(self) -> int | None:
         """Return the status, None if the process runs."""
-        origin().read(0)
+        self.origin().read(0)
         return self.returncode
 
     def wait(self, timeout: float = 300) -> int:
@@ -100,7 +105,7 @@ class Popen:
         while self.returncode is None:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            origin().read(0.2)
+            self.origin().read(0.2)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -145,8 +150,13 @@ def begin(asked: dict[str, Any]) -> int:
         os.dup2(opened, number)
         os.close(opened)
     sys.stdin = open(0)  # noqa: SIM115
-    how, *sys.argv = asked["command"]
-    sys.path[0] = asked["cwd"]  # as python -m and python -c have it
+    return execute(asked["command"])
+
+
+def execute(command: Sequence[str]) -> int:
+    """Do what Python does with these words, and return its status."""
+    how, *sys.argv = command
+    sys.path[0] = os.getcwd()  # as python -m and python -c have it
     importlib.invalidate_caches()
     sys.modules["__main__"] = main = ModuleType("__main__")
     try:

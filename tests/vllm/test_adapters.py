@@ -48,7 +48,7 @@ def client(vllm_server: Any) -> Iterator[VLLMClient]:
 
 
 def test_ten_versions_with_requests_in_flight(client: VLLMClient, policy: Policy) -> None:
-    """Two dozen requests of all lengths are always in flight while ten versions come and go."""
+    """A dozen requests of all lengths are always in flight while ten versions come and go."""
     answers: list[Any] = []
     pushing = True
 
@@ -56,14 +56,14 @@ def test_ten_versions_with_requests_in_flight(client: VLLMClient, policy: Policy
         turn = 0
         while pushing:
             turn += 1
-            tokens = 10 + (37 * worker + 91 * turn) % 150
+            tokens = 10 + (37 * worker + 91 * turn) % 50
             answers.append(await complete(client, tokens, seed=100 * worker + turn))
 
     async def ask() -> None:
-        await asyncio.gather(*map(keep_asking, range(24)))
+        await asyncio.gather(*map(keep_asking, range(12)))
 
     def half_of_them() -> bool:
-        return client.versions.current.in_flight >= 12
+        return client.versions.current.in_flight >= 6
 
     asking = threading.Thread(target=asyncio.run, args=(ask(),))
     asking.start()

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import preloaded
 import pytest
 from policies import NAME, TOLERANCE, Policy, complete, settle, wait_for
 
@@ -25,7 +26,9 @@ from verifiers_nb.support.processes import descendants
 def second_server(vllm_server: Any) -> Iterator[VLLMServer]:
     """A server that starts again when it is killed, with the first one's key."""
     env = {"VLLM_API_KEY": vllm_server.api_key}
-    with start_vllm(NAME, kv_cache_gb=0.25, max_lora_rank=16, restarts=5, env=env) as server:
+    with preloaded.starts():
+        server = start_vllm(NAME, kv_cache_gb=0.25, max_lora_rank=16, restarts=5, env=env)
+    with server:
         yield server
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 from policies import NAME, TOLERANCE, Policy, wait_for
 
 import verifiers_nb as vf
@@ -70,7 +70,7 @@ def test_a_server_that_applies_the_file(tmp_path: Path) -> None:
     command += ["--host", "127.0.0.1", "--enforce-eager", "--kv-cache-memory-bytes", str(2**28)]
     env = server_env(greedy_model, [], {"VLLM_API_KEY": key})
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(command, env=env, stdout=log, stderr=log)
+        process = preloaded.Guard(command, env=env, stdout=log, stderr=log)
     try:
         wait_for(lambda: serves(port, key, NAME) or process.poll() is not None)
         assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]

@@ -302,6 +302,7 @@ def test_weights_that_are_cut_off(tmp_path: Path) -> None:
     assert error.failure.name == "weights" and "SafetensorError" in str(error)
 
 
+@pytest.mark.usefixtures("whole_starts")
 def test_packages_that_do_not_fit(tmp_path: Path) -> None:
     """An old transformers stands before the one that vLLM was installed with."""
     (tmp_path / "transformers").mkdir()
@@ -310,6 +311,7 @@ def test_packages_that_do_not_fit(tmp_path: Path) -> None:
     assert error.failure.name == "versions" and "from 'transformers'" in str(error)
 
 
+@pytest.mark.usefixtures("whole_starts")
 def test_a_build_for_gpus_without_one(tmp_path: Path) -> None:
     """vLLM knows by its version that it is the build for CPUs; here it is told that it isn't."""
     about = tmp_path / "vllm-0.31.0.dist-info"

@@ -744,13 +744,13 @@ def start_vllm(
     check_rank(max_lora_rank)
     if missing := vllm_missing():
         raise ImportError(missing, name="vllm")
+    folder, reserved = model_folder(model), reserve_port(port)
     gpus, lora = vllm_gpus(env), {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
     dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if sleep_mode else {}
     if gpus and kv_cache_gb is None and "gpu_memory_utilization" not in options:
         kv_cache_gb = planned_cache(model, gpus[0], options, env, sleep_mode, progress)
     settings = machine_options(kv_cache_gb, gpus, options) | tool_options(chat_template(model))
     settings |= {**lora, "enable_sleep_mode": sleep_mode or None, **options}
-    folder, reserved = model_folder(model), reserve_port(port)
     command = vllm_command(folder, name or str(model), reserved.getsockname()[1], settings)
     env = {**server_env(model, gpus, env), **dev_mode}
     server = VLLMServer(name or str(model), [*command, *vllm_flags], env, reserved)
