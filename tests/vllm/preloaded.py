@@ -12,10 +12,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 from unittest.mock import patch
 
 sys.path[:1] += [str(Path(__file__).parents[1])]
@@ -25,9 +26,10 @@ import forked  # noqa: E402
 from verifiers_nb.inference import vllm_server  # noqa: E402
 from verifiers_nb.support import processes  # noqa: E402
 
+FORK = multiprocessing.get_context("fork")
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
 IMPORTED = [ENTRY, "vllm.entrypoints.openai.api_server", "vllm.v1.worker.cpu_worker"]
-IMPORTED += ["vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor"]
+IMPORTED += ["vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", *forked.IMPORTED]
 
 
 @cache
@@ -36,10 +38,14 @@ def origin() -> forked.Origin:
     return forked.Origin(__file__, vllm_server.server_env(os.devnull, []))
 
 
-class Guard(forked.Popen):
-    """A guard of vLLM, in place of the one that `start_guarded` returns."""
+class Popen(forked.Popen):
+    """A process that has imported vLLM, and starts its own servers in the same way."""
 
     origin = staticmethod(origin)
+
+
+class Guard(Popen):
+    """A guard of vLLM, in place of the one that `start_guarded` returns."""
 
     def __init__(self, command: Sequence[str], grace: float = 10.0, **options: Any) -> None:
         super().__init__([sys.executable, "-m", "preloaded", str(grace), *command], **options)
@@ -60,6 +66,41 @@ def main() -> int:
     subprocess.Popen = Program  # type: ignore[assignment,misc]
     status = processes.guard(os.getppid(), float(grace), command)
     return status if status >= 0 else 128 - status
+
+
+class Child:
+    """A guard of vLLM in a process that is a fork itself: its child, as the guard has to be."""
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str], stdout: IO[Any], stderr: IO[Any]
+    ) -> None:
+        self.returncode: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            os.setsid()
+            os.environ.clear()
+            os.environ.update(env)
+            for number, file in enumerate((stdout, stderr), 1):
+                os.dup2(file.fileno(), number)
+            sys.argv = ["preloaded", "10", *command]
+            forked.end(main())
+
+    def poll(self) -> int | None:
+        """Return the status, None if the guard runs."""
+        if self.returncode is None and (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
+            self.returncode = os.waitstatus_to_exitcode(ended[1])
+        return self.returncode
+
+    def wait(self) -> int:
+        """Wait for the end."""
+        while (status := self.poll()) is None:
+            time.sleep(0.02)
+        return status
+
+    def terminate(self) -> None:
+        """End vLLM with everything that it started."""
+        if self.poll() is None:
+            os.kill(self.pid, signal.SIGTERM)
 
 
 POPEN = subprocess.Popen
@@ -90,9 +131,9 @@ def rename(title: str) -> None:
 if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
-    import vllm.v1.engine.utils
-
-    vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
+    for module in ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor"):
+        importlib.import_module(module).get_mp_context = lambda: FORK
+    vllm_server.start_guarded = Child
     rename(
         "vLLM, loaded"
     )  # once before the variables of a fork are others, else it has no effect there

@@ -56,7 +56,7 @@ def test_ten_versions_with_requests_in_flight(client: VLLMClient, policy: Policy
         turn = 0
         while pushing:
             turn += 1
-            tokens = 10 + (37 * worker + 91 * turn) % 50
+            tokens = 10 + (37 * worker + 91 * turn) % 30
             answers.append(await complete(client, tokens, seed=100 * worker + turn))
 
     async def ask() -> None:
@@ -114,14 +114,14 @@ def test_the_base_model_among_adapters(
     """vLLM's CPU kernels give a row without an adapter somebody else's; no answer of ours shows it."""
 
     async def run() -> list[Any]:
-        first = [asyncio.ensure_future(complete(client, 500, seed, n=4)) for seed in range(4)]
+        first = [asyncio.ensure_future(complete(client, 300, seed, n=4)) for seed in range(4)]
         await until_running(vllm_server, 16, first)
         await asyncio.to_thread(client.push, policy.train(1))
         policy.keep(1)
-        second = [asyncio.ensure_future(complete(client, 300, seed)) for seed in range(4)]
+        second = [asyncio.ensure_future(complete(client, 150, seed)) for seed in range(4)]
         await until(lambda: client.versions.current.in_flight == 4)
         await asyncio.to_thread(client.push, None)
-        third = [asyncio.ensure_future(complete(client, 60, seed)) for seed in range(4)]
+        third = [asyncio.ensure_future(complete(client, 30, seed)) for seed in range(4)]
         return await asyncio.gather(*first, *second, *third)
 
     answers = asyncio.run(run())
@@ -342,7 +342,7 @@ def test_sleep_and_wake(client: VLLMClient, policy: Policy, vllm_server: Any) ->
     asyncio.run(complete(client, 8, prompt=prompt))
 
     async def run() -> Any:
-        asked = asyncio.ensure_future(complete(client, 500))
+        asked = asyncio.ensure_future(complete(client, 300))
         await until_running(vllm_server, 1, [asked])
         await asyncio.to_thread(client.sleep)
         slow = await asked  # it is let finish

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import forked
+import preloaded
 import pytest
 from datasets import Dataset
 from policies import Policy, running, settle, wait_for
@@ -93,7 +93,7 @@ def served(vllm_server: VLLMServer) -> Iterator[Served]:
 class Rollouts(Counter[str]):
     """Eight rollouts of some seconds; counts how often each of them has ended."""
 
-    def __init__(self, served: Served, tokens: int = 600) -> None:
+    def __init__(self, served: Served, tokens: int = 300) -> None:
         self.served, self.questions = served, [f"What is {n} + 30?" for n in range(8)]
         self.sampling = {"max_tokens": tokens, "seed": 0, "extra_body": {"ignore_eos": True}}
         rows = {"question": self.questions, "answer": self.questions}
@@ -163,7 +163,7 @@ def test_a_server_that_hangs(
     with rollouts.in_flight() as playing:
         stop(family)
         assert not rollouts
-        wait_for(lambda: silence() > 5)
+        wait_for(lambda: silence() > 3)
         for pid in family:
             os.kill(pid, signal.SIGCONT)
         rollouts.check(playing.result(), policy)
@@ -213,18 +213,20 @@ def test_the_command_beside_another_server(vllm_server: VLLMServer) -> None:
 def test_commands_and_keys(vllm_server: VLLMServer, tmp_path: Path) -> None:
     """A server that is named gets its key without the network, too; a wrong one costs a sentence."""
 
-    def run(module: str, *flags: str, **keys: str) -> subprocess.CompletedProcess[str]:
+    def run(module: str, *flags: str, **keys: str) -> tuple[int | None, str, str]:
         call = [sys.executable, "-m", f"verifiers_nb.cli.{module}", "addition", *flags]
-        return forked.run(call, tmp_path, {**os.environ, **keys})
+        process = preloaded.Popen(call, tmp_path, {**os.environ, **keys})
+        said = process.communicate()
+        return process.returncode, *said
 
     few = ["-b", vllm_server.url, "-n", "2", "-r", "1", "--offline", "--json"]
-    done = run("eval", *few, OPENAI_API_KEY=vllm_server.api_key)
-    assert done.returncode == 0 and '"reward"' in done.stdout, done.stderr
-    refused = run("eval", *few, OPENAI_API_KEY="wrong")
-    assert refused.returncode == 2 and "refuses the key" in refused.stderr
-    refused = run("train", "--endpoint", vllm_server.url, VLLM_API_KEY="wrong")
-    assert refused.returncode == 2 and "(the key is taken from VLLM_API_KEY)" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    status, said, errors = run("eval", *few, OPENAI_API_KEY=vllm_server.api_key)
+    assert status == 0 and '"reward"' in said, errors
+    status, _, errors = run("eval", *few, OPENAI_API_KEY="wrong")
+    assert status == 2 and "refuses the key" in errors
+    status, _, errors = run("train", "--endpoint", vllm_server.url, VLLM_API_KEY="wrong")
+    assert status == 2 and "(the key is taken from VLLM_API_KEY)" in errors
+    assert "Traceback" not in errors
 
 
 KERNEL = f"""
@@ -239,11 +241,11 @@ start_vllm({NAME!r}, kv_cache_gb=0.25, progress=False)
 )
 def test_a_kernel_that_ends_leaves_nothing(number: signal.Signals, stage: str) -> None:
     """A server that is still loading may have its engine already, which nobody else would end."""
-    with subprocess.Popen([sys.executable, "-c", KERNEL], stderr=subprocess.DEVNULL) as process:
-        wait_for(lambda: any(stage in title(pid) for pid in descendants(process.pid)))
-        family = descendants(process.pid)
-        process.send_signal(number)
-        process.wait(60)
+    process = preloaded.Popen([sys.executable, "-c", KERNEL])
+    wait_for(lambda: any(stage in title(pid) for pid in descendants(process.pid)))
+    family = descendants(process.pid)
+    process.send_signal(number)
+    process.wait(60)
     assert gone(family)
 
 
@@ -322,55 +324,73 @@ def test_a_build_for_gpus_without_one(tmp_path: Path) -> None:
 
 
 START = f"""
-import sys
 from verifiers_nb.inference.vllm_server import ServerError, start_vllm
 
 try:
-    start_vllm({NAME!r}, kv_cache_gb=0.25, progress=False, log=sys.argv[1])
+    start_vllm({NAME!r}, kv_cache_gb=1, progress=False, log=sys.argv[1])
 except ServerError as error:
     print(error.failure.name, error, sep="\\n")
 """
-MOUNT = "mount --make-rprivate / && mount -t tmpfs -o size=64k none"
-FILL = "head -c 100000 /dev/zero > {0}/fill 2> /dev/null"
+LIMITED = """
+import resource, sys
+
+pages = int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + 2**29] * 2)
+"""
+MOUNTED = """
+import ctypes, os, subprocess, sys
+
+mount = f"mount --make-rprivate / && mount -t tmpfs -o size=64k none {sys.argv[1]}"
+only_here = ctypes.CDLL(None).unshare(0x20000) == 0
+if not only_here or subprocess.run(mount, shell=True).returncode:
+    sys.exit("needs the right to mount a file system")
+"""
 
 
-def run_after(preparation: str, code: str, *arguments: str) -> list[str]:
-    """Run code in a process that a shell has prepared, and return the lines that it prints."""
-    shell = ["sh", "-c", f'{preparation}; exec "$@"', "sh"]
-    if "mount" in preparation:
-        shell = ["unshare", "--mount", *shell]  # only this process sees what it mounts
-        tried = subprocess.run([*shell, "true"], capture_output=True)
-        if tried.returncode:
-            pytest.skip("needs the right to mount a file system")
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    call = [*shell, sys.executable, "-c", code, *arguments]
-    return subprocess.run(call, stdout=subprocess.PIPE, text=True, env=env).stdout.splitlines()
+def run_after(preparation: str, code: str, *arguments: str | Path) -> list[str]:
+    """Run code in a process that has prepared itself, and return the lines that it prints."""
+    process = preloaded.Popen([sys.executable, "-c", preparation + code, *map(str, arguments)])
+    said, errors = process.communicate()
+    if "needs the right" in errors:
+        pytest.skip(errors)
+    assert process.returncode == 0, errors
+    return said.splitlines()
 
 
 def test_memory_that_a_process_may_not_have(tmp_path: Path) -> None:
-    name, *error = run_after("ulimit -v 2097152", START, str(tmp_path / "log"))  # 2 GiB
+    name, *error = run_after(LIMITED, START, tmp_path / "log")
     assert name == "memory" and len(error) == 3 and "llocate" in error[1]
+
+
+SEVERAL = """
+sys.argv[1] = sys.argv[2]
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+"""
 
 
 def test_no_room_in_shared_memory(tmp_path: Path) -> None:
     """Several processes that compute want it, as on several GPUs; one alone starts without."""
-    several = f"{MOUNT} /dev/shm || exit 1; export VLLM_ENABLE_V1_MULTIPROCESSING=1"
-    name, *error = run_after(several, START, str(tmp_path / "log"))
+    name, *error = run_after(MOUNTED + SEVERAL, START, "/dev/shm", tmp_path / "log")
     assert name == "disk" and len(error) == 3 and "/dev/shm" in error[1]
 
 
+FILL = """
+sys.argv[1] += "/log"
+subprocess.run(f"head -c 100000 /dev/zero > {sys.argv[1]}.fill", shell=True, stderr=subprocess.DEVNULL)
+"""
+
+
 def test_no_room_for_the_log(tmp_path: Path) -> None:
-    full = f"{MOUNT} {tmp_path} || exit 1; {FILL.format(tmp_path)}"
-    name, *error = run_after(full, START, str(tmp_path / "log"))
+    name, *error = run_after(MOUNTED + FILL, START, tmp_path)
     assert name == "disk" and len(error) == 1 and "can't be written: the disk is full" in error[0]
 
 
-PUSH = """
-import sys
+PUSH = f"""
+sys.path.append({str(Path(__file__).parent)!r})
 from policies import Policy
 from verifiers_nb.inference.vllm_policy import VLLMClient
 
-client = VLLMClient(sys.argv[1], sys.argv[2], adapter_dir=sys.argv[3])
+client = VLLMClient(sys.argv[2], sys.argv[3], adapter_dir=sys.argv[1])
 try:
     client.push(Policy().train(1))
 except OSError as error:
@@ -379,6 +399,6 @@ except OSError as error:
 
 
 def test_no_room_for_an_adapter(vllm_server: VLLMServer, tmp_path: Path) -> None:
-    arguments = (vllm_server.url, vllm_server.api_key, str(tmp_path))
-    error, version = run_after(f"{MOUNT} {tmp_path} || exit 1", PUSH, *arguments)
+    arguments = (tmp_path, vllm_server.url, vllm_server.api_key)
+    error, version = run_after(MOUNTED, PUSH, *arguments)
     assert "no room for the adapter" in error and f"in {tmp_path}" in error and version == "0"
