@@ -10,6 +10,7 @@ from collections import Counter
 from pathlib import Path
 
 import nbformat
+import preloaded
 import pytest
 from nbdev.config import get_config
 from nbdev.test import test_nb as run_cells
@@ -87,7 +88,10 @@ def test_notebook(path: Path, tmp_path: Path) -> None:
     for before, after in FEWER.get(path.stem, {}).items():
         assert before in copy.read_text()
         copy.write_text(copy.read_text().replace(before, after))
-    passed, _ = run_cells(copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path)
+    with preloaded.starts():
+        passed, _ = run_cells(
+            copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path
+        )
     assert passed, "see the captured stderr"
 
 

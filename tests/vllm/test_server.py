@@ -327,7 +327,7 @@ START = f"""
 from verifiers_nb.inference.vllm_server import ServerError, start_vllm
 
 try:
-    start_vllm({NAME!r}, kv_cache_gb=1, progress=False, log=sys.argv[1])
+    start_vllm({NAME!r}, kv_cache_gb=2, progress=False, log=sys.argv[1])
 except ServerError as error:
     print(error.failure.name, error, sep="\\n")
 """
@@ -335,7 +335,7 @@ LIMITED = """
 import resource, sys
 
 pages = int(open("/proc/self/statm").read().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + 2**29] * 2)
+resource.setrlimit(resource.RLIMIT_AS, [pages * resource.getpagesize() + 3 * 2**29] * 2)
 """
 MOUNTED = """
 import ctypes, os, subprocess, sys

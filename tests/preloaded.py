@@ -15,16 +15,13 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from pathlib import Path
 from typing import IO, Any
 from unittest.mock import patch
 
-sys.path[:1] += [str(Path(__file__).parents[1])]
+import forked
 
-import forked  # noqa: E402
-
-from verifiers_nb.inference import vllm_server  # noqa: E402
-from verifiers_nb.support import processes  # noqa: E402
+from verifiers_nb.inference import vllm_server
+from verifiers_nb.support import processes
 
 FORK = multiprocessing.get_context("fork")
 ENTRY = "vllm.entrypoints.launchers.api_server.entry"
