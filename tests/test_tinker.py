@@ -50,9 +50,9 @@ SETTINGS = {
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def url(python: str) -> Iterator[str]:
-    """Start a server, and give its address."""
+    """Start the server of all tests, and give its address."""
     command = [python, HERE / "tinker_server.py", "tml-test"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=SETTINGS) as server:
         try:
@@ -102,9 +102,11 @@ def test_the_reward_climbs_and_a_checkpoint_goes_on(python: str, url: str, tmp_p
     first = run(
         python,
         """
+        before = look("counts")
         run = trainer()
         run.train()
-        print(json.dumps([rewards(run), look("counts")]))
+        counts = {name: count - before.get(name, 0) for name, count in look("counts").items()}
+        print(json.dumps([rewards(run), counts]))
         run.close()
         """,
         tmp_path,
@@ -141,52 +143,53 @@ def test_the_reward_climbs_and_a_checkpoint_goes_on(python: str, url: str, tmp_p
     assert {"adapter_config.json", "adapter_model.safetensors"} <= {*exported}
 
 
-@pytest.mark.parametrize("more", ["", "loss_type='cispo'", "num_iterations=2", "loss_type='grpo'"])
+GRADIENTS = """
+from verifiers_nb.envs.store import read_rollouts
+from verifiers_nb.inference.tokens import rollout_turns
+from verifiers_nb.trainer.adapters import with_adapter
+from verifiers_nb.trainer.config import lora_defaults
+from verifiers_nb.trainer.loop import train_step
+def gradients(**given):
+    given |= dict(max_steps=1, output_dir=str(Path(folder) / "-".join(given)))
+    run = trainer(per_device_train_batch_size=32, **given)
+    seen = []
+    learn = run.learn
+    run.learn = lambda batch, step: seen.append(batch) or learn(batch, step)
+    run.train()
+    there = torch.tensor(look("gradient"))
+    (batch,) = seen
+    torch.manual_seed(0)
+    policy = with_adapter(vf.get_model(NAME), lora_defaults(r=8))
+    batch.micro_batches = None
+    loss, _ = train_step(policy.train(), batch, args(**given))
+    here = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+    record = next(iter(read_rollouts(Path(given["output_dir"]) / "rollouts/step-00001.jsonl")))
+    turn = rollout_turns(record)[0]
+    known = [s.sequence for s in batch.samples if s.sequence.ids == turn.prompt_ids + turn.completion_ids]
+    exact = not known or known[0].logprobs[-len(turn.logprobs):] == turn.logprobs
+    logged = [each["loss"] for each in run.state.log_history if "reward" in each][0]
+    run.close()
+    return [logged, float(loss), float(here.norm()), float((here - there).norm()), exact]
+print(json.dumps([gradients(**given) for given in json.loads(sys.argv[3])]))
+"""
+
+
 def test_the_first_gradient_is_that_of_the_local_trainer(
-    python: str, url: str, tmp_path: Path, more: str
+    python: str, url: str, tmp_path: Path
 ) -> None:
     """Of the same rollouts, with the same adapter: loss and gradient differ by less than 1 in 10,000."""
-    theirs, ours, norm, difference, tokens = run(
-        python,
-        f"""
-        from verifiers_nb.envs.store import read_rollouts
-        from verifiers_nb.inference.tokens import rollout_turns
-        from verifiers_nb.trainer.adapters import with_adapter
-        from verifiers_nb.trainer.config import lora_defaults
-        from verifiers_nb.trainer.loop import train_step
-        from verifiers_nb.trainer.samples import make_samples
-        given = dict({more})
-        run = trainer(max_steps=1, per_device_train_batch_size=32, **given)
-        seen = []
-        learn = run.learn
-        run.learn = lambda batch, step: seen.append(batch) or learn(batch, step)
-        run.train()
-        there = torch.tensor(look("gradient"))
-        (batch,) = seen
-        torch.manual_seed(0)
-        policy = with_adapter(vf.get_model(NAME), lora_defaults(r=8))
-        batch.micro_batches = None
-        loss, _ = train_step(policy.train(), batch, args(max_steps=1, **given))
-        here = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
-        record = next(iter(read_rollouts(Path(folder) / "rollouts/step-00001.jsonl")))
-        turn = rollout_turns(record)[0]
-        known = [s.sequence for s in batch.samples if s.sequence.ids == turn.prompt_ids + turn.completion_ids]
-        exact = not known or known[0].logprobs[-len(turn.logprobs):] == turn.logprobs
-        logged = [each["loss"] for each in run.state.log_history if "reward" in each][0]
-        print(json.dumps([logged, float(loss), float(here.norm()), float((here - there).norm()), exact]))
-        """,
-        tmp_path,
-        url,
-    )
-    assert norm > 0 and difference < 1e-4 * norm, (norm, difference)
-    assert tokens
-    if "cispo" not in more:
-        assert abs(theirs - ours) < 1e-4 * max(abs(ours), 1e-3)
+    settings = [{}, {"loss_type": "cispo"}, {"num_iterations": 2}, {"loss_type": "grpo"}]
+    made = run(python, GRADIENTS, tmp_path, url, json.dumps(settings))
+    for given, (theirs, ours, norm, difference, tokens) in zip(settings, made, strict=True):
+        assert norm > 0 and difference < 1e-4 * norm, (given, norm, difference)
+        assert tokens, given
+        if given.get("loss_type") != "cispo":
+            assert abs(theirs - ours) < 1e-4 * max(abs(ours), 1e-3), given
 
 
 def test_bad_input_is_one_sentence(python: str, url: str, tmp_path: Path) -> None:
-    """A wrong key, a model that is not there, an address where nobody is, settings that Tinker has not."""
-    key, model, address, settings, odd_key = run(
+    """A wrong key, model, address; settings that Tinker has not; no client of Tinker's."""
+    key, model, address, settings, odd_key, missing = run(
         python,
         """
         nobody = "http://127.0.0.1:9"
@@ -196,6 +199,7 @@ def test_bad_input_is_one_sentence(python: str, url: str, tmp_path: Path) -> Non
             said(lambda: trainer(address=nobody)),
             said(lambda: trainer(beta=0.01)),
             said(lambda: trainer("wrong")),
+            said(lambda: sys.modules.update(tinker=None) or trainer()),
         ]))
         """,
         tmp_path,
@@ -213,12 +217,4 @@ def test_bad_input_is_one_sentence(python: str, url: str, tmp_path: Path) -> Non
     )
     assert settings == ["ValueError", "Tinker's losses can't do beta=0.01: set beta=0.0."]
     assert "tml-" in odd_key[1]
-
-
-def test_without_the_client_the_error_says_what_to_install(tmp_path: Path) -> None:
-    code = """
-    sys.modules["tinker"] = None
-    print(json.dumps(said(trainer)))
-    """
-    kind, message = run(sys.executable, code, tmp_path, "http://127.0.0.1:9")
-    assert kind == "ImportError" and "pip install 'verifiers_nb[tinker]'" in message
+    assert missing[0] == "ImportError" and "pip install 'verifiers_nb[tinker]'" in missing[1]
