@@ -1,4 +1,4 @@
-"""The quick start learns, on each of three seeds, and its adapter is one that plain PEFT loads."""
+"""The quick start learns, on more than one seed, and its adapter is one that plain PEFT loads."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def check_run(folder: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("seed", [0, 2])  # and 1 in tests/browser/test_lab.py
-def test_quick_start_learns(seed: int, tmp_path: Path) -> None:
+def test_quick_start_learns(tmp_path: Path) -> None:
+    """With another seed than in JupyterLab, where tests/browser/test_lab.py runs it."""
     nb = nbformat.read(NOTEBOOK, 4)
-    set_parameters(nb, output_dir="run", seed=seed)
+    set_parameters(nb, output_dir="run", seed=0)
     run_notebook(nb, tmp_path / "executed.ipynb", tmp_path)
     check_run(tmp_path / "run")
