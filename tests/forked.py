@@ -40,6 +40,7 @@ class Origin:
         self.statuses: dict[int, int] = {}
         self.started: list[int] = []
         self.lock = threading.RLock()  # a server is watched by a thread
+        atexit.register(self.process.wait)  # so that its time counts; calls come last first
         atexit.register(self.process.kill)
 
     def read(self, seconds: float) -> None:
