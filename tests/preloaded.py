@@ -131,8 +131,7 @@ if __name__ == "__main__":
     for module in ("vllm.v1.engine.utils", "vllm.v1.executor.multiproc_executor"):
         importlib.import_module(module).get_mp_context = lambda: FORK
     vllm_server.start_guarded = Child
-    rename(
-        "vLLM, loaded"
-    )  # once before the variables of a fork are others, else it has no effect there
+    # Once here, before the variables of a fork are others: else it has no effect there.
+    rename("vLLM, loaded")
     sys.modules["preloaded"] = sys.modules["__main__"]
     forked.serve()
