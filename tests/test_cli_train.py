@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import pty
+import select
 import signal
 import struct
 import subprocess
@@ -18,6 +19,7 @@ from pathlib import Path
 
 import forked
 import pytest
+from accelerate.utils.other import get_free_port
 
 COMMAND = [sys.executable, "-m", "verifiers_nb.cli.train"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
@@ -145,12 +147,14 @@ def launched(*arguments: str) -> list[str]:
 
 
 def test_two_processes_with_one_voice(tmp_path: Path) -> None:
-    command = launched("--max-steps", "2")
-    done = subprocess.run(
-        command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=600
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("step 1/2") == 1 and done.stdout.count("adapter   run/adapter") == 1
+    group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(get_free_port())}
+    ranks = [{**ENVIRON, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
+    command = [*COMMAND, *SMALL, "--max-steps", "2"]
+    both = [forked.Popen(command, tmp_path, env) for env in ranks]
+    told = [process.communicate() for process in both]
+    assert [process.wait() for process in both] == [0, 0], told
+    said = "".join(out for out, _ in told)
+    assert said.count("step 1/2") == 1 and said.count("adapter   run/adapter") == 1
     rollouts = (tmp_path / "run/rollouts/step-00001.jsonl").read_text().splitlines()
     assert len(rollouts) == 32 and (tmp_path / "run/adapter/adapter_config.json").is_file()
 
@@ -179,17 +183,13 @@ def show(command: list[str], cwd: Path, columns: int, rows: int) -> str:
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
     env = {**ENVIRON, "TERM": "xterm-256color"}
-    process = subprocess.Popen(command, cwd=cwd, env=env, stdin=follower, stdout=follower)
-    os.close(follower)
     written = b""
-    while True:
-        try:
-            part = os.read(leader, 65536)
-        except OSError:  # the other end is closed
-            break
-        if not part:
-            break
-        written += part
+    with open(os.ttyname(follower), "w") as terminal:
+        process = forked.Popen(command, cwd, env, stdout=terminal)
+        while process.poll() is None or select.select([leader], [], [], 0)[0]:
+            if select.select([leader], [], [], 0.05)[0]:
+                written += os.read(leader, 65536)
+    os.close(follower)
     os.close(leader)
     assert process.wait(60) == 0
     return written.decode()
