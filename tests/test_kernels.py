@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
-import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -97,38 +96,43 @@ def printed(nb: nbformat.NotebookNode, cell: int, name: str = "stdout") -> str:
     return "".join(o.text for o in outputs if o.output_type == "stream" and o.name == name)
 
 
-@pytest.mark.parametrize("patched", [True, False])
-def test_every_call_works_in_a_kernel(tmp_path: Path, patched: bool) -> None:
-    """Call everything before a run, train, train in a thread, and call everything again."""
-    begin = f"patched = {patched}\nif patched:\n    import nest_asyncio\n    nest_asyncio.apply()"
+def test_every_call_works_in_a_patched_kernel(tmp_path: Path) -> None:
+    """Call everything before a run, train, train in a thread, and call everything again.
+
+    What nbconvert writes of it shows the dashboard as it is at the end, not as it was at first.
+    """
+    from nbconvert import HTMLExporter
+
+    begin = "patched = True\nimport nest_asyncio\nnest_asyncio.apply()"
     train = "trainer.train()\ntrainer.start()\ntrainer.wait()"
     later = "print(trainer.state.global_step, dashboard.run.condition)"
-    nb = execute(tmp_path, begin, SETUP, SERVER, CALLS, WIDGETS, train, CALLS, later)
-    assert (printed(nb, 3), printed(nb, 6)) == ("all calls answered\n",) * 2
+    board = "vf.TrainingDashboard(trainer)"
+    nb = execute(tmp_path, begin, SETUP, SERVER, board, CALLS, WIDGETS, train, CALLS, later)
+    assert (printed(nb, 4), printed(nb, 7)) == ("all calls answered\n",) * 2
     assert printed(nb, -1) == "4 Finished\n"
+    del nb.metadata["widgets"]  # as JupyterLab saves it
+    page, _ = HTMLExporter().from_notebook_node(nb)
+    drawn = page[page.index('vf-kept" data-kept') :].partition("all calls answered")[0]
+    assert "Finished" in drawn and "Not started" not in drawn and "Running" not in drawn
 
 
-def test_a_run_in_the_background_is_quiet(tmp_path: Path) -> None:
+def test_every_call_works_in_a_kernel_and_a_run_in_the_background_is_quiet(tmp_path: Path) -> None:
     """No cell shows anything of a run that another one started, and that one shows a sentence."""
+    begin = "patched = False"
     wait = "import time\nwhile trainer.run.is_active:\n    print('.')\n    time.sleep(0.2)"
-    nb = execute(tmp_path, SETUP, "trainer.start()", wait, "trainer.wait()", "trainer.run")
-    shown = [o for cell in nb.cells for o in cell.outputs]
-    (said,) = [o.data["text/plain"] for o in nb.cells[1].outputs]
+    background = ["trainer.start()", wait, "trainer.wait()", "trainer.run"]
+    later = "print(trainer.state.global_step, dashboard.run.condition)"
+    nb = execute(
+        tmp_path, begin, SETUP, SERVER, CALLS, *background, WIDGETS, "trainer.train()", CALLS, later
+    )
+    assert (printed(nb, 3), printed(nb, 10)) == ("all calls answered\n",) * 2
+    assert printed(nb, -1) == "4 Finished\n"
+    shown = [o for cell in nb.cells[4:8] for o in cell.outputs]
+    (said,) = [o.data["text/plain"] for o in nb.cells[4].outputs]
     assert (
         "in the background" in said and "trainer.stop()" not in said.partition("trainer.pause()")[0]
     )
-    assert set(printed(nb, 2)) == {".", "\n"}
+    assert set(printed(nb, 5)) == {".", "\n"}
     assert not [o for o in shown[1:] if o.get("name") == "stderr"]
     assert " at 0x" not in str(shown)
-    assert nb.cells[-1].outputs[0].data["text/plain"] == "No training goes on: finished, at step 4."
-
-
-def test_an_executed_notebook_has_the_last_picture(tmp_path: Path) -> None:
-    """What nbconvert executes and writes shows the dashboard as it is at the end, not as it was at first."""
-    from nbconvert import HTMLExporter
-
-    nb = execute(tmp_path, SETUP, "vf.TrainingDashboard(trainer)", "trainer.train()")
-    del nb.metadata["widgets"]  # as JupyterLab saves it
-    page, _ = HTMLExporter().from_notebook_node(nb)
-    drawn = page[page.index('vf-kept" data-kept') :]
-    assert "Finished" in drawn and "Not started" not in drawn and "Running" not in drawn
+    assert nb.cells[7].outputs[0].data["text/plain"] == "No training goes on: finished, at step 4."
