@@ -96,29 +96,25 @@ def stored(judge: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tu
     return made
 
 
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the Python of an environment that finds this library; what targets share is compiled once."""
+    empty = EmptyEnvironment(tmp_path_factory.mktemp("targets") / "venv")
+    (site,) = empty.folder.glob("lib/python*/site-packages")
+    (site / "ours.pth").write_text(f"{ROOT}\n")
+    return empty.python
+
+
 @pytest.mark.parametrize("to", TARGETS)
 def test_rewards_stay_the_same_elsewhere(
-    to: str, stored: dict[str, tuple[Any, Path]], tmp_path: Path
+    to: str, stored: dict[str, tuple[Any, Path]], python: Path, tmp_path: Path
 ) -> None:
     """A hundred stored rollouts each of five environments, in the target's own package."""
-    python = EmptyEnvironment(tmp_path / "venv").python
-    call = [
-        sys.executable,
-        "-m",
-        "uv",
-        "pip",
-        "install",
-        "-q",
-        "--index-strategy",
-        "unsafe-best-match",
-    ]
-    done = run(
-        *call, "--python", python, VERSIONS[to], *requirements(), "math-verify", env=pip_settings()
-    )
+    call = [sys.executable, "-m", "uv", "pip", "install", "-q", "--exact"]  # takes others away
+    call += ["--index-strategy", "unsafe-best-match", "--python", str(python), VERSIONS[to]]
+    done = run(*call, *requirements(), "math-verify", env=pip_settings())
     if done.returncode:
         pytest.skip(f"{VERSIONS[to]} cannot be installed: {done.stderr[-200:]}")
-    (site,) = (tmp_path / "venv").glob("lib/python*/site-packages")
-    (site / "ours.pth").write_text(f"{ROOT}\n")
     shipped = {}
     for name, (given, results) in stored.items():
         shipped[ship(name, tmp_path / f"our-{name}", to, **given)] = results
