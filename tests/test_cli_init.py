@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from pathlib import Path
 
 import nbformat
@@ -22,9 +23,9 @@ ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} |
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment of its own, in which the packages of this one are there, too."""
+    """An environment of its own, in which the packages of this one are there, too, pip among them."""
     folder = tmp_path_factory.mktemp("venv")
-    venv.create(folder, with_pip=True)
+    venv.create(folder)
     (site,) = folder.glob("lib/python*/site-packages")
     shared = sysconfig.get_path("purelib")
     (site / "shared.pth").write_text(f"import site; site.addsitedir({shared!r})\n")
@@ -218,26 +219,41 @@ py-modules = ["NAME"]
 """
 
 
-@pytest.mark.parametrize("source", ["folder", "index"])
-def test_a_package_for_verifiers_is_installed_without_it(
-    python: Path, tmp_path: Path, source: str
-) -> None:
-    """Nothing but local files may be asked for, so asking for `verifiers` would fail."""
-    name = f"theirs_{source}"
-    folder = tmp_path / "environments" / name
+def put_on_shelf(shelf: Path, name: str) -> None:
+    """Write a wheel as setuptools would build it."""
+    shelf.mkdir()
+    about = f"{name}-0.1.dist-info"
+    needs = "Requires-Dist: verifiers>=0.1.3\nRequires-Dist: datasets\n"
+    inside = {
+        f"{name}.py": THEIRS,
+        f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n{needs}",
+        f"{about}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    record = "".join(f"{path},,\n" for path in (*inside, f"{about}/RECORD"))
+    with zipfile.ZipFile(shelf / f"{name}-0.1-py3-none-any.whl", "w") as wheel:
+        for path, text in {**inside, f"{about}/RECORD": record}.items():
+            wheel.writestr(path, text)
+
+
+def test_a_package_for_verifiers_is_installed_without_it(python: Path, tmp_path: Path) -> None:
+    """From a folder and from an index. Only local files may be asked for, so asking for `verifiers` would fail."""
+    folder = tmp_path / "environments" / "theirs_folder"
     folder.mkdir(parents=True)
-    (folder / f"{name}.py").write_text(THEIRS)
-    (folder / "pyproject.toml").write_text(PROJECT.replace("NAME", name))
-    pip, wanted = ["--", "-q", "--no-build-isolation", "--no-index"], name
-    if source == "index":
-        build = ["-m", "pip", "wheel", "-q", "--no-deps", *pip[2:], "-w", "shelf", str(folder)]
-        subprocess.run([python, *build], cwd=tmp_path, check=True, capture_output=True)
-        pip, wanted = [*pip, "--find-links", "shelf"], f"{name}==0.1"
-    done = call(python, "vf-install", wanted, *pip, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"installed; vf-eval {name} tries it" in done.stdout
-    play = f"import verifiers_nb as vf; env = vf.load_environment({name!r}); print(env.evaluate(vf.ScriptedClient('4'), 'm', progress=False).reward)"
+    (folder / "theirs_folder.py").write_text(THEIRS)
+    (folder / "pyproject.toml").write_text(PROJECT.replace("NAME", "theirs_folder"))
+    put_on_shelf(tmp_path / "shelf", "theirs_index")
+    pip = ["--", "-q", "--no-build-isolation", "--no-index", "--find-links", "shelf"]
+    for name, wanted in (("theirs_folder",) * 2, ("theirs_index", "theirs_index==0.1")):
+        done = call(python, "vf-install", wanted, *pip, cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"installed; vf-eval {name} tries it" in done.stdout
+    play = """
+import verifiers_nb as vf
+for name in ("theirs_folder", "theirs_index"):
+    env = vf.load_environment(name)
+    print(env.evaluate(vf.ScriptedClient("4"), "m", progress=False).reward)
+"""
     ran = subprocess.run(
         [python, "-c", play], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True
     )
-    assert ran.stdout == "[1.0]\n", ran.stderr
+    assert ran.stdout == "[1.0]\n[1.0]\n", ran.stderr

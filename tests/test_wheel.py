@@ -28,14 +28,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build_wheel(tmp_path_factory.mktemp("source"))
 
 
-def environment(folder: Path, *packages: str) -> EmptyEnvironment:
-    """Return an environment with packages; skip the test where the registry can't be reached."""
-    made = EmptyEnvironment(folder)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> EmptyEnvironment:
+    """Return an environment; skip the tests where the registry can't be reached."""
+    made = EmptyEnvironment(tmp_path_factory.mktemp("made") / "env")
     if made.install("tqdm").returncode:
         pytest.skip("the package registry cannot be reached over the network")
-    if packages:
-        done = made.install(*packages)
-        assert done.returncode == 0, done.stderr[-3000:]
+    return made
+
+
+def environment(made: EmptyEnvironment, package: str) -> EmptyEnvironment:
+    """Return an environment with a package and what it needs, but nothing else; what stays in it stays compiled."""
+    done = made.install("--exact", package)
+    assert done.returncode == 0, done.stderr[-3000:]
     return made
 
 
@@ -109,8 +114,8 @@ for extra, calls in wanted.items():
 """
 
 
-def test_core_alone(wheel: Path, tmp_path: Path) -> None:
-    core = environment(tmp_path / "env", str(wheel))
+def test_core_alone(wheel: Path, made: EmptyEnvironment, tmp_path: Path) -> None:
+    core = environment(made, str(wheel))
     assert core(WITHOUT_EXTRAS, cwd=tmp_path).split() == ["[1.0]"]
     needs_train = {"vf-train"}  # its options are those of transformers and PEFT
     for name in set(COMMANDS) - needs_train:
@@ -121,8 +126,8 @@ def test_core_alone(wheel: Path, tmp_path: Path) -> None:
         assert refused.returncode and "pip install 'verifiers_nb[train]'" in refused.stderr
 
 
-def test_train(wheel: Path, tmp_path: Path) -> None:
-    train = environment(tmp_path / "env", f"{wheel}[train]")
+def test_train(wheel: Path, made: EmptyEnvironment, tmp_path: Path) -> None:
+    train = environment(made, f"{wheel}[train]")
     use = "import verifiers_nb as vf; print(vf.GRPOTrainer.__name__, vf.StructuralTag.__name__)"
     assert train(use, cwd=tmp_path).split() == ["GRPOTrainer", "StructuralTag"]
     evaluated = train.command("vf-eval", "addition", "-n", "2", "-r", "2", "--json", cwd=tmp_path)
@@ -132,9 +137,9 @@ def test_train(wheel: Path, tmp_path: Path) -> None:
     assert shown.returncode == 0 and "--learning-rate" in shown.stdout, shown.stderr
 
 
-def test_envs(wheel: Path, tmp_path: Path) -> None:
+def test_envs(wheel: Path, made: EmptyEnvironment, tmp_path: Path) -> None:
     """All ready environments find their packages, and a game can be set up."""
-    envs = environment(tmp_path / "env", f"{wheel}[envs]")
+    envs = environment(made, f"{wheel}[envs]")
     use = """
 from importlib.util import find_spec
 import verifiers_nb as vf
@@ -145,15 +150,14 @@ print(vf.get_verifier("bleu")(references=["a b c d"]).verify("a b c d").reward)
     assert envs(use, cwd=tmp_path).split() == ["[]", "1", "1.0"]
 
 
-def test_dev(wheel: Path, tmp_path: Path) -> None:
-    dev = environment(tmp_path / "env", f"{wheel}[dev]")
+def test_dev(wheel: Path, made: EmptyEnvironment, tmp_path: Path) -> None:
+    dev = environment(made, f"{wheel}[dev]")
     use = "import jupyterlab, nbclient, nbdev.test, pytest, sphinx, trl; print('all there')"
     assert dev(use, cwd=tmp_path).split() == ["all", "there"]
 
 
-def test_vllm_resolves(wheel: Path, tmp_path: Path) -> None:
+def test_vllm_resolves(wheel: Path, made: EmptyEnvironment) -> None:
     """Its gigabytes are for machines with a GPU; here only the versions are chosen."""
-    made = environment(tmp_path / "env")
     done = run(
         *(sys.executable, "-m", "uv", "pip", "install", "--dry-run", "--python", made.python),
         *("--index-strategy", "unsafe-best-match", f"{wheel}[vllm]"),
