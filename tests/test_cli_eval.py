@@ -419,7 +419,7 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path: Path) -> None:
     script += "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
     script += "resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000)); sys.exit(main())"
     command = [sys.executable, "-c", script, "addition", "-n", "40", "-r", "1", "-s"]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True)
+    done = forked.run(command, tmp_path, ENVIRON)
     assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
     (results,) = tmp_path.glob("outputs/evals/*/*/results.jsonl")
     kept = len(list(read_rollouts(results)))
