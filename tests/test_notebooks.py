@@ -42,14 +42,18 @@ FEWER = {
         "log_history[:6]": "log_history[:4]",
     },
     "commands": {"for _ in range(3):": "for _ in range(1):"},
-    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(20):"},
+    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(16):"},
     "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
     "109_several_gpus_and_servers": {"max_steps=10,": "max_steps=3,"},
     "110_train_the_shipped_model": {
-        "steps = 1000": "steps = 400",
+        "steps = 1000": "steps = 200",
+        "steps >= 400": "steps >= 200",
         "pairs(held_out=True)": "pairs(held_out=True)[::2]",
+        r"0.2 < mine[\"sampled correct": r"0.1 < mine[\"sampled correct",  # 0.17 by then
+        "theirs[key]) < 0.1": "theirs[key]) < 0.2",
     },
+    "112_reward_surgery": {"max_steps=20,": "max_steps=16,"},
 }
 
 
