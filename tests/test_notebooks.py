@@ -32,9 +32,9 @@ FEWER = {
         ": 3000,": ": 1000,",
         ": 2000": ": 700",
         "requests=1000": "requests=400",
-        "(5_000, 40_000)": "(12_000,)",
-        "40_000": "12_000",
-        "40000.jsonl": "12000.jsonl",
+        "(5_000, 40_000)": "(20_000,)",
+        "40_000": "20_000",
+        "40000.jsonl": "20000.jsonl",
     },
     "13_grpo": {
         "max_steps=4, **moving": "max_steps=3, **moving",
@@ -42,16 +42,13 @@ FEWER = {
         "log_history[:6]": "log_history[:4]",
     },
     "commands": {"for _ in range(3):": "for _ in range(1):"},
-    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(16):"},
+    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(20):"},
     "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
     "109_several_gpus_and_servers": {"max_steps=10,": "max_steps=3,"},
     "110_train_the_shipped_model": {
-        "steps = 1000": "steps = 200",
-        "steps >= 400": "steps >= 200",
+        "steps = 1000": "steps = 400",
         "pairs(held_out=True)": "pairs(held_out=True)[::2]",
-        r"0.2 < mine[\"sampled correct": r"0.1 < mine[\"sampled correct",  # 0.17 by then
-        "theirs[key]) < 0.1": "theirs[key]) < 0.2",
     },
     "112_reward_surgery": {"max_steps=20,": "max_steps=16,"},
 }
