@@ -8,7 +8,9 @@ import pwd
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -150,15 +152,17 @@ FILLS = "for i in range(10**6): open(str(i), 'wb').write(bytes(10**6))"
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    """A home with keys, and a cache with the gold answers."""
-    for name in (".ssh/id_rsa", ".cache/huggingface/datasets/gsm8k/gold.arrow", ".netrc"):
-        path = tmp_path / "home" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(f"{CANARY} in {name}")
-    os.mkfifo(tmp_path / "home" / "fifo")
-    (tmp_path / "home" / "temporary").mkdir()
-    return tmp_path / "home"
+def home() -> Iterator[Path]:
+    """A home with keys, and a cache with the gold answers; pytest closes its own folders to other users."""
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder, "home")
+        for name in (".ssh/id_rsa", ".cache/huggingface/datasets/gsm8k/gold.arrow", ".netrc"):
+            path = home / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(f"{CANARY} in {name}")
+        os.mkfifo(home / "fifo")
+        (home / "temporary").mkdir()
+        yield home
 
 
 def give(folder: Path, uid: int) -> None:

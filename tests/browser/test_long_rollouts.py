@@ -202,6 +202,7 @@ def test_parts_pages_and_keys(widget) -> None:
     widget.get_by_text("1–8 of 8").wait_for()
     assert page.evaluate("document.activeElement.tagName") == "INPUT"  # not JupyterLab's cell
     widget.get_by_label("Score").select_option("correct")
+    widget.get_by_label("Correct from").wait_for()
     high = widget.get_by_label("to", exact=True)
     high.fill("0")
     high.press("Enter")
