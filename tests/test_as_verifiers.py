@@ -191,5 +191,5 @@ def test_their_saved_results_open_everywhere(tmp_path: Path) -> None:
     assert (found.env, found.model, found.summary) == ("adds", "m", "reward 0.500, 2 rollouts")
     assert [*RolloutIndex(found.files).rewards] == [1.0, 0.0]
     file.write_text(file.read_text() + "no JSON\n")
-    with pytest.raises(ValueError, match="line 3 is no rollout"):
+    with pytest.raises(ValueError, match="line 3 is not a rollout"):
         vf.load_results(file)

@@ -409,7 +409,7 @@ print("looks", results.metrics["looks"])
         str(tmp_path / "rollouts.jsonl"),
     )
     print(said)
-    assert said.count("The weight of 'huge' is") == 2 and "OverflowError: its reward is inf" in said
+    assert said.count("The weight of 'huge' is") == 2 and "OverflowError: The reward is inf" in said
     assert "[4.0, 4.0, 0.0, 4.0, 4.0, 4.0]" in said
     assert "mine" not in (tmp_path / "rollouts.jsonl").read_text()
 

@@ -278,7 +278,7 @@ def test_rows_with_neither_answer_nor_info(warned: list[str]) -> None:
         rubric=vf.Rubric(lambda completion, answer: float(answer == "")),
     )
     assert play(env, "hi").reward == [1.0]
-    assert ["no 'answer' and no 'info'" in text for text in warned] == [True]
+    assert ["no 'answer' or 'info'" in text for text in warned] == [True]
     prompts = {"prompt": [[{"role": "user", "content": "Say hi."}]]}
     assert env.generate(prompts, vf.ScriptedClient("hi"), "m").answer == [""]
 

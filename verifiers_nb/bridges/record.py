@@ -25,7 +25,7 @@ from aiohttp import web
 
 from verifiers_nb.envs.environment import (
     Environment,
-    check_asked,
+    check_model,
     merge_sampling_args,
     rollout_client,
 )
@@ -199,7 +199,7 @@ async def record(
 
     `sampling_args` win over the agent's. `port`: 0 for one that is free. `retries`: as in `Environment`.
     """
-    model = check_asked(client, model or getattr(client, "model", None))
+    model = check_model(client, model or getattr(client, "model", None))
     tape = Tape(rollout_client(client, retries), model, sampling_args, retries)
     app = web.Application(client_max_size=2**28)
     app.router.add_route("*", "/{path:.*}", partial(answer_agent, tape))

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from .environment import Environment, check_rubric
 from verifiers_nb.envs.rollouts import (
-    kept_outputs,
+    outputs_from_rollouts,
     run_bounded,
     run_settings,
     run_sync,
@@ -250,7 +250,9 @@ def rescore(
     old = [RolloutScore(reward=r.reward, metrics=r.metrics) for r in rollouts]
     new = run_sync(score_again(used, rollouts, kept))
     first, second = score_columns(old, ()), score_columns(new, names)
-    before, after = (kept_outputs(rollouts, each.reward, each.metrics) for each in (first, second))
+    before, after = (
+        outputs_from_rollouts(rollouts, each.reward, each.metrics) for each in (first, second)
+    )
     for rollout, score in zip(rollouts, new, strict=True):
         rollout.reward, rollout.metrics = score.reward, score.metrics
     noted = run_settings("", {}, used)

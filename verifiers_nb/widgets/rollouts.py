@@ -44,7 +44,7 @@ from verifiers_nb.envs.store import (
     find_steps,
     from_line,
     in_our_format,
-    read_places,
+    read_with_offsets,
     rollout_record,
 )
 from verifiers_nb.types import (
@@ -363,8 +363,8 @@ def table_from_file(path: Path) -> RolloutTable:
     """Read the numbers of the rollouts in a file, sorted by index."""
     path = in_our_format(path)
     table, order, records = RolloutTable(), [], StoredRollouts(path, ())
-    for place, record in read_places(path, strict=False):
-        records.places.append(place)
+    for offset, record in read_with_offsets(path, strict=False):
+        records.offsets.append(offset)
         order.append(record["index"])
         table.add(records, len(records) - 1, record, record)
     table.rows.sort(key=lambda row: order[row.at])
