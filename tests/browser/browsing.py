@@ -32,9 +32,16 @@ class Lab:
 
 
 def open_notebook(lab: Lab, page, name: str) -> None:
-    """Open a notebook that stands in the laboratory's folder."""
+    """Load JupyterLab with a notebook in its folder open."""
     page.goto(f"{lab.url}/lab/tree/{name}?reset")
     page.get_by_text("Python 3 (ipykernel) |").wait_for(timeout=60_000)
+
+
+def close_notebooks(page) -> None:
+    """Close the notebooks that are open in JupyterLab, if it is loaded, without saving them."""
+    page.evaluate(
+        "globalThis.jupyterapp && [...jupyterapp.shell.widgets('main')].forEach(each => each.dispose())"
+    )
 
 
 def our_errors(errors: Sequence[str]) -> list[str]:
@@ -50,10 +57,17 @@ def notebook_of(*sources: str) -> nbformat.NotebookNode:
 
 
 def write_and_open(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None:
-    """Write a notebook, with a last cell that says that all have run, and open it."""
+    """Write a notebook, with a last cell that prints that all have run, and open it alone.
+
+    Loading JupyterLab takes seconds of processor time, so a page that has it opens the notebook there.
+    """
     nb.cells.append(new_code_cell(f"print('{LAST[:5]}' + '{LAST[5:]}')"))
     nbformat.write(nb, lab.folder / name)
-    open_notebook(lab, page, name)
+    if page.evaluate("'jupyterapp' in globalThis"):
+        close_notebooks(page)
+        page.evaluate("path => jupyterapp.commands.execute('docmanager:open', { path })", name)
+    else:
+        open_notebook(lab, page, name)
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import WINDOW, Lab, notebook_of, our_errors, run_all
+from browsing import WINDOW, Lab, close_notebooks, notebook_of, our_errors, run_all
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SETTINGS = {
@@ -48,6 +48,9 @@ def running_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         "JUPYTER_DATA_DIR": "data",
         "JUPYTER_RUNTIME_DIR": "run",
     }
+    options = home / "config" / "labconfig" / "page_config.json"
+    options.parent.mkdir(parents=True)
+    options.write_text('{"buildCheck": false, "buildAvailable": false}')  # else each load runs yarn
     env = os.environ | {name: str(home / place) for name, place in places.items()}
     env |= {"IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
     with socket.socket() as free:
@@ -115,14 +118,24 @@ def visitor(browser):
     return context
 
 
+@pytest.fixture(scope="module")
+def window(visitor):
+    """Return the page in which the tests of a file open their notebooks, one after the other."""
+    return visitor.new_page()
+
+
 @pytest.fixture
-def page(visitor) -> Iterator:
-    """Return a page that must end without an error of its own scripts."""
+def page(window) -> Iterator:
+    """Return a page without notebooks; when the test ends, its scripts must have raised no error."""
     errors: list[str] = []
-    opened = visitor.new_page()
-    opened.on("pageerror", lambda error: errors.append(error.stack or str(error)))
-    yield opened
-    opened.close()
+    note = lambda error: errors.append(error.stack or str(error))  # noqa: E731
+    window.on("pageerror", note)
+    window.set_viewport_size(WINDOW)
+    yield window
+    window.remove_listener("pageerror", note)
+    if window.locator(".jp-Dialog").count():
+        window.goto("about:blank")
+    close_notebooks(window)
     assert our_errors(errors) == []
 
 

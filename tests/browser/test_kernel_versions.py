@@ -74,6 +74,7 @@ def start(lab: Lab, page, tmp_path: Path, spec: str, steps: int) -> Path:
     nb.cells = [new_code_cell(source) for source in filled]
     name = add_kernel(lab, spec, tmp_path / f"kernel-{abs(hash(spec))}")
     nb.metadata["kernelspec"] = {"name": name, "display_name": "Python 3 (ipykernel)"}
+    page.goto("about:blank")  # JupyterLab learns of a new kernel when it loads
     start_all(lab, page, f"{name}.ipynb", nb)
     wait_for_steps(page, folder, 2)
     said = "".join(str(output.get("text")) for output in page.evaluate(OUTPUTS))

@@ -31,6 +31,7 @@ MODEL = """async source => {
 @pytest.fixture
 def drawn(page):
     """Return a page in which the script has drawn two buttons."""
+    page.goto("about:blank")  # ends the timers of the test before
     page.set_content(PAGE.format(css=widget_file("view.css")))
     page.evaluate(MODEL, SCRIPT)
     return page

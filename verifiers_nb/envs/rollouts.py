@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache, wraps
+from functools import cache, cached_property, wraps
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -281,6 +281,7 @@ class RolloutRun:
         self.groups = PromptGroups(self.rows.groups) if together else None
         self.bar = tqdm(total=len(self.rows), unit="rollout", disable=not self.progress)
 
+    @cached_property
     def settings(self) -> dict[str, Any]:
         """Return the settings that are stored with every rollout of this run."""
         return run_settings(self.model, self.sampling_args, self.rubric)
@@ -291,7 +292,7 @@ class RolloutRun:
         done = watch(self.show_status)
         try:
             if self.store:
-                self.store.check(self.settings())
+                self.store.check(self.settings)
             with fewer_collections():
                 await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
         finally:

@@ -25,7 +25,7 @@ import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import chain
 from operator import itemgetter
@@ -80,7 +80,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "metrics": rollout.metrics,
         "error": rollout.error,
         "state": {k: v for k, v in rollout.state.items() if k not in excluded},
-        "turns": [asdict(turn) for turn in rollout.turns],
+        "turns": [{name: getattr(turn, name) for name in Turn.__slots__} for turn in rollout.turns],
         "usage": reply_usage(rollout.state.get("responses") or ()),
     }
 

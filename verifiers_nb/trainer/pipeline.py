@@ -276,7 +276,7 @@ class RolloutPipeline:
         run = TrainingRun(**{f.name: getattr(made, f.name) for f in fields(made) if f.init})
         path = self.folder / f"step-{step:05d}.jsonl" if self.folder else None
         if path:
-            run.store = open_store(path, run.settings())
+            run.store = open_store(path, run.settings)
         job = Job(run.start(args.max_concurrent))
         return GenerationJob(step, run, job, args.temperature, path)
 

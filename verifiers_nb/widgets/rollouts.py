@@ -573,7 +573,7 @@ class LiveRun:
             number = left[rollout.index]
             self.failed += bool(rollout.error)
             self.left.remove(number)
-            record = {**rollout_record(rollout), "index": number, "run": run.settings()}
+            record = {**rollout_record(rollout), "index": number, "run": run.settings}
             self.on_finish(record, rollout.state)
 
         try:
