@@ -711,7 +711,7 @@ def test_vf_eval_ends_when_a_server_never_answers(tmp_path: Path) -> None:
         told = forked.run([*command, "--timeout", "1.8", *once], tmp_path)
     print(f"status {done.returncode} after {time.monotonic() - began:.1f} s")
     assert done.returncode == 1 and "no answer within 1.0 s" in " ".join(done.stdout.split())
-    assert f"s for an answer of {url.removesuffix('/v1')}, for rollout 0" in told.stderr
+    assert f"s for an answer from {url.removesuffix('/v1')}, for rollout 0" in told.stderr
 
 
 def test_a_key_in_a_message_is_kept_nowhere(tmp_path: Path) -> None:

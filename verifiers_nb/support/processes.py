@@ -22,20 +22,19 @@ from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 # %% ../../nbs/support/02_processes.ipynb #c1dfd96e
 def descendants(pid: int) -> list[int]:
-    """Return the running processes below a process."""
+    """Return the ids of all running processes that descend from a process."""
     children: dict[int, list[int]] = defaultdict(list)
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it ended while we looked
+        with suppress(OSError):  # the process has ended in the meantime
             state, parent, *_ = stat.read_bytes().rpartition(b")")[2].split()
             if state != b"Z":
                 children[int(parent)].append(int(stat.parent.name))
     found = children[pid].copy()
-    for each in found:  # grows as it is read
+    for each in found:  # the list grows during the loop
         found += children[each]
     return found
 
@@ -44,13 +43,13 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_CHILD_SUBREAPER = 1, 4, 36
 
 
 def process_control(option: int, value: int) -> None:
-    """Set an attribute of this process, with a call that only Linux has."""
+    """Set an attribute of this process with `prctl`, which only Linux has."""
     ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
 
 # %% ../../nbs/support/02_processes.ipynb #0394ed17
 def end_with_guard(guard: int) -> None:
-    """Ask Linux to end this child process when the guard is killed; end it now if that has happened."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the guard's own handler would swallow it
+    """Make Linux end this child process when the guard dies; end it now if the guard is gone already."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the inherited handler would ignore it
     process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != guard:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -74,37 +73,35 @@ def send_signal(signal_number: int, pids: Iterable[int]) -> None:
 
 # %% ../../nbs/support/02_processes.ipynb #7b52009b
 def end_family(program: int, grace: float, statuses: dict[int, int]) -> None:
-    """End a program and all that it started, and collect their exit statuses."""
+    """End a program and all processes that it started, and collect their exit statuses."""
     deadline = time.monotonic() + grace
-    asked: set[int] = set()
+    signalled: set[int] = set()
     while reap(statuses):
         left = descendants(os.getpid())
         if time.monotonic() > deadline:
             send_signal(signal.SIGKILL, left)
-        elif new := set([program] if program in left else left) - asked:
+        elif new := set([program] if program in left else left) - signalled:
             send_signal(signal.SIGTERM, new)
-            asked |= new
+            signalled |= new
         time.sleep(0.02)
 
 # %% ../../nbs/support/02_processes.ipynb #bd307a3e
 def guard(parent: int, grace: float, command: Sequence[str]) -> int:
-    """Run a program until it ends, the parent dies or SIGTERM comes; return its exit status.
+    """Run a program until it ends, the parent dies or SIGTERM arrives; return its exit status.
 
-    Nothing that the program started is running when this returns.
+    When this returns, no process that the program started is running.
     """
-    asked: list[int] = []
-
-    def ask(number: int, _: FrameType | None) -> None:
-        asked.append(number)
-
-    signal.signal(signal.SIGTERM, ask)
+    received: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     process_control(PR_SET_CHILD_SUBREAPER, 1)
-    # Kept in a variable, because Popen collects the status of a program without a reference.
+    # Without this variable, Popen itself would collect the program's exit status.
     program = subprocess.Popen(
         command, start_new_session=True, preexec_fn=partial(end_with_guard, os.getpid())
     )
     statuses: dict[int, int] = {}
-    while reap(statuses) and program.pid not in statuses and not asked and os.getppid() == parent:
+    while reap(statuses) and program.pid not in statuses:
+        if received or os.getppid() != parent:
+            break
         time.sleep(0.1)
     end_family(program.pid, grace, statuses)
     return statuses[program.pid]
@@ -113,10 +110,11 @@ def guard(parent: int, grace: float, command: Sequence[str]) -> int:
 def start_guarded(
     command: Sequence[str], grace: float = 10.0, **options: Any
 ) -> subprocess.Popen[bytes]:
-    """Start a program that ends with this process, and return its guard.
+    """Start a program that ends with this process; return the guard's process.
 
-    `terminate()` on the guard ends the program with everything it started, within `grace` seconds;
-    it exits as the program does, with 128 + n for one that signal n ended. `options` are Popen's.
+    `terminate()` on the guard ends the program and everything it started within `grace` seconds. The
+    guard exits with the program's status, or with 128 + n if signal n ended the program. `options` are
+    Popen's.
     """
     script = find_spec("verifiers_nb.support.processes")
     assert script is not None and script.origin is not None
@@ -125,6 +123,6 @@ def start_guarded(
     return subprocess.Popen(call, **settings)
 
 # %% ../../nbs/support/02_processes.ipynb #1574bddb
-if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__
+if __name__ == "__main__" and "__file__" in globals():  # a notebook is also named __main__
     status = guard(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:])
     sys.exit(status if status >= 0 else 128 - status)

@@ -37,7 +37,7 @@ from ..envs.store import without_failed
 from ..inference.client import base_of, check_base, get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..rubrics.rubric import Rubric
-from ..support.calls import PASSING_TYPES
+from ..support.calls import TRANSIENT_TYPES
 from verifiers_nb.trainer.adapters import (
     MovingReference,
     merge_and_save,
@@ -154,7 +154,7 @@ def connect_server(args: GRPOConfig) -> Any:
         try:
             return VLLMClient(address, api_key=os.environ.get("VLLM_API_KEY"))
         except Exception as error:
-            if not PASSING_TYPES & {kind.__name__ for kind in type(error).__mro__}:
+            if not TRANSIENT_TYPES & {kind.__name__ for kind in type(error).__mro__}:
                 raise
             if time.monotonic() > deadline:
                 raise ConnectionError(
