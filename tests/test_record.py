@@ -114,13 +114,16 @@ def test_a_stream_can_call_tools() -> None:
     [
         ("from openai import OpenAI\nOpenAI().chat.completions.nothing()", "has no attribute"),
         ("import os; os.kill(os.getpid(), 9)", "ended with status 137"),
-        ("print('I know it: 2')", "The agent got no answer: it must ask at base_url."),
+        (
+            "print('I know it: 2')",
+            "The agent got no answer: it must send its requests to base_url.",
+        ),
         (AGENT.replace("OpenAI(", "OpenAI(api_key='stolen', "), "This is not the key of this"),
         (
             "from openai import OpenAI\n"
             "try: OpenAI(max_retries=0).responses.create(model='m', input='2 + 2?')\n"
             "except Exception: pass",
-            "It was refused: Only POST /v1/chat/completions is recorded, not POST /v1/responses.",
+            "The last error was: Only POST /v1/chat/completions is recorded, not POST /v1/responses.",
         ),
     ],
 )

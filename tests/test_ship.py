@@ -129,5 +129,5 @@ def test_what_can_not_be_shipped_says_why(tmp_path: Path) -> None:
         ship("addition", tmp_path / "sums", to="trl")
     with pytest.raises(ValueError, match="did you mean 'addition'"):
         ship("additoin", tmp_path / "sums", to="v0")
-    with pytest.raises(ValueError, match="knows only chats"):
+    with pytest.raises(ValueError, match="supports only chats"):
         ship("continuation-quality", tmp_path / "text", to="prime", offline=True)

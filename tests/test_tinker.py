@@ -207,14 +207,14 @@ def test_bad_input_is_one_sentence(python: str, url: str, tmp_path: Path) -> Non
     )
     assert key == [
         "PermissionError",
-        f"{url} does not take this key: set TINKER_API_KEY, or pass api_key.",
+        f"{url} does not accept this key: set TINKER_API_KEY, or pass api_key.",
     ]
-    assert model[0] == "ValueError" and f"{url} does not train 'Qwen/Qwen3-8B'" in model[1]
+    assert model[0] == "ValueError" and f"{url} can't train 'Qwen/Qwen3-8B'" in model[1]
     assert "this server has no model Qwen/Qwen3-8B, it has verifiers_nb/adder-1m" in model[1]
     assert (
         address[0] == "ConnectionError"
         and "No Tinker server answers at http://127.0.0.1:9" in address[1]
     )
-    assert settings == ["ValueError", "Tinker's losses can't do beta=0.01: set beta=0.0."]
+    assert settings == ["ValueError", "Tinker doesn't support beta=0.01: set beta=0.0."]
     assert "tml-" in odd_key[1]
     assert missing[0] == "ImportError" and "pip install 'verifiers_nb[tinker]'" in missing[1]

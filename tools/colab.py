@@ -11,7 +11,7 @@ from rooms import ROOT, setting
 
 BADGE = "https://colab.research.google.com/assets/colab-badge.svg"
 SETUP = """\
-# On Colab, install the library beside the PyTorch that is there; elsewhere this does nothing.
+# On Colab, install the library and keep Colab's PyTorch; elsewhere this cell does nothing.
 import sys
 
 if "google.colab" in sys.modules:
@@ -22,7 +22,7 @@ if "google.colab" in sys.modules:
     import torch
     from google.colab import output
 
-    Path("/tmp/kept.txt").write_text(f"torch=={version('torch')}")  # what pip may not exchange
+    Path("/tmp/kept.txt").write_text(f"torch=={version('torch')}")  # pip must keep this version
     pip = [sys.executable, "-m", "pip"]
     install = [*pip, "install", "-q", "-c", "/tmp/kept.txt"]
     gpu = torch.cuda.is_available()
@@ -30,10 +30,10 @@ if "google.colab" in sys.modules:
         subprocess.run([*install, "verifiers_nb[train]"], check=True)
     if gpu and subprocess.run([sys.executable, "-c", "import vllm.engine.arg_utils"]).returncode:
         subprocess.run([*pip, "uninstall", "-q", "-y", "vllm"])
-        print("vLLM can't run beside this PyTorch: the embedded engine answers, and takes longer.")
+        print("vLLM can't run with this PyTorch: the embedded engine answers, and takes longer.")
     import plotly.io
 
-    plotly.io.renderers["plotly_mimetype"] = plotly.io.renderers["colab"]  # how Colab draws figures
+    plotly.io.renderers["plotly_mimetype"] = plotly.io.renderers["colab"]  # Colab's own renderer
     output.enable_custom_widget_manager()
 """.rstrip()
 
