@@ -521,7 +521,7 @@ def test_teardown_is_called_when_python_ends(tmp_path: Path) -> None:
 @pytest.mark.parametrize("to", ["v0", "prime", "openenv"])
 def test_an_environment_that_imports_verifiers_is_not_shipped(here: Path, to: str) -> None:
     env = load(here, "asks_twice", ENVIRONMENTS["asks_twice"][0])
-    with pytest.raises(ValueError, match="imports verifiers, .*: import verifiers_nb in its place"):
+    with pytest.raises(ValueError, match="imports verifiers, .*: import verifiers_nb instead"):
         vf.ship("later-asks_twice", here / "shipped", to=to)
     for each in (env, vf.EnvGroup([env])):
         with pytest.raises(ValueError, match="imports verifiers"):
