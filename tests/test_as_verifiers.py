@@ -136,14 +136,14 @@ def test_vf_eval_runs_it_from_a_folder(tmp_path: Path) -> None:
 def test_a_later_api_is_named(tmp_path: Path) -> None:
     (tmp_path / "later.py").write_text("from verifiers.envs.sandbox_env import SandboxEnv\n")
     done = python(tmp_path, "-c", "import verifiers_nb as vf; vf.load_environment('later')")
-    assert "verifiers.envs.sandbox_env came with verifiers 0.1.5" in done.stderr
+    assert "verifiers.envs.sandbox_env was added in verifiers 0.1.5" in done.stderr
     (tmp_path / "later.py").write_text("from verifiers import SandboxEnv\n")
     done = python(tmp_path, "-c", "import verifiers_nb as vf; vf.load_environment('later')")
     last = done.stderr.strip().splitlines()[-1]
-    assert "failed to load: SandboxEnv came with verifiers 0.1.5: verifiers_nb" in last
+    assert "failed to load: SandboxEnv was added in verifiers 0.1.5: verifiers_nb" in last
     (tmp_path / "later.py").write_text("import verifiers as vf\nclass A(vf.HarborEnv): ...\n")
     done = python(tmp_path, "-c", "import verifiers_nb as vf; vf.load_environment('later')")
-    assert "failed to load: HarborEnv came with verifiers 0.1.9: verifiers_nb" in done.stderr
+    assert "failed to load: HarborEnv was added in verifiers 0.1.9: verifiers_nb" in done.stderr
 
 
 def test_a_package_that_is_no_environment_is_named(tmp_path: Path) -> None:

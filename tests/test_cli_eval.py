@@ -253,7 +253,7 @@ def test_a_full_disk_leaves_no_half_of_new_scores(tmp_path: Path, server: Server
     code += "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "mine", "--rescore", str(folder), "-b", server.url]
     done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True)
-    assert done.returncode == 2 and "The old ones are as they were" in done.stderr, done.stderr
+    assert done.returncode == 2 and "The old file is unchanged" in done.stderr, done.stderr
     assert (folder / "results.jsonl").read_bytes() == before
     assert not [*folder.glob("rescored-*/*")]
 

@@ -152,7 +152,7 @@ def test_a_full_disk_while_a_run_is_forked(tmp_path: Path) -> None:
 def test_a_full_disk_while_new_scores_are_written(stored: tuple[vf.Environment, Path]) -> None:
     env, path = stored
     before, rescored = files_in(path.parent), vf.rescore(path, env=env, force=True)
-    with no_room(500), pytest.raises(OSError, match="The old ones are as they were"):
+    with no_room(500), pytest.raises(OSError, match="The old file is unchanged"):
         rescored.save(path.with_name("new.jsonl"))
     assert files_in(path.parent) == before
     assert rescored.save(path.with_name("new.jsonl")).exists()
