@@ -379,7 +379,7 @@ print(json.dumps([results.errors, trouble_lines(count_troubles(results))]))
 """)
     errors, lines = json.loads(said)
     print(lines)
-    assert errors[:3] == [None] * 3 and "no text: 42" in errors[3] and "no text" in errors[4]
+    assert errors[:3] == [None] * 3 and "not text: 42" in errors[3] and "not text" in errors[4]
     assert "content_filter" in errors[5]
     assert "3 of 6 rollouts failed" in lines[0] and lines[1] == "2 of 6 answers were empty"
 

@@ -81,7 +81,7 @@ def test_games_made_in_several_threads_are_the_same() -> None:
 
 def test_a_game_for_two_is_refused() -> None:
     pytest.importorskip("textarena")
-    with pytest.raises(ValueError, match="one player"):
+    with pytest.raises(ValueError, match="single-player"):
         TextArenaEnv("TicTacToe-v0", num_train_examples=1)
 
 

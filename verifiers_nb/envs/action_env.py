@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .multiturn import NO, YES, AwaitableState, MultiTurnEnv
+from .tool_env import tool_message
 from ..parsers.actions import AbstractParseFunction, FormatError, response_of
 from ..parsers.commands import Command, command_docs
 from ..parsers.function_calls import FunctionCallingParser, action_parser, member
@@ -23,8 +24,7 @@ from ..types import ChatMessage, Messages, State, maybe_await
 def answer_turn(message: ChatMessage, observation: str) -> list[ChatMessage]:
     """Return the messages that show an observation after an assistant message."""
     if calls := message.get("tool_calls"):
-        ids = [member(call, "id") for call in calls]
-        return [{"role": "tool", "tool_call_id": id_, "content": observation} for id_ in ids]
+        return [tool_message(member(call, "id"), observation) for call in calls]
     return [{"role": "user", "content": observation}]
 
 # %% ../../nbs/envs/07_action_env.ipynb #17ba0791

@@ -54,12 +54,12 @@ def initial_state(
     prompt: Messages, answer: Any, task: str, info: Info, message_type: MessageType
 ) -> State:
     """Return the initial state of a rollout."""
-    state: State = dict(
+    state = AwaitableState(
         prompt=prompt, answer=answer, task=task, info=info, responses=[], turn=0, completion=[]
     )
     if message_type == "completion":
-        return AwaitableState(state, completion="", responses_start_idx=[])
-    return AwaitableState(state)
+        state.update(completion="", responses_start_idx=[])
+    return state
 
 # %% ../../nbs/envs/04_multiturn.ipynb #fa36acd6
 def as_openai_call(call: Any) -> Any:

@@ -44,9 +44,8 @@ def warn_if_numeric(dataset: Dataset) -> None:
     dtype = str(getattr(dataset.features.get("answer"), "dtype", ""))
     if dtype.startswith(("int", "float", "uint", "decimal")):
         logger.warning(
-            "The answers are numbers (the first is %r), but a parser returns strings, which never "
-            "equal them: convert the column to strings, or compare with str(answer) in your reward "
-            "functions.",
+            "The answers are numbers (the first is %r), but a parser returns strings, which never equal "
+            "them: convert the column to strings, or compare with str(answer) in reward functions.",
             dataset[0]["answer"],
         )
 
@@ -217,9 +216,7 @@ def check_names(names: Collection[str]) -> None:
     if "prompt" not in names:
         raise ValueError(f"The inputs need a 'prompt' column; they have {sorted(names)}.")
     if "answer" not in names and "info" not in names:
-        logger.warning(
-            "The inputs have no 'answer' or 'info' column: reward functions get an empty answer."
-        )
+        logger.warning("The inputs have no 'answer' or 'info' column: rewards get an empty answer.")
 
 # %% ../../nbs/envs/00_prompts.ipynb #451c716a
 def check_infos(infos: Iterable[Info | str | None]) -> None:

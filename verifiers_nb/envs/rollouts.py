@@ -105,9 +105,8 @@ class LentLoop:
 
     def serve(self) -> None:
         """Run the loop while nobody borrows it."""
-        while (
-            self.free.wait()
-        ):  # also after a SystemExit in a task, because other tasks need the loop
+        while self.free.wait():
+            # A SystemExit in a task ends run_forever, but other tasks still need the loop.
             with self.running, suppress(BaseException):
                 self.loop.run_forever()
 
@@ -378,8 +377,7 @@ class RolloutRun:
         if not rollout.error and rollout.state.get("error"):
             del rollout.state["error"]
         if not math.isfinite(rollout.reward):
-            message = f"The reward is {rollout.reward}, from the metrics {rollout.metrics}."
-            fail(rollout, OverflowError(message))
+            fail(rollout, OverflowError(f"The reward is {rollout.reward}, of {rollout.metrics}."))
         self.finished[rollout.index] = rollout if self.keep or not self.store else None
         if rollout.error:
             self.failed[rollout.index] = rollout.error

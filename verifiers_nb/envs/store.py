@@ -28,6 +28,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from itertools import chain
+from mmap import ACCESS_READ, mmap
 from operator import itemgetter
 from pathlib import Path
 from statistics import NormalDist, fmean, pstdev, quantiles
@@ -37,6 +38,7 @@ from typing import IO, TYPE_CHECKING, Any
 import orjson
 from filelock import FileLock, Timeout
 
+from ..rubrics.rubric import indices_of
 from verifiers_nb.types import (
     GenerateOutputs,
     Rollout,
@@ -93,10 +95,7 @@ def to_line(record: dict[str, Any]) -> bytes:
 
     try:
         text = json.dumps(record, default=plain, ensure_ascii=False)
-    except (
-        TypeError,
-        ValueError,
-    ):  # keys that JSON does not allow, or a state that contains itself
+    except (TypeError, ValueError):  # invalid keys, or a state that contains itself
         state = {str(key): repr(value) for key, value in record["state"].items()}
         text = json.dumps({**record, "state": state}, default=plain, ensure_ascii=False)
     return text.encode("utf-8", "surrogatepass") + b"\n"  # models may write half an emoji
@@ -105,17 +104,11 @@ def to_line(record: dict[str, Any]) -> bytes:
 def repair(path: Path) -> None:
     """Remove a half-written last line, if there is one."""
     with path.open("rb+") as file:
-        size = file.seek(0, 2)
-        position = size
-        while position > 0:  # from the end, block by block: rollout files can be large
-            block = min(1 << 16, position)
-            position = file.seek(position - block)
-            newline = file.read(block).rfind(b"\n")
-            if newline >= 0:
-                position += newline + 1
-                break
-        if position < size:
-            file.truncate(position)
+        if size := file.seek(0, os.SEEK_END):
+            with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # the file can be large
+                end = content.rfind(b"\n") + 1
+            if end < size:
+                file.truncate(end)
 
 # %% ../../nbs/envs/01_store.ipynb #1574bddb
 def from_line(line: bytes) -> dict[str, Any]:
@@ -319,8 +312,8 @@ class RolloutStore:
     def check(self, settings: dict[str, Any]) -> None:
         """Set the settings of this run; raises `ValueError` if the file was written with others."""
         self.settings = json.loads(to_line(settings))
-        stored = self.stored_settings or self.settings
-        if changed := changed_settings(stored, self.settings):
+        stored = self.stored_settings
+        if stored and (changed := changed_settings(stored, self.settings)):
             raise self.mismatch(f"a run with other settings: {'; '.join(changed)}.")
 
     def restore(self, rollout: Rollout) -> bool:
@@ -351,9 +344,7 @@ class RolloutStore:
         line = to_line(record if self.settings is None else {**record, "run": self.settings})
         if self.file.write(line) != len(line):  # an unbuffered write may stop short on a full disk
             repair(self.path)
-            raise OSError(
-                f"The disk is full: rollout {rollout.index} was not written to {self.path}."
-            )
+            raise OSError(f"The disk is full: rollout {rollout.index} is not in {self.path}.")
         self.done[rollout.index] = self.end
         self.end += len(line)
 
@@ -539,7 +530,7 @@ def trouble_lines(counts: Mapping[str, Any]) -> list[str]:
         lines.append(f"{counts['empty_answers']:,} {of} answers were empty")
     for name, errors in (counts.get("reward_errors") or {}).items():
         failed = f"the reward function {name} failed on {errors['count']:,} {of} rollouts"
-        lines.append(f"{failed}, which get 0.0 for it; the first: {errors['first']}")
+        lines.append(f"{failed}, which score 0.0 for it; the first: {errors['first']}")
     return lines
 
 # %% ../../nbs/envs/01_store.ipynb #47099383
@@ -608,14 +599,13 @@ def standard_error(values: Sequence[float], examples: Sequence[Hashable]) -> flo
     `examples`: the example of each value. Miller (2024), "Adding error bars to evals", section 2.2,
     with the correction m / (m - 1) for m examples.
     """
-    mean = fmean(values) if values else math.nan
-    deviations: dict[Hashable, float] = {}
-    for value, example in zip(values, examples, strict=True):
-        deviations[example] = deviations.get(example, 0.0) + value - mean
-    count = len(deviations)
+    clusters = indices_of(examples).values()
+    count = len(clusters)
     if count < 2:
         return math.nan
-    square = math.fsum(total**2 for total in deviations.values()) * count / (count - 1)
+    mean = fmean(values)
+    deviations = [math.fsum(values[i] - mean for i in cluster) for cluster in clusters]
+    square = math.fsum(total**2 for total in deviations) * count / (count - 1)
     return math.sqrt(square) / len(values)
 
 # %% ../../nbs/envs/01_store.ipynb #5c429461
@@ -637,12 +627,10 @@ def pass_rates(
     A rollout passes with a reward of `threshold` or more. The largest k is the smallest number of
     rollouts that an example has.
     """
-    groups: dict[Hashable, list[bool]] = {}
-    for reward, example in zip(rewards, examples, strict=True):
-        groups.setdefault(example, []).append(reward >= threshold)
-    least = min(map(len, groups.values()), default=0)
+    groups = indices_of(examples).values()
+    counts = [(sum(rewards[i] >= threshold for i in group), len(group)) for group in groups]
+    least = min(map(len, groups), default=0)
     ks = sorted({2**power for power in range(least.bit_length())} | ({least} - {0}))
-    counts = [(sum(group), len(group)) for group in groups.values()]
     rates = {f"pass@{k}": fmean([pass_at(*count, k) for count in counts]) for k in ks}
     return rates | {f"pass^{k}": fmean([pass_all(*count, k) for count in counts]) for k in ks}
 
@@ -699,10 +687,8 @@ def example_keys(results: Any) -> list[str]:
 # %% ../../nbs/envs/01_store.ipynb #f2c1d06f
 def example_means(rewards: Sequence[float], examples: Sequence[Hashable]) -> dict[Hashable, float]:
     """Return the mean reward of each example."""
-    groups: dict[Hashable, list[float]] = {}
-    for reward, example in zip(rewards, examples, strict=True):
-        groups.setdefault(example, []).append(reward)
-    return {example: fmean(group) for example, group in groups.items()}
+    groups = indices_of(examples).items()
+    return {example: fmean(rewards[i] for i in group) for example, group in groups}
 
 # %% ../../nbs/envs/01_store.ipynb #f44e4546
 def success_by_prompt(paths: Iterable[str | Path], threshold: float = 0.5) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SECRETS', 'GAME_ID', 'random_lock', 'GAME_SYSTEM_PROMPT', 'replaced', 'only_words', 'make_game', 'restored_random',
-           'new_game', 'game_feedback', 'game_secret', 'game_reward', 'TextArenaEnv']
+           'new_game', 'game_text', 'game_secret', 'game_reward', 'TextArenaEnv']
 
 # %% ../../nbs/envs/10_textarena.ipynb #77de68da
 import copy
@@ -116,7 +116,7 @@ def new_game(game: Any, seed: int) -> Any:
     return fresh
 
 # %% ../../nbs/envs/10_textarena.ipynb #b7165614
-def game_feedback(game: Any) -> str:
+def game_text(game: Any) -> str:
     """Return the messages of the game since the last call."""
     _, observations = game.get_observation()
     return "\n".join(text for speaker, text, *_ in observations if speaker == GAME_ID).strip()
@@ -181,11 +181,7 @@ class TextArenaEnv(MultiTurnEnv):
     def game_row(self, seed: int) -> dict[str, Any]:
         """Return the row of a game: question, answer and seed."""
         game = new_game(self.game, seed)
-        return {
-            "question": game_feedback(game),
-            "answer": game_secret(game),
-            "info": {"seed": seed},
-        }
+        return {"question": game_text(game), "answer": game_secret(game), "info": {"seed": seed}}
 
     def make_rows(self, seeds: range) -> Dataset:
         """Return the rows of the games with these seeds."""
@@ -196,7 +192,7 @@ class TextArenaEnv(MultiTurnEnv):
     def setup_state(self, state: State, **kwargs: Any) -> State:
         """Start the game of this row."""
         game = new_game(self.game, state["info"]["seed"])
-        game_feedback(game)  # skip the rules, which are in the prompt
+        game_text(game)  # skip the rules, which are in the prompt
         return AwaitableState(state, game=game, moves=0, game_reward=0.0, game_result="")
 
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
@@ -215,7 +211,7 @@ class TextArenaEnv(MultiTurnEnv):
             state["game_reward"] = (result.rewards or {}).get(0, 0.0)
             state["game_result"] = result.game_info[0].get("reason", "")
             return [], state
-        return [{"role": "user", "content": self.feedback_fn(game_feedback(state["game"]))}], state
+        return [{"role": "user", "content": self.feedback_fn(game_text(state["game"]))}], state
 
     async def rollout(self, *args: Any, **kwargs: Any) -> tuple[Messages, State]:
         """Play one game, and also make the move of the last response."""

@@ -28,6 +28,7 @@ import socket
 import textwrap
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html.parser import HTMLParser
@@ -142,10 +143,8 @@ def property_schema(
     if text:
         schema["description"] = text
     if parameter.default is not None and parameter.default is not parameter.empty:
-        try:
+        with suppress(PydanticSerializationError):  # the schema omits a default without a JSON form
             schema["default"] = to_jsonable_python(parameter.default)
-        except PydanticSerializationError:
-            logger.debug("The default of %s has no JSON form: the schema omits it.", parameter)
     return schema
 
 # %% ../../nbs/envs/05_tools.ipynb #9e6a55b6
