@@ -150,7 +150,7 @@ def test_an_evaluation_asks_for_nothing_that_they_refuse(provider: Provider) -> 
 def test_training_says_what_is_missing(provider: Provider) -> None:
     """The answers are good for an evaluation; only who wants to train on one needs its tokens."""
     [response] = evaluate(provider, count=1).state[0]["responses"]
-    with pytest.raises(ValueError, match="carries no token ids .* from a server that knows these"):
+    with pytest.raises(ValueError, match="has no token ids .* from a server that supports this"):
         turn_from_response(response)
 
 

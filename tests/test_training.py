@@ -889,16 +889,12 @@ def test_adapters_of_another_base_model(tmp_path: Path) -> None:
             lambda other=other: other.roll_back(checkpoint),
             lambda other=other: other.train(resume_from_checkpoint=str(checkpoint)),
         ):
-            with pytest.raises(
-                ValueError, match=f"belongs to '{MODEL}', .*another model than .*{name}"
-            ):
+            with pytest.raises(ValueError, match=f"belongs to '{MODEL}', not to .*{name}"):
                 ask()
         shutil.copytree(
             tmp_path / "first/adapters", tmp_path / name / "adapters", dirs_exist_ok=True
         )
-        with pytest.raises(
-            ValueError, match=f"belongs to '{MODEL}', .*another model than .*{name}"
-        ):
+        with pytest.raises(ValueError, match=f"belongs to '{MODEL}', not to .*{name}"):
             vf.PolicySlider(other, "What is 1 + 2?")
         assert not (tmp_path / "fork").exists()
         assert all(map(torch.equal, kept, other.model.parameters()))

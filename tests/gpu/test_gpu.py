@@ -12,14 +12,14 @@ import torch
 from peft import LoraConfig, get_peft_model
 
 import verifiers_nb as vf
-from verifiers_nb.inference.serve import Served, unfit
+from verifiers_nb.inference.serve import Served, unsupported_gpus
 from verifiers_nb.inference.tokens import turn_from_response
 from verifiers_nb.inference.vllm_policy import VLLMClient
 from verifiers_nb.inference.vllm_server import has_cpu_build, visible_gpus, vllm_missing
 
 NAME = "verifiers_nb/adder-1m"
 GPUS = visible_gpus()
-LACKING = "needs an NVIDIA GPU" if not GPUS else vllm_missing() or unfit(GPUS)
+LACKING = "needs an NVIDIA GPU" if not GPUS else vllm_missing() or unsupported_gpus(GPUS)
 if LACKING is None and has_cpu_build():
     LACKING = "needs vLLM's build for GPUs (pip install 'verifiers_nb[vllm]')"
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(LACKING is not None, reason=str(LACKING))]

@@ -209,7 +209,7 @@ def test_requests_that_are_broken_off(
     client: VLLMClient, policy: Policy, vllm_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server may go back to the files of a request that nobody waits for any more: they stay a while."""
-    monkeypatch.setattr(verifiers_nb.inference.vllm_policy, "REST", 3600)
+    monkeypatch.setattr(verifiers_nb.inference.vllm_policy, "KEEP_SECONDS", 3600)
 
     async def run() -> Any:
         for number in range(1, 6):
@@ -226,8 +226,8 @@ def test_requests_that_are_broken_off(
     answer = asyncio.run(run())
     assert answer.choices[0].policy_version == 5 and policy.gap(answer) < TOLERANCE
     assert folders(client) == [f"policy-v{number}" for number in range(1, 6)]
-    for version in client.versions.known:
-        version.rests_until = 0.0
+    for version in client.versions.loaded:
+        version.keep_until = 0.0
     asyncio.run(complete(client, 1))
     settle()
     assert adapters(client) == folders(client) == ["policy-v5"]

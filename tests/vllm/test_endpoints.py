@@ -64,7 +64,7 @@ def test_an_evaluation_outlives_the_loss_of_a_server(
 
     evaluation = threading.Thread(target=evaluate)
     evaluation.start()
-    wait_for(lambda: (second.asked > 30 and second.busy) or not evaluation.is_alive())
+    wait_for(lambda: (second.requests > 30 and second.busy) or not evaluation.is_alive())
     assert evaluation.is_alive()
     starts = second_server.starts
     kill(second_server)
@@ -82,9 +82,9 @@ def test_an_evaluation_outlives_the_loss_of_a_server(
 
     wait_for(lambda: second.out is None)
     assert second_server.starts == starts + 1
-    asked = first.asked, second.asked
+    before = first.requests, second.requests
     answers = asyncio.run(ask(both, 8))
-    assert (first.asked - asked[0], second.asked - asked[1]) == (4, 4)
+    assert (first.requests - before[0], second.requests - before[1]) == (4, 4)
     assert {answer.choices[0].policy_version for answer in answers} == {2}
     assert max(policy.gap(answer) for answer in answers) < TOLERANCE
 
@@ -131,7 +131,7 @@ def test_any_endpoint_evaluates_but_only_exact_tokens_train(vllm_server: Any) ->
     env = vf.load_environment("addition")
     results = env.evaluate(plain, NAME, {"temperature": 0.0}, num_examples=8, progress=False)
     assert not any(state.get("error") for state in results.state) and max(results.reward) > 0
-    with pytest.raises(ValueError, match="carries no token ids"):
+    with pytest.raises(ValueError, match="has no token ids"):
         turn_from_response(results.state[0]["responses"][0])
 
 

@@ -569,7 +569,7 @@ def find_client(
     Of several processes (`rank`), the first asks for all.
     """
     from verifiers_nb.inference.http import as_timeout
-    from verifiers_nb.inference.serve import serve, why_embedded
+    from verifiers_nb.inference.serve import reason_for_embedded, serve
 
     if rank or settings.grpo.get("vllm_server_host"):
         return None
@@ -578,7 +578,7 @@ def find_client(
         stack.callback(client.close)
         return client
     if settings.serve == "embedded" or (
-        settings.serve == "auto" and why_embedded(settings.learner)
+        settings.serve == "auto" and reason_for_embedded(settings.learner)
     ):
         return None
     options = server_options(settings, args, lora.r)
