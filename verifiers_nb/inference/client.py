@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SHIPPED_PREFIX', 'BFLOAT16', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'UNSERVED', 'shipped_models', 'model_path',
-           'model_not_found', 'hub_answers', 'is_unreachable', 'no_progress_bar', 'needs_train', 'default_dtype',
+           'model_not_found', 'hub_answers', 'find_model', 'no_progress_bar', 'needs_train', 'default_dtype',
            'get_model', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
            'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
            'read_answer', 'check_adapter', 'check_saved', 'base_of', 'check_base', 'written_whole']
@@ -17,7 +17,7 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -86,14 +86,23 @@ def hub_answers(seconds: float = 5.0) -> bool:
     return True
 
 # %% ../../nbs/inference/00_client.ipynb #5fabf24f
-def is_unreachable(path: Path | str, cache_dir: str | Path | None = None) -> bool:
-    """Return whether a model is neither in the local cache nor on a hub that can be reached."""
+def find_model(name: str | Path, what: str, patterns: Sequence[str], cache_dir: Any) -> Path | str:
+    """Return the folder or hub name from which to load a model or tokenizer.
+
+    Raises `FileNotFoundError` if the folder has no file that matches one of the patterns, or if the name
+    is neither in the local cache nor on a hub that can be reached.
+    """
     from huggingface_hub import constants
 
-    if isinstance(path, Path) or constants.HF_HUB_OFFLINE:
-        return False
+    path = model_path(name)
+    if isinstance(path, Path):
+        if not any(any(path.glob(pattern)) for pattern in patterns):
+            raise model_not_found(name, what)
+        return path
     cached = Path(cache_dir or constants.HF_HUB_CACHE, f"models--{path.replace('/', '--')}")
-    return not cached.is_dir() and not hub_answers(seconds=2.0)
+    if not (constants.HF_HUB_OFFLINE or cached.is_dir() or hub_answers(seconds=2.0)):
+        raise model_not_found(name, what, no_hub=True)
+    return path
 
 # %% ../../nbs/inference/00_client.ipynb #1574bddb
 @contextmanager
@@ -135,8 +144,7 @@ def default_dtype() -> torch.dtype:
         return torch.bfloat16
     warnings.warn(
         f"{torch.cuda.get_device_name()} (compute capability {capability[0]}.{capability[1]}) has no "
-        "bfloat16, which needs 8.0 or higher: models are computed in float32, which takes twice the "
-        "memory.",
+        "bfloat16, which needs 8.0: models are computed in float32, which takes twice the memory.",
         stacklevel=2,
     )
     return torch.float32
@@ -152,11 +160,7 @@ def get_model(name: str | Path, **kwargs: Any) -> PreTrainedModel:
         from transformers import AutoModelForCausalLM
     if "dtype" not in kwargs:
         kwargs["dtype"] = default_dtype()
-    path = model_path(name)
-    if isinstance(path, Path) and not any(path.glob("*config.json")):
-        raise model_not_found(name, "model")
-    if is_unreachable(path, kwargs.get("cache_dir")):
-        raise model_not_found(name, "model", no_hub=True)
+    path = find_model(name, "model", ["*config.json"], kwargs.get("cache_dir"))
     try:
         with no_progress_bar(quiet=str(name) in shipped_models()):
             return AutoModelForCausalLM.from_pretrained(path, **kwargs)
@@ -175,12 +179,8 @@ def get_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """
     with needs_train("A tokenizer"):
         from transformers import AutoTokenizer
-    path = model_path(name)
     # transformers would make an empty tokenizer from a folder that has only the model's config.
-    if isinstance(path, Path) and not any(map(list, map(path.glob, TOKENIZER_FILES))):
-        raise model_not_found(name, "tokenizer")
-    if is_unreachable(path, kwargs.get("cache_dir")):
-        raise model_not_found(name, "tokenizer", no_hub=True)
+    path = find_model(name, "tokenizer", TOKENIZER_FILES, kwargs.get("cache_dir"))
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
     except OSError as error:

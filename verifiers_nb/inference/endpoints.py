@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PROVIDERS', 'logger', 'find_address', 'is_vllm', 'connect', 'Backend', 'least_busy', 'is_healthy', 'Endpoints',
-           'all_out', 'wait_for_endpoint', 'send_to_any', 'readmit', 'watch_excluded', 'exclude', 'clients_to_train',
-           'load_on_all', 'push_to_all']
+           'no_server_error', 'wait_for_endpoint', 'send_to_any', 'readmit', 'watch_excluded', 'exclude',
+           'clients_to_train', 'load_on_all', 'push_to_all']
 
 # %% ../../nbs/inference/07_endpoints.ipynb #77de68da
 import asyncio
@@ -214,10 +214,12 @@ class Endpoints:
         await asyncio.to_thread(self.close)
 
 # %% ../../nbs/inference/07_endpoints.ipynb #35c52c7c
-def all_out(endpoints: Endpoints) -> ConnectionError:
+def no_server_error(endpoints: Endpoints) -> ConnectionError:
     """Return the error for the case that all servers are out."""
     reasons = "; ".join(f"{each.client.base_url}: {each.out}" for each in endpoints.endpoints)
-    error = ConnectionError(f"all {len(endpoints.endpoints)} servers are out: {reasons}")
+    error = ConnectionError(
+        f"none of the {len(endpoints.endpoints)} servers is available: {reasons}"
+    )
     error.given_up = True  # type: ignore[attr-defined]
     return error
 
@@ -227,7 +229,7 @@ async def wait_for_endpoint(endpoints: Endpoints) -> Backend:
     deadline = time.monotonic() + endpoints.patience
     while (endpoint := least_busy(endpoints.endpoints)) is None:
         if endpoints.closed.is_set() or time.monotonic() > deadline:
-            raise all_out(endpoints)
+            raise no_server_error(endpoints)
         await asyncio.sleep(0.1)
     return endpoint
 
@@ -329,7 +331,7 @@ def load_on_all(
     if refusals:
         raise refusals[0]
     if not staged:
-        raise all_out(endpoints)
+        raise no_server_error(endpoints)
 
 # %% ../../nbs/inference/07_endpoints.ipynb #da112035
 def push_to_all(endpoints: Endpoints, adapter: PeftModel | str | Path | None) -> int:

@@ -115,8 +115,7 @@ class Options:
                 raise ValueError(f"{name} is {value!r}, it must be an integer of 1 or more")
         if self.logprobs > 1:
             raise ValueError(
-                f"logprobs is {self.logprobs}, but the embedded engine returns the log-probability of the "
-                "sampled token only: use logprobs=True"
+                f"logprobs is {self.logprobs}, but the embedded engine supports only True"
             )
 
 # %% ../../nbs/inference/03_engine.ipynb #f6384130
@@ -292,9 +291,7 @@ def merge_adapter(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Tens
         active = [each for each in layer.active_adapters if each in layer.scaling]
         deltas: list[Tensor] = [layer.get_delta_weight(each) for each in active]
         if name not in base or any(delta.shape != base[name].shape for delta in deltas):
-            raise ValueError(
-                f"the adapter changes {name}, which this model lacks or has in another shape"
-            )
+            raise ValueError(f"the adapter changes {name}, which does not fit this model")
         if owners.count(base[name].data_ptr()) > 1:
             raise ValueError(f"the adapter changes {name}, which is tied to another weight")
         total = sum((delta.to(base[name].device, torch.float32) for delta in deltas), base[name])
@@ -592,10 +589,7 @@ def retry_with_fewer(
         scheduler.max_batch_size = scheduler.most
         return False
     if scheduler.max_batch_size == scheduler.most:
-        logger.warning(
-            "The embedded engine ran out of memory with %d sequences, so it runs fewer at once.",
-            count,
-        )
+        logger.warning("Out of memory with %d sequences: the engine runs fewer at once.", count)
     scheduler.max_batch_size = count // 2
     waiting.extendleft(reversed(scheduler.batch.clear()))
     release_reserve()

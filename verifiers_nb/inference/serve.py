@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MIN_CAPABILITY', 'unsupported_gpus', 'reason_for_embedded', 'Served', 'serve_vllm', 'serve']
+__all__ = ['MINIMUM', 'unsupported_gpus', 'reason_for_embedded', 'Served', 'serve_vllm', 'serve']
 
 # %% ../../nbs/inference/08_serve.ipynb #77de68da
 import sys
@@ -34,17 +34,15 @@ if TYPE_CHECKING:
     from verifiers_nb.inference.engine import EmbeddedEngine
 
 # %% ../../nbs/inference/08_serve.ipynb #c1dfd96e
-MIN_CAPABILITY = 7.0  # the compute capability of Volta; vLLM has no kernels for older GPUs
+MINIMUM = 7.0  # the compute capability of Volta; vLLM has no kernels for older GPUs
 
 
 def unsupported_gpus(gpus: Sequence[Gpu]) -> str | None:
     """Return why vLLM can't use these GPUs, None if it can."""
     if not gpus:
         return "vLLM needs a GPU, and PyTorch finds none"
-    if (gpu := gpus[0]).capability < MIN_CAPABILITY:
-        return (
-            f"vLLM needs compute capability {MIN_CAPABILITY}, and {gpu.name} has {gpu.capability}"
-        )
+    if (gpu := gpus[0]).capability < MINIMUM:
+        return f"vLLM needs compute capability {MINIMUM}, and {gpu.name} has {gpu.capability}"
     return None
 
 # %% ../../nbs/inference/08_serve.ipynb #71227035

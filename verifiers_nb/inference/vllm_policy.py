@@ -12,7 +12,7 @@ __all__ = ['SHARED_MEMORY', 'ROOT_PREFIX', 'KEEP_SECONDS', 'logger', 'ADVICE', '
            'Version', 'Versions', 'call_server', 'served_model', 'load_on_server', 'unload_from_server',
            'exact_request', 'sampled_logprobs', 'typical_gap', 'compare_with_peft', 'check_comparison', 'retire',
            'drop_unused', 'stage_version', 'usual_tolerance', 'prove', 'check_served', 'activate', 'push_version',
-           'reload_current', 'send_to_policy', 'was_down', 'retry_after_restart', 'push_to_own_server', 'claim_lock',
+           'reload_current', 'send_to_policy', 'was_down', 'survive_restart', 'push_to_own_server', 'claim_lock',
            'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'VLLMClient']
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #77de68da
@@ -66,9 +66,7 @@ def adapter_config(adapter: PeftModel | str | Path) -> PeftConfig:
 
         return PeftConfig.from_pretrained(str(check_saved(adapter)))
     if len(active := adapter.active_adapters) != 1:
-        raise ValueError(
-            f"the model has {len(active)} active adapters ({active}), but must have one"
-        )
+        raise ValueError(f"the model has {len(active)} active adapters, not one ({active})")
     return adapter.peft_config[active[0]]
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #0bc9d163
@@ -215,10 +213,8 @@ class AdapterFolders:
         except Exception as error:
             if shutil.disk_usage(folder.parent).free > size:
                 raise
-            raise OSError(
-                f"no room for the adapter, {size / 2**20:.1f} MiB, in {folder.parent.parent}: free some "
-                "space, or set another adapter_dir"
-            ) from error
+            problem = f"no room for the adapter, {size / 2**20:.1f} MiB, in {folder.parent.parent}"
+            raise OSError(f"{problem}: free some, or set another adapter_dir") from error
         return folder
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #0a57cb53
@@ -361,9 +357,7 @@ def load_on_server(client: HTTPClient, name: str, folder: Path) -> str:
         if "already been loaded" in str(error) and not name.endswith(folder.name[-8:]):
             return load_on_server(client, f"{name}-{folder.name[-8:]}", folder)
         advice = next((advice for message, advice in ADVICE.items() if message in str(error)), "")
-        raise RuntimeError(
-            f"The server did not load the adapter. {advice}Its error was: {error}"
-        ) from error
+        raise RuntimeError(f"The server did not load the adapter. {advice}{error}") from error
     return name
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #87a072fe
@@ -594,9 +588,7 @@ def was_down(server: VLLMServer, starts: int) -> bool:
     return server.starts != starts or not serves(server.port, server.api_key, server.model)
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #a22c0ecb
-async def retry_after_restart(
-    server: VLLMServer | None, send: Callable[[], Awaitable[Reply]]
-) -> Reply:
+async def survive_restart(server: VLLMServer | None, send: Callable[[], Awaitable[Reply]]) -> Reply:
     """Return `await send()`, and call it again if it failed while our own server was down."""
     while True:
         starts = server.starts if server else 0
@@ -732,13 +724,13 @@ class VLLMClient(HTTPClient):
         """Return a completion from `url`; requests for a model other than the policy are not changed."""
         send = super().create
         if request.get("model") not in (None, self.model):
-            return await retry_after_restart(self.server, lambda: send(url, **request))
+            return await survive_restart(self.server, lambda: send(url, **request))
         exact = exact_request(request, chat=url.path.endswith("/chat/completions"))
 
         def send_as(name: str) -> Awaitable[Reply]:
             return send(url, **{**exact, "model": name})
 
-        return await retry_after_restart(self.server, lambda: send_to_policy(self, send_as))
+        return await survive_restart(self.server, lambda: send_to_policy(self, send_as))
 
     def check(self, config: PeftConfig) -> None:
         """Raise `ValueError` if the server can't serve adapters with this config."""

@@ -218,9 +218,8 @@ def machine_options(kv_cache_gb: float | None, gpus: Sequence[Gpu]) -> dict[str,
     cache = kv_cache_gb or gpu.free / 4
     if not gpu.has_bfloat16:
         warnings.warn(
-            f"{gpu.name} (compute capability {gpu.capability}) has no bfloat16, which needs 8.0 or higher: "
-            "vLLM computes in float16, where models trained in bfloat16 may overflow. To avoid this, use "
-            "dtype='float32'.",
+            f"{gpu.name} (compute capability {gpu.capability}) has no bfloat16, which needs 8.0: vLLM uses "
+            "float16, in which models trained in bfloat16 may overflow (dtype='float32' avoids this).",
             stacklevel=2,
         )
     return {
@@ -735,18 +734,16 @@ def start_vllm(
     """Start a vLLM server for a model, with LoRA, and return it when it serves.
 
     `name` is the model's name in requests, by default `model`. `kv_cache_gb` is the memory for keys and
-    values, in GiB, by default from `plan_memory` unless you set gpu_memory_utilization. Start the server
-    before a trainer on the same GPU. With `sleep_mode`, the server can free this memory for a while. If
-    the server dies, it restarts up to `restarts` times. `env` may set VLLM_API_KEY; the default is a
-    random key. `options` are vLLM's options (`max_num_seqs=64`), and `vllm_flags` are words for its
-    command line. Raises `ServerError` if the server doesn't start within `timeout` seconds or fails.
+    values, by default from `plan_memory`; start the server before a trainer on the same GPU. With
+    `sleep_mode`, it can free this memory for a while. If it dies, it restarts up to `restarts` times.
+    `env` may set VLLM_API_KEY, else the key is random. `options` are those of vLLM (`max_num_seqs=64`),
+    `vllm_flags` are words of its command line. Raises `ServerError` if the server doesn't start.
     """
     check_rank(max_lora_rank)
     if missing := vllm_missing():
         raise ImportError(missing, name="vllm")
     folder, reserved = model_folder(model), reserve_port(port)
     gpus, lora = vllm_gpus(env), {"max_loras": max_loras, "max_lora_rank": max_lora_rank}
-    dev_mode = {"VLLM_SERVER_DEV_MODE": "1"} if sleep_mode else {}
     if kv_cache_gb is None and "gpu_memory_utilization" in options:
         options.setdefault("kv_cache_memory_bytes", None)  # vLLM would prefer it to the share
     elif kv_cache_gb is None and gpus:
@@ -754,7 +751,7 @@ def start_vllm(
     settings = machine_options(kv_cache_gb, gpus) | tool_options(chat_template(model))
     settings |= {**lora, "enable_sleep_mode": sleep_mode or None, **options}
     command = vllm_command(folder, name or str(model), reserved.getsockname()[1], settings)
-    env = {**server_env(model, gpus, env), **dev_mode}
+    env = server_env(model, gpus, env) | ({"VLLM_SERVER_DEV_MODE": "1"} if sleep_mode else {})
     server = VLLMServer(name or str(model), [*command, *vllm_flags], env, reserved)
     server.log, server.timeout = Path(log or server.log), timeout
     return start_and_watch(server, restarts, progress)
