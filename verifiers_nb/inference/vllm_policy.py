@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHARED_MEMORY', 'ROOT_PREFIX', 'KEEP_SECONDS', 'logger', 'ADVICE', 'NEUTRAL_SAMPLING', 'PROBE', 'TOLERANCES',
+__all__ = ['SHARED_MEMORY', 'ROOT_PREFIX', 'KEEP_SECONDS', 'logger', 'LOAD_ADVICE', 'NEUTRAL_SAMPLING', 'PROBE', 'TOLERANCES',
            'adapter_config', 'server_option', 'check_servable', 'save_weights', 'link_file', 'copy_as_zeros',
            'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'remove_roots', 'AdapterFolders',
            'Version', 'Versions', 'call_server', 'served_model', 'load_on_server', 'unload_from_server',
@@ -335,7 +335,7 @@ def served_model(client: HTTPClient) -> str:
     return names[0]
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #d88f393a
-ADVICE = {
+LOAD_ADVICE = {
     "No adapter found for": "It can't read this folder. If it runs on another machine, give the client an "
     "adapter_dir that both machines see under the same path. ",
     "max_lora_rank": "Start the server with a --max-lora-rank of at least the adapter's r. ",
@@ -356,7 +356,9 @@ def load_on_server(client: HTTPClient, name: str, folder: Path) -> str:
             raise  # the server did not answer
         if "already been loaded" in str(error) and not name.endswith(folder.name[-8:]):
             return load_on_server(client, f"{name}-{folder.name[-8:]}", folder)
-        advice = next((advice for message, advice in ADVICE.items() if message in str(error)), "")
+        advice = next(
+            (advice for message, advice in LOAD_ADVICE.items() if message in str(error)), ""
+        )
         raise RuntimeError(f"The server did not load the adapter. {advice}{error}") from error
     return name
 

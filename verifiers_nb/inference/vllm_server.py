@@ -733,11 +733,10 @@ def start_vllm(
 ) -> VLLMServer:
     """Start a vLLM server for a model, with LoRA, and return it when it serves.
 
-    `name` is the model's name in requests, by default `model`. `kv_cache_gb` is the memory for keys and
-    values, by default from `plan_memory`; start the server before a trainer on the same GPU. With
-    `sleep_mode`, it can free this memory for a while. If it dies, it restarts up to `restarts` times.
-    `env` may set VLLM_API_KEY, else the key is random. `options` are those of vLLM (`max_num_seqs=64`),
-    `vllm_flags` are words of its command line. Raises `ServerError` if the server doesn't start.
+    `name` is the model's name in requests. `kv_cache_gb` is the memory for keys and values, by default
+    from `plan_memory`; start the server before a trainer on the same GPU. With `sleep_mode`, it can free
+    this memory. If it dies, it restarts up to `restarts` times. `env` may set its VLLM_API_KEY. `options`
+    are vLLM's (`max_num_seqs=64`), `vllm_flags` words of its command line. Raises `ServerError`.
     """
     check_rank(max_lora_rank)
     if missing := vllm_missing():
