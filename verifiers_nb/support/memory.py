@@ -22,8 +22,6 @@ def best_device() -> str:
     """Return the type of the device for models: an accelerator's, such as cuda or mps, else cpu."""
     import torch
 
-    if torch.cuda.is_available():
-        return "cuda"
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return found.type if found else "cpu"
 

@@ -218,7 +218,7 @@ class Unconfined(RuntimeError):
 # %% ../../nbs/support/04_sandbox.ipynb #c4a49d93
 def check_guards(guards: frozenset[str]) -> None:
     """Raise `Unconfined` if the guards don't suffice to confine a program."""
-    if missing := confine.missing_guards(sorted(guards)):
+    if missing := confine.missing_guards(guards):
         raise Unconfined(
             f"Programs of a model are not run here: this machine can't give them {' and '.join(missing)}. "
             "That takes Linux with user namespaces, or with Landlock (6.2 or newer). In a container that "
