@@ -102,7 +102,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "an adapter of a rank that vLLM does not take": (
         lambda: trainer(MODEL, environment(), config(), client=SERVER, peft_config=RANK_12),
-        "whose ranks are 8, 16, 32, 64, 128, 256, 320, 512: use r=16",
+        "which supports the ranks 8, 16, 32, 64, 128, 256, 320, 512: use r=16",
     ),
     "the same on several servers": (
         lambda: trainer(MODEL, environment(), config(), client=SERVERS, peft_config=RANK_12),

@@ -216,9 +216,9 @@ class Endpoints:
 # %% ../../nbs/inference/07_endpoints.ipynb #35c52c7c
 def no_server_error(endpoints: Endpoints) -> ConnectionError:
     """Return the error for the case that all servers are out."""
-    reasons = "; ".join(f"{each.client.base_url}: {each.out}" for each in endpoints.endpoints)
+    reasons = [f"{each.client.base_url}: {each.out}" for each in endpoints.endpoints]
     error = ConnectionError(
-        f"none of the {len(endpoints.endpoints)} servers is available: {reasons}"
+        f"none of the {len(reasons)} servers is available: {'; '.join(reasons)}"
     )
     error.given_up = True  # type: ignore[attr-defined]
     return error
@@ -267,9 +267,7 @@ def readmit(endpoints: Endpoints, endpoint: Backend) -> None:
                     staged = stage_version(client, endpoints.folder, endpoints.version, link_file)
                     activate(client, staged)
         except Exception as error:
-            logger.warning(
-                "%s is healthy, but could not load the policy: %s", client.base_url, error
-            )
+            logger.warning("%s is healthy, but can't load the policy: %s", client.base_url, error)
             endpoint.out = str(error)
             return
         with endpoints.lock:

@@ -114,9 +114,7 @@ class Options:
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name} is {value!r}, it must be an integer of 1 or more")
         if self.logprobs > 1:
-            raise ValueError(
-                f"logprobs is {self.logprobs}, but the embedded engine supports only True"
-            )
+            raise ValueError(f"logprobs is {self.logprobs}, it must be True, False, 0 or 1")
 
 # %% ../../nbs/inference/03_engine.ipynb #f6384130
 def read_options(served: str, arguments: dict[str, Any]) -> Options:
@@ -508,16 +506,16 @@ class Inbox(SimpleQueue[list[SampledSequence] | Swap | None]):
             self.closed = item is None
 
 # %% ../../nbs/inference/03_engine.ipynb #0a57cb53
-def receive(scheduler: Scheduler, waiting: deque[SampledSequence | Swap]) -> bool:
-    """Move new items to `waiting`; return False when the scheduler is closed."""
-    idle = not waiting and not scheduler.batch.running
+def receive(scheduler: Scheduler) -> bool:
+    """Let new items wait for the batch; return False when the scheduler is closed."""
+    idle = not scheduler.waiting and not scheduler.batch.running
     if idle:
         scheduler.batch.clear()  # a trainer may need the memory
     while idle or not scheduler.inbox.empty():
         item = scheduler.inbox.get()
         if item is None:
             return False
-        waiting.extend([item] if isinstance(item, Swap) else item)
+        scheduler.waiting.extend([item] if isinstance(item, Swap) else item)
         idle = False
     return True
 
@@ -532,17 +530,17 @@ def rows_that_fit(scheduler: Scheduler, columns: int) -> int:
     return max(1, min(scheduler.max_batch_size, scheduler.cache_bytes // row))
 
 # %% ../../nbs/inference/03_engine.ipynb #f15313d4
-def put_back(batch: Batch, waiting: deque[SampledSequence | Swap], count: int) -> None:
-    """Move the `count` sequences with the fewest tokens from a batch to the front of `waiting`."""
-    youngest = sorted(range(len(batch.running)), key=lambda row: len(batch.running[row].token_ids))
-    removed = [batch.running[row] for row in youngest[:count]]
-    batch.drop(youngest[:count])
-    waiting.extendleft(reversed(removed))
+def put_back(scheduler: Scheduler, count: int) -> None:
+    """Let the `count` sequences with the fewest tokens wait again, before all others."""
+    running = scheduler.batch.running
+    youngest = sorted(range(len(running)), key=lambda row: len(running[row].token_ids))[:count]
+    scheduler.batch.drop(youngest)
+    scheduler.waiting.extendleft(running[row] for row in reversed(youngest))
 
 # %% ../../nbs/inference/03_engine.ipynb #e5c1a93e
-def admit(scheduler: Scheduler, waiting: deque[SampledSequence | Swap]) -> None:
+def admit(scheduler: Scheduler) -> None:
     """Let waiting sequences join the batch if there is room, and apply changes of weights in order."""
-    running = len(scheduler.batch.running)
+    waiting, running = scheduler.waiting, len(scheduler.batch.running)
     enough, most = min(len(waiting), scheduler.max_batch_size // 8), scheduler.max_batch_size
     if not waiting or (running and most - running < enough):
         return
@@ -568,19 +566,17 @@ def admit(scheduler: Scheduler, waiting: deque[SampledSequence | Swap]) -> None:
 
 # %% ../../nbs/inference/03_engine.ipynb #7719a1c5
 logger = logging.getLogger(__name__)
-NO_MEMORY = re.compile(r"out of memory|can't allocate memory|[Ii]nvalid buffer size|ALLOC_FAILED")
+NO_MEMORY = re.compile(
+    r"MemoryError|out of memory|can't allocate memory|[Ii]nvalid buffer size|ALLOC_FAILED"
+)
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that memory ran out."""
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or bool(
-        NO_MEMORY.search(str(error))
-    )
+    """Return whether the type or message of an error means that memory ran out."""
+    return NO_MEMORY.search(repr(error)) is not None
 
 # %% ../../nbs/inference/03_engine.ipynb #070dd544
-def retry_with_fewer(
-    scheduler: Scheduler, waiting: deque[SampledSequence | Swap], error: Exception
-) -> bool:
+def retry_with_fewer(scheduler: Scheduler, error: Exception) -> bool:
     """Let all sequences wait again if a step of at least two ran out of memory; return whether it did."""
     count = len(scheduler.batch.running)
     if not is_out_of_memory(error):
@@ -591,7 +587,7 @@ def retry_with_fewer(
     if scheduler.max_batch_size == scheduler.most:
         logger.warning("Out of memory with %d sequences: the engine runs fewer at once.", count)
     scheduler.max_batch_size = count // 2
-    waiting.extendleft(reversed(scheduler.batch.clear()))
+    scheduler.waiting.extendleft(reversed(scheduler.batch.clear()))
     release_reserve()
     return True
 
@@ -611,22 +607,22 @@ def run_scheduler(scheduler: Scheduler, threads: int | None) -> None:
     """Run the batch until the scheduler is closed. A failed step ends its requests, not the thread."""
     if threads is not None:
         limit_threads(threads)
-    batch, waiting = scheduler.batch, deque[SampledSequence | Swap]()
-    while receive(scheduler, waiting):
+    batch = scheduler.batch
+    while receive(scheduler):
         try:
             if batch.is_full:
                 most = rows_that_fit(scheduler, max(each.length for each in batch.running))
-                put_back(batch, waiting, len(batch.running) - most)
-            admit(scheduler, waiting)
+                put_back(scheduler, len(batch.running) - most)
+            admit(scheduler)
             for sample in batch.advance():
                 sample.request.finish_one()
         except Exception as error:
-            if retry_with_fewer(scheduler, waiting, error):
+            if retry_with_fewer(scheduler, error):
                 continue
             lost = batch.clear()
             for request in {sample.request for sample in lost}:
                 request.fail(explain_loss(lost, error), error)
-    for item in [*batch.running, *waiting]:
+    for item in [*batch.running, *scheduler.waiting]:
         if isinstance(item, SampledSequence):
             item.request.fail("the embedded engine was closed before this request was finished")
 
@@ -645,6 +641,7 @@ class Scheduler:
             if limit < 1:
                 raise ValueError(f"{name} is {limit}, it must be 1 or more")
         self.model, self.batch, self.inbox = model, Batch(model), Inbox()
+        self.waiting = deque[SampledSequence | Swap]()
         self.max_batch_size = self.most = max_batch_size
         self.cache_bytes = cache_bytes
         self.version = self.serving = 0
