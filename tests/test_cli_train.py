@@ -230,7 +230,7 @@ WRONG = {
     "num_generations from": ["addition", "--per-device-train-batch-size", "12"],
     "is not one of grpo": ["addition", "--loss-type", "ppo"],
     "is no address": ["addition", "--endpoint", "nobody"],
-    "whose ranks are 8, 16, 32": ["addition", "--serve", "vllm", "--lora-r", "12"],
+    "which supports the ranks 8, 16, 32": ["addition", "--serve", "vllm", "--lora-r", "12"],
     "no server answers": ["addition", "--endpoint", "http://127.0.0.1:9/v1"],
     "NO_SUCH_KEY": ["addition", "--endpoint", "http://127.0.0.1:9/v1", "-k", "NO_SUCH_KEY"],
 }
