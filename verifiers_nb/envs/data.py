@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SourceRow', 'LETTERS', 'EXAMPLE_SETS', 'sample_rows', 'cache_only', 'load_rows', 'row_count', 'first_rows',
+__all__ = ['SourceRow', 'LETTERS', 'EXAMPLE_SETS', 'sample_rows', 'replaced', 'load_rows', 'row_count', 'first_rows',
            'split_rows', 'check_counts', 'generated_sets', 'row_random', 'with_options', 'read_gpqa', 'read_problem',
            'read_aime2024', 'read_aime2025', 'read_gsm8k', 'read_math', 'read_mmlu', 'read_mmlu_pro', 'read_open_book',
            'read_code', 'is_python', 'ExampleSet', 'load_example_dataset']
@@ -16,7 +16,7 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -47,15 +47,18 @@ def sample_rows(name: str, split: str = "train") -> list[dict[str, Any]]:
 
 # %% ../../nbs/envs/09_data.ipynb #e620d123
 @contextmanager
-def cache_only() -> Iterator[None]:
-    """Let `datasets` use only its cache."""
-    from datasets import config
-
-    before, config.HF_HUB_OFFLINE = config.HF_HUB_OFFLINE, True
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Replace an attribute of a module, a class or an object within `with`, without reading it first."""
+    own = name in vars(owner)
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
     try:
         yield
     finally:
-        config.HF_HUB_OFFLINE = before
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
 
 # %% ../../nbs/envs/09_data.ipynb #bd307a3e
 def load_rows(
@@ -70,13 +73,15 @@ def load_rows(
 
     Raises `OSError` if the dataset can't be loaded.
     """
-    from datasets import Dataset, load_dataset
+    import datasets
 
     if offline:
-        return Dataset.from_list(sample_rows(sample, split))
+        return datasets.Dataset.from_list(sample_rows(sample, split))
     try:
-        with nullcontext() if Path(path).exists() or hub_answers() else cache_only():
-            return load_dataset(path, config, split=split)
+        if Path(path).exists() or hub_answers():
+            return datasets.load_dataset(path, config, split=split)
+        with replaced(datasets.config, "HF_HUB_OFFLINE", True):
+            return datasets.load_dataset(path, config, split=split)
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise OSError(

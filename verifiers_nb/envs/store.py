@@ -57,12 +57,10 @@ if TYPE_CHECKING:
 # %% ../../nbs/envs/01_store.ipynb #ee99a348
 def reply_usage(responses: Sequence[Any]) -> dict[str, int]:
     """Return the number of responses, and the numbers of prompt and completion tokens they report."""
-    usage = {"requests": len(responses), "prompt_tokens": 0, "completion_tokens": 0}
-    for response in responses:
-        used = getattr(response, "usage", None)
-        usage["prompt_tokens"] += getattr(used, "prompt_tokens", None) or 0
-        usage["completion_tokens"] += getattr(used, "completion_tokens", None) or 0
-    return usage
+    usages = [getattr(response, "usage", None) for response in responses]
+    names = ("prompt_tokens", "completion_tokens")
+    totals = {name: sum(getattr(usage, name, None) or 0 for usage in usages) for name in names}
+    return {"requests": len(responses), **totals}
 
 # %% ../../nbs/envs/01_store.ipynb #97c2d36f
 INPUTS = ("prompt", "completion", "answer", "task", "info")

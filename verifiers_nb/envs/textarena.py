@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SECRETS', 'GAME_ID', 'random_lock', 'GAME_SYSTEM_PROMPT', 'replaced', 'only_words', 'make_game', 'restored_random',
-           'new_game', 'game_text', 'game_secret', 'game_reward', 'TextArenaEnv']
+__all__ = ['SECRETS', 'GAME_ID', 'random_lock', 'GAME_SYSTEM_PROMPT', 'only_words', 'make_game', 'new_game', 'game_text',
+           'game_secret', 'game_reward', 'TextArenaEnv']
 
 # %% ../../nbs/envs/10_textarena.ipynb #77de68da
 import copy
@@ -19,7 +19,7 @@ from contextlib import ExitStack, contextmanager, nullcontext, redirect_stdout
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .data import generated_sets
+from .data import generated_sets, replaced
 from .multiturn import NO, YES, AwaitableState, MultiTurnEnv
 from ..parsers.base import Parser, identity
 from ..parsers.xml import XMLParser
@@ -28,21 +28,6 @@ from ..types import ChatMessage, Messages, State
 
 if TYPE_CHECKING:
     from datasets import Dataset
-
-# %% ../../nbs/envs/10_textarena.ipynb #c1dfd96e
-@contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module, a class or an object within `with`, without reading it first."""
-    own = name in vars(owner)
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if own:
-            setattr(owner, name, before)
-        else:
-            delattr(owner, name)
 
 # %% ../../nbs/envs/10_textarena.ipynb #f379da53
 @contextmanager
@@ -94,25 +79,17 @@ def make_game(name: str, words: Sequence[str] | None = None) -> Any:
 random_lock = threading.Lock()
 
 
-@contextmanager
-def restored_random() -> Iterator[None]:
-    """Lock the global random generator within `with`, and restore its state afterwards."""
-    with random_lock:
-        before = random.getstate()
-        try:
-            yield
-        finally:
-            random.setstate(before)
-
-# %% ../../nbs/envs/10_textarena.ipynb #a8320f38
 def new_game(game: Any, seed: int) -> Any:
     """Return a copy of a game, reset with a seed; raises `ValueError` if it needs more players."""
     fresh = copy.copy(game)
-    with restored_random():
+    with random_lock:
+        before = random.getstate()
         try:
             fresh.reset(num_players=1, seed=seed)
         except AssertionError as error:
             raise ValueError(f"Only single-player games are supported: {error}") from error
+        finally:
+            random.setstate(before)
     return fresh
 
 # %% ../../nbs/envs/10_textarena.ipynb #b7165614

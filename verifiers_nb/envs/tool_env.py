@@ -146,9 +146,9 @@ class ToolEnv(MultiTurnEnv):
             return self.failure(error, id_, state)
         state["tools_called"].append(tool.name)
         arguments = await self.prepare_args(tool, arguments, messages, state)
-        wanted = wanted_arguments(type(self).call_tool)
-        given = {"state": state} if wanted is None or "state" in wanted else {}
-        return await self.call_tool(tool.name, arguments, id_, **given)
+        parameters = wanted_arguments(type(self).call_tool)  # an override may not take the state
+        extra = {"state": state} if parameters is None or "state" in parameters else {}
+        return await self.call_tool(tool.name, arguments, id_, **extra)
 
     async def prepare_args(
         self, tool: Tool, tool_args: dict[str, Any], messages: Messages, state: State
