@@ -32,11 +32,10 @@ from verifiers_nb.types import (
 def turn_from_response(response: Any) -> Turn:
     """Return a response as a `Turn`; raises `ValueError` if it lacks token ids or log-probabilities."""
     choice = response.choices[0]
-    prompt_ids = completion_ids = None
-    if (logprobs := getattr(choice, "logprobs", None)) is not None:
-        prompt_ids = getattr(response, "prompt_token_ids", None)
-        prompt_ids = getattr(choice, "prompt_token_ids", None) if prompt_ids is None else prompt_ids
-        completion_ids = getattr(choice, "token_ids", None)
+    logprobs = getattr(choice, "logprobs", None)
+    completion_ids = getattr(choice, "token_ids", None)
+    if (prompt_ids := getattr(response, "prompt_token_ids", None)) is None:
+        prompt_ids = getattr(choice, "prompt_token_ids", None)
     if logprobs is None or prompt_ids is None or completion_ids is None:
         raise ValueError(
             "The response has no token ids or log-probabilities, so it can't be trained on. Request "
