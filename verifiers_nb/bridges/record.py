@@ -166,22 +166,22 @@ async def ask_model(tape: Tape, request: Any) -> dict[str, Any]:
 # %% ../../nbs/bridges/04_record.ipynb #a000001e
 async def answer_agent(tape: Tape, request: web.Request) -> web.Response:
     """Answer a request from an agent."""
-    where, status = f"{request.method} {request.path}", 400
+    route, status = f"{request.method} {request.path}", 400
     try:
         if request.headers.get("Authorization") != f"Bearer {tape.key}":
             status = 401
             raise ValueError("This is not the key of this recording endpoint.")
-        if where != "POST /v1/chat/completions":
+        if route != "POST /v1/chat/completions":
             status = 404
-            raise ValueError(f"Only POST /v1/chat/completions is recorded, not {where}.")
-        asked = await request.json()
-        body = await ask_model(tape, asked)
+            raise ValueError(f"Only POST /v1/chat/completions is recorded, not {route}.")
+        posted = await request.json()
+        body = await ask_model(tape, posted)
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError)):
             status = getattr(error, "status_code", None) or 502
         tape.refused.append(str(error) or type(error).__name__)
         return web.json_response({"error": {"message": tape.refused[-1]}}, status=status)
-    if asked.get("stream"):
+    if posted.get("stream"):
         return web.Response(body=as_stream(body), content_type="text/event-stream")
     return web.Response(body=encode(body), content_type="application/json")
 

@@ -290,9 +290,9 @@ def sft_row(prompt: Messages, completion: Messages, tools: Any) -> dict[str, Any
     """Return a rollout as a row of supervised data."""
     if isinstance(prompt, str) or isinstance(completion, str):
         return {"prompt": prompt, "completion": completion}
-    spoken = [*plain_messages(prompt), *plain_messages(completion)]
+    messages = [*plain_messages(prompt), *plain_messages(completion)]
     return {
-        "messages": [template_message(message) for message in spoken],
+        "messages": [template_message(message) for message in messages],
         "tools": json.dumps(tools) if tools else None,
     }
 
