@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES',
-           'is_transient', 'retry_after', 'with_retries', 'without_retries', 'request_arguments', 'CreateInThreads',
-           'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
+__all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'REDACTED', 'SECRET_NAME',
+           'SECRET_SHAPES', 'is_transient', 'retry_after', 'with_retries', 'without_retries', 'request_arguments',
+           'CreateInThreads', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -72,15 +72,14 @@ def retry_after(error: BaseException) -> float:
 
 # %% ../../nbs/support/01_calls.ipynb #fa35e192
 T = TypeVar("T")
+FIRST_PAUSE = 0.5  # seconds
 
 
-async def with_retries(
-    request: Callable[[], Awaitable[T]], retries: int, first_pause: float = 0.5
-) -> T:
+async def with_retries(request: Callable[[], Awaitable[T]], retries: int) -> T:
     """Await `request()`, and again up to `retries` times while it fails with a transient error.
 
-    The first pause is random, up to `first_pause` seconds; this bound doubles each time, up to 30
-    seconds. The pause that the server requests is added.
+    The first pause is random, up to `FIRST_PAUSE`; this bound doubles each time, up to 30 seconds. The
+    pause that the server requests is added.
     """
     try:
         return await request()
@@ -96,7 +95,7 @@ async def with_retries(
 
     attempts = AsyncRetrying(
         stop=stop_after_attempt(retries + 1),
-        wait=wait_random_exponential(multiplier=first_pause, max=30) + wait_exception(retry_after),
+        wait=wait_random_exponential(multiplier=FIRST_PAUSE, max=30) + wait_exception(retry_after),
         retry=retry_if_exception(is_transient),
         sleep=asyncio.sleep,
         reraise=True,

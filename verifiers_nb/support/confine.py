@@ -144,7 +144,7 @@ def close_files(libc: ctypes.CDLL, folder: str, paths: Sequence[str], own_root: 
 
     Newer versions of Landlock also close the network and other processes.
     """
-    create, add_rule, restrict, no_new_privileges = 444, 445, 446, 38
+    create, add_rule, restrict = 444, 445, 446
     version = libc.syscall(create, None, 0, 1)
     if version < 3:
         raise OSError("Landlock is missing or too old: it takes Linux 6.2 or newer")
@@ -160,15 +160,13 @@ def close_files(libc: ctypes.CDLL, folder: str, paths: Sequence[str], own_root: 
         descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         check(libc.syscall(add_rule, rules, 1, struct.pack("=Qi", rights, descriptor), 0))
         os.close(descriptor)
-    check(libc.prctl(no_new_privileges, 1, 0, 0, 0))
     check(libc.syscall(restrict, rules, 0))
     os.close(rules)
 
 # %% ../../nbs/support/03_confine.ipynb #5a40f77f
 def drop_capabilities(libc: ctypes.CDLL) -> None:
-    """Give up all capabilities, also those of programs that this process will run."""
-    no_new_privileges, version_3 = 38, 0x20080522
-    check(libc.prctl(no_new_privileges, 1, 0, 0, 0))
+    """Give up all capabilities for good."""
+    version_3 = 0x20080522
     check(libc.capset(struct.pack("Ii", version_3, 0), bytes(24)))
 
 # %% ../../nbs/support/03_confine.ipynb #b1d57811
@@ -256,8 +254,7 @@ def refuse_calls(libc: ctypes.CDLL, own_root: bool) -> None:
     program = filter_program(os.uname().machine, os.getpid(), own_root)
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     header = struct.pack("HP", len(program), ctypes.addressof(code))
-    no_new_privileges, set_seccomp, with_filter = 38, 22, 2
-    check(libc.prctl(no_new_privileges, 1, 0, 0, 0))
+    set_seccomp, with_filter = 22, 2
     check(libc.prctl(set_seccomp, with_filter, header, 0, 0))
 
 # %% ../../nbs/support/03_confine.ipynb #bc6a6376
@@ -290,8 +287,10 @@ def confine(
         "calls": lambda: refuse_calls(libc, "root" in guards),
     }
     if sys.platform == "linux":
-        die_with_parent = 1
+        die_with_parent, no_new_privileges = 1, 38
         libc.prctl(die_with_parent, signal.SIGKILL, 0, 0, 0)
+        # Programs get no rights from setuid files; Landlock and the filter require this.
+        check(libc.prctl(no_new_privileges, 1, 0, 0, 0))
         cores = sorted(os.sched_getaffinity(0))  # on one core, numeric libraries start no threads
         os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
         for name, step in steps.items():

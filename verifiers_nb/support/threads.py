@@ -126,7 +126,7 @@ class Threads:
     """
 
     def __init__(self, most: int = 512) -> None:
-        self.most, self.count, self.started = max(1, most), 0, 0
+        self.most, self.count, self.started = most, 0, 0
         self.jobs: SimpleQueue[ThreadJob] = SimpleQueue()
         self.done = DoneJobs()
         # Loops that call `grow`; the weak references let go of one that was closed early.
