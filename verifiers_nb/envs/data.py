@@ -48,7 +48,7 @@ def sample_rows(name: str, split: str = "train") -> list[dict[str, Any]]:
 # %% ../../nbs/envs/09_data.ipynb #e620d123
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace an attribute of a module, a class or an object within `with`, without reading it first."""
+    """Replace an attribute of an object or a module within `with`, without reading it first."""
     own = name in vars(owner)
     before = vars(owner).get(name)
     setattr(owner, name, value)
@@ -272,8 +272,8 @@ def load_example_dataset(
     """Load an example dataset with the columns `question` and `answer`.
 
     `n`: the number of rows, shuffled by the seed; by default all rows, in order. `offline`: load a
-    small sample instead. Raises `ValueError` for an unknown name, and `OSError` if the dataset can't
-    be loaded.
+    small sample instead. Raises `ValueError` for an unknown name, and `OSError` if the dataset
+    can't be loaded.
     """
     from datasets import Dataset, concatenate_datasets
 

@@ -58,8 +58,9 @@ if TYPE_CHECKING:
 def rollout_client(client: Any, retries: int) -> Any:
     """Return the client that rollouts call: `client`, or a replacement.
 
-    An `HTTPClient` with `retries` replaces an OpenAI client if `inference.http.can_stand_in(client)`.
-    The methods of any other sync client are called in threads.
+    An `HTTPClient` with `retries` replaces an OpenAI client if
+    `inference.http.can_stand_in(client)`. The methods of any other sync client are called in
+    threads.
     """
     if "openai" in sys.modules:  # else it can't be an OpenAI client
         from verifiers_nb.inference.http import as_http_client
@@ -127,11 +128,11 @@ def warn_if_misspelt(keyword: str, environment: type) -> None:
 class Environment(ABC):
     """Run rollouts of a model on a dataset and score them; subclasses define `rollout`.
 
-    `client`, `model`: the defaults of all calls. A dataset may be a function, which is called on first
-    use. `parser` is also the rubric's parser, unless the rubric has one. `sampling_args` are the
-    defaults of every request. If a server is busy or a connection drops, a request is repeated up to
-    `max_retries` times. A rollout that takes longer than `rollout_timeout` seconds fails. Further
-    keywords become attributes.
+    `client`, `model`: the defaults of all calls. A dataset may be a function, which is called on
+    first use. `parser` is also the rubric's parser, unless the rubric has one. `sampling_args` are
+    the defaults of every request. If a server is busy or a connection drops, a request is repeated
+    up to `max_retries` times. A rollout that takes longer than `rollout_timeout` seconds fails.
+    Further keywords become attributes.
     """
 
     dataset = LazyDataset()
@@ -330,12 +331,13 @@ class Environment(ABC):
     ) -> GenerateOutputs:
         """Run and score a rollout of every input; failed ones score 0.0 and have `state["error"]`.
 
-        `max_concurrent`: rollouts in flight, -1 for a sensible maximum. `save_path`: a JSONL file to
-        which each scored rollout is appended. Rollouts that the file has already are not run again. All
-        columns but rewards and metrics are read from the file on access: call `load()` on the outputs
-        before you delete it. Raises `BlockingIOError` if another process writes to the file.
-        `progress`: show rate, time left and mean reward. `keep_failed=False` leaves out failed rollouts.
-        `retry_failed`: run those again that failed before. Further keywords go to `rollout`.
+        `max_concurrent`: rollouts in flight, -1 for a sensible maximum. `save_path`: a JSONL file
+        to which each scored rollout is appended. Rollouts that the file has already are not run
+        again. All columns but rewards and metrics are read from the file on access: call `load()`
+        on the outputs before you delete it. Raises `BlockingIOError` if another process writes to
+        the file. `progress`: show rate, time left and mean reward. `keep_failed=False` leaves out
+        failed rollouts. `retry_failed`: run those again that failed before. Further keywords go to
+        `rollout`.
         """
         with claimed(save_path) if save_path else nullcontext():
             store = RolloutStore(save_path, retry_failed) if save_path else None

@@ -82,8 +82,8 @@ class EnvGroup(Environment):
     """Play and score each rollout in the environment that its task names.
 
     `env_names`: by default `env_0`, `env_1`, ... An environment without a training set is only
-    evaluated. One without an evaluation set is evaluated on its training set, unless no member has an
-    evaluation set. The sampling arguments of a member are the defaults of its rollouts.
+    evaluated. One without an evaluation set is evaluated on its training set, unless no member has
+    an evaluation set. The sampling arguments of a member are the defaults of its rollouts.
     """
 
     def __init__(

@@ -77,8 +77,8 @@ def as_openai_call(call: Any) -> Any:
 def take_response(response: Any, state: State) -> Any:
     """Add a response to the state of its rollout; return its message in a list, or its text.
 
-    Raises `ValueError` if the response was filtered or its content isn't text. Missing content becomes
-    an empty string.
+    Raises `ValueError` if the response was filtered or its content isn't text. Missing content
+    becomes an empty string.
     """
     added: Any
     if not response.choices:
@@ -138,7 +138,7 @@ class MultiTurnEnv(Environment):
 
     @abstractmethod
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Return whether the rollout is complete; called before and after each response. May be async."""
+        """Return whether the rollout is complete, before and after each response. May be async."""
         return NO
 
     @abstractmethod

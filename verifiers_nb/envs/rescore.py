@@ -83,7 +83,7 @@ def unchanged_funcs(
 async def score_again(
     rubric: Rubric, rollouts: Sequence[Rollout], kept: Collection[str]
 ) -> list[RolloutScore]:
-    """Return the scores of rollouts, by group; functions in `kept` are not called but keep their scores."""
+    """Return the scores of rollouts; the functions in `kept` are not called and keep their scores."""
     stored = {id(rollout.state): rollout.metrics for rollout in rollouts}
     called = {*rubric.get_reward_func_names()} - {*kept}
 
@@ -190,7 +190,7 @@ class Rescored:
 def forget_other_judges(
     rubric: Rubric, stored: Sequence[Mapping[str, str]], rollouts: Sequence[Rollout]
 ) -> None:
-    """Drop the judges' answers if the rubric now offers its functions other objects, such as a judge."""
+    """Drop the judges' answers if the rubric offers its functions other objects than before."""
     now, before = (
         {digest.partition("-")[2] for digests in maps for digest in digests.values()}
         for maps in ([func_digests(rubric)], stored)
@@ -227,10 +227,11 @@ def rescore(
 ) -> Rescored:
     """Score rollouts again, without a model; by default with the rubric of `env`.
 
-    `results`: outputs, a file of rollouts or the folder of an evaluation. A reward function is called if
-    it changed: its code, its defaults, or an object that it uses. Other functions keep their stored
-    scores, and a new weight needs no call. `force`: call all functions, or those with these names. A
-    judge is not asked the same question again, unless its model or its arguments changed.
+    `results`: outputs, a file of rollouts or the folder of an evaluation. A reward function is
+    called if it changed: its code, its defaults, or an object that it uses. Other functions keep
+    their stored scores, and a new weight needs no call. `force`: call all functions, or those with
+    these names. A judge is not asked the same question again, unless its model or its arguments
+    changed.
     """
     if rubric is None and env is None:
         raise ValueError(

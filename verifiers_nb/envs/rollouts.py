@@ -53,8 +53,8 @@ async def run_bounded(
 ) -> list[T]:
     """Return the results of `job(0)` to `job(count - 1)`; at most `max_concurrent` run at a time.
 
-    -1 means 4,096, because more jobs in flight cost memory and gain nothing. The first exception, or
-    a cancellation, ends all jobs.
+    -1 means 4,096, because more jobs in flight cost memory and gain nothing. The first exception,
+    or a cancellation, ends all jobs.
     """
     if max_concurrent == 0 or max_concurrent < -1:
         raise ValueError(f"max_concurrent must be -1 (no limit) or positive, not {max_concurrent}.")
@@ -140,8 +140,8 @@ def background_loop() -> asyncio.AbstractEventLoop:
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine from sync code and return its result, even if this thread has a running loop.
 
-    Ctrl-C cancels the coroutine and waits until it has ended. Raises `RuntimeError` in a coroutine of
-    the same loop, which would wait for itself.
+    Ctrl-C cancels the coroutine and waits until it has ended. Raises `RuntimeError` in a coroutine
+    of the same loop, which would wait for itself.
     """
     if asyncio._get_running_loop() is background_loop():
         coroutine.close()
@@ -244,10 +244,10 @@ def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None)
 class RolloutRun:
     """Play, score and store the rollouts of `rows`; call `start()` once, then read the results.
 
-    `timeout`: seconds after which a rollout fails, and a reward function without a timeout of its own.
-    `keep=False`: don't keep stored rollouts in memory. `close_client`: close the client after the run.
-    `on_finish(rollout)` is called for each finished rollout. `finished` maps the index of each finished
-    rollout to the rollout, or to None if it is only in the store.
+    `timeout`: seconds after which a rollout fails, and a reward function without a timeout of its
+    own. `keep=False`: don't keep stored rollouts in memory. `close_client`: close the client after
+    the run. `on_finish(rollout)` is called for each finished rollout. `finished` maps the index of
+    each finished rollout to the rollout, or to None if it is only in the store.
     """
 
     env: Any
@@ -403,7 +403,8 @@ class RolloutRun:
     def outputs(self, keep_failed: bool = True) -> GenerateOutputs:
         """Return the finished rollouts as columns, in the order of the rows.
 
-        With `keep=False`, all columns but the rewards and metrics are read from the store on access.
+        With `keep=False`, all columns but the rewards and metrics are read from the store on
+        access.
         """
         kept = [i for i in range(len(self.rows)) if keep_failed or i not in self.failed]
         reward = [self.rewards[i] for i in kept] if self.score else []

@@ -140,8 +140,8 @@ def read_with_offsets(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (offset in bytes, record) for each line of a file, without a half-written last line.
 
-    `strict=False` also yields records that are not complete rollouts. Raises `ValueError` for a line
-    that can't be read.
+    `strict=False` also yields records that are not complete rollouts. Raises `ValueError` for a
+    line that can't be read.
     """
     offset = 0
     with Path(path).open("rb") as file:
@@ -537,8 +537,8 @@ def results_columns(
 ) -> dict[str, list[Any]]:
     """Return results, or those in a file, as columns; add the `state_columns` from the states.
 
-    Tool calls and infos are JSON text, because their keys differ from row to row. The columns `info`
-    and `error` exist only if some rollout has one.
+    Tool calls and infos are JSON text, because their keys differ from row to row. The columns
+    `info` and `error` exist only if some rollout has one.
     """
     if isinstance(results, (str, Path)):
         results = load_results(results)
@@ -636,7 +636,8 @@ def pass_rates(
 def student_quantile(probability: float, freedom: int) -> float:
     """Return a quantile of Student's t distribution, by an expansion around the normal distribution.
 
-    It is exact for a `freedom` of 1 and 2, and else within a percent. Abramowitz and Stegun, 26.7.5.
+    It is exact for a `freedom` of 1 and 2, and else within a percent. Abramowitz and Stegun,
+    26.7.5.
     """
     if freedom == 1:
         return math.tan(math.pi * (probability - 0.5))
@@ -692,8 +693,8 @@ def example_means(rewards: Sequence[float], examples: Sequence[Hashable]) -> dic
 def success_by_prompt(paths: Iterable[str | Path], threshold: float = 0.5) -> list[dict[str, Any]]:
     """Return `prompt`, `attempts` and `solved` for each prompt in files of rollouts, hardest first.
 
-    A rollout with a reward of `threshold` or more is solved. Failed rollouts are left out. The files
-    of a run are `sorted(Path(run, "rollouts").glob("*.jsonl"))`.
+    A rollout with a reward of `threshold` or more is solved. Failed rollouts are left out. The
+    files of a run are `sorted(Path(run, "rollouts").glob("*.jsonl"))`.
     """
     prompts: dict[str, dict[str, Any]] = {}
     for record in chain.from_iterable(map(read_rollouts, paths)):

@@ -56,8 +56,8 @@ GAME_ID = -1
 def make_game(name: str, words: Sequence[str] | None = None) -> Any:
     """Return a game of TextArena without the wrappers that repeat the conversation.
 
-    `words`: the words of a word game, instead of those from NLTK. Raises `ImportError` if a package is
-    missing, and `ValueError` if the game can't be made.
+    `words`: the words of a word game, instead of those from NLTK. Raises `ImportError` if a package
+    is missing, and `ValueError` if the game can't be made.
     """
     try:
         arena = import_module("textarena")
@@ -121,9 +121,9 @@ class TextArenaEnv(MultiTurnEnv):
     """Play a single-player game of TextArena.
 
     Row i is the game with seed `seed + i`. Its answer is the secret, if the game has one. `parser`
-    reads the move as the answer, and we add the brackets that games expect. `feedback_fn` can change
-    the feedback of the game. The default rubric is the reward of the game. `words`: the words of a
-    word game, instead of those from NLTK. The rows are generated on first use.
+    reads the move as the answer, and we add the brackets that games expect. `feedback_fn` can
+    change the feedback of the game. The default rubric is the reward of the game. `words`: the
+    words of a word game, instead of those from NLTK. The rows are generated on first use.
 
     `state["game_reward"]` and `state["game_result"]` are the reward of the game and its reason.
     """

@@ -93,7 +93,8 @@ class ToolEnv(MultiTurnEnv):
     returns the text that the model reads for an exception. Sync tools run in at most `max_workers`
     threads.
 
-    `state["tools_called"]` lists the names of called tools, `state["tool_errors"]` counts failed calls.
+    `state["tools_called"]` lists the names of called tools, `state["tool_errors"]` counts failed
+    calls.
     """
 
     hidden_args: Sequence[str] = ()
@@ -186,8 +187,8 @@ class ToolEnv(MultiTurnEnv):
 class StatefulToolEnv(ToolEnv):
     """Let the model call tools that also take arguments from the state of the rollout.
 
-    `hidden_args`: names of arguments that `update_tool_args` sets and the model does not see. Each tool
-    gets only those that it takes.
+    `hidden_args`: names of arguments that `update_tool_args` sets and the model does not see. Each
+    tool gets only those that it takes.
     """
 
     def __init__(
@@ -208,7 +209,7 @@ class StatefulToolEnv(ToolEnv):
     async def prepare_args(
         self, tool: Tool, tool_args: dict[str, Any], messages: Messages, state: State
     ) -> dict[str, Any]:
-        """Return the arguments from `update_tool_args` that the tool takes; an error fails the rollout."""
+        """Return the arguments from `update_tool_args` that the tool takes."""
         updated = await maybe_await(self.update_tool_args, tool_args, messages, state)
         if not isinstance(updated, dict):
             raise TypeError(f"update_tool_args must return the arguments, not {updated!r:.200}.")
@@ -296,8 +297,8 @@ def read_tool(text: str) -> dict[str, Any]:
 class XMLToolEnv(ToolEnv):
     """Let the model call tools in XML tags until it answers.
 
-    `state["tool_attempts"]` lists for each call the `name` of its tool ("" if the call can't be read)
-    and whether it `worked`.
+    `state["tool_attempts"]` lists for each call the `name` of its tool ("" if the call can't be
+    read) and whether it `worked`.
     """
 
     def __init__(

@@ -152,8 +152,9 @@ def property_schema(
 class Tool:
     """A function that a model may call, with its schema and the types of its arguments.
 
-    Calling a `Tool` calls its function. `types`: the arguments that a model may set, `required`: those
-    it must set, `hidden`: those it can't set, `open`: whether any other name is allowed (`**kwargs`).
+    Calling a `Tool` calls its function. `types`: the arguments that a model may set, `required`:
+    those it must set, `hidden`: those it can't set, `open`: whether any other name is allowed
+    (`**kwargs`).
     """
 
     name: str
@@ -189,7 +190,7 @@ class Tool:
         return name not in self.hidden or self.open or name in signature(self.func).parameters
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments converted to their types; raises `ValueError` if one is missing or wrong."""
+        """Return the converted arguments; raises `ValueError` if one is missing or wrong."""
         if missing := [n for n in self.required if n not in values]:
             raise ValueError(f"{self.name} needs the argument {', '.join(missing)}.")
         return {name: self.read_value(name, value) for name, value in values.items()}
@@ -222,7 +223,8 @@ def parameter_adapter(tool: str, parameter: inspect.Parameter) -> TypeAdapter[An
 def make_tool(func: Callable[..., Any], hidden: Collection[str] = ()) -> Tool:
     """Make a tool from a function; the model does not see the `hidden` arguments.
 
-    Raises `TypeError` for an argument whose type has no JSON form, and for a positional-only argument.
+    Raises `TypeError` for an argument whose type has no JSON form, and for a positional-only
+    argument.
     """
     name = tool_name(func)
     parameters = tool_parameters(func, hidden)
