@@ -91,11 +91,14 @@ def fit_page(
         app.add_js_file("figures.js", loading_method="defer")
     if not (ROOT / settings["nbs_path"] / f"{page}.ipynb").exists():
         context["page_source_suffix"] = ""
+    every_page = context["toctree"]
+    # Rooms, and the notebooks of this page's room: all notebooks on every page take a third of the build.
+    context["toctree"] = lambda **options: every_page(**{**options, "collapse": True})
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
     """Register what is special about docstrings, figures and formulas."""
     app.connect("autodoc-process-docstring", as_rst)
-    app.connect("html-page-context", fit_page)
+    app.connect("html-page-context", fit_page, priority=400)  # before the theme
     app.add_html_math_renderer("mathml", (inline_math, None), (display_math, None))
     return {"parallel_read_safe": True, "parallel_write_safe": True}

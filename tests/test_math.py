@@ -199,7 +199,7 @@ def test_hand_picked_answers_each_against_each():
     assert counts[False] > 5000
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_answers(seed):
     generator = Generator(seed)
     answers = sorted({generator.answer() for _ in range(500)})
