@@ -119,7 +119,7 @@ def rendered_html(text: str) -> str:
 
 # %% ../../nbs/widgets/06_conversation.ipynb #ff82dc4d
 def content_parts(content: Any) -> list[Mapping[str, Any]]:
-    """List the parts of a message's content, whatever stands there."""
+    """Return the parts of a message's content, even of malformed content."""
     parts = content if isinstance(content, (list, tuple)) else [] if content is None else [content]
     return [
         part if isinstance(part, Mapping) else {"type": "text", "text": str(part)} for part in parts
@@ -134,7 +134,7 @@ def spoken_text(content: Any) -> str:
 
 # %% ../../nbs/widgets/06_conversation.ipynb #0ade7c2c
 def content_html(content: Any, label: str, draw: Callable[..., str] = marked_text) -> str:
-    """Draw a message's content: its text by `draw(text, label=label)`, and after that what is not text."""
+    """Draw a message's content: its text by `draw(text, label=label)`, then its other parts."""
     others, text = "", spoken_text(content)
     for part in content_parts(content):
         kind, url = part.get("type"), part.get("image_url")
@@ -147,7 +147,7 @@ def content_html(content: Any, label: str, draw: Callable[..., str] = marked_tex
 
 # %% ../../nbs/widgets/06_conversation.ipynb #17ba0791
 def call_parts(call: Any) -> tuple[str, str, str]:
-    """Return id, name and arguments of a tool call, an argument a line; of a broken call, all of it as text."""
+    """Return id, name and arguments of a tool call, one argument per line; of a malformed call, its text."""
     try:
         given = tool_call_dict(call)
         name, arguments = given["function"]["name"], given["function"]["arguments"]
@@ -163,7 +163,7 @@ def call_parts(call: Any) -> tuple[str, str, str]:
 
 # %% ../../nbs/widgets/06_conversation.ipynb #0e1c3ce2
 def calls_of(message: Mapping[str, Any]) -> Sequence[Any]:
-    """List the tool calls of a message; what is no list has none."""
+    """Return the tool calls of a message; none if they aren't a list."""
     calls = message.get("tool_calls")
     return calls if isinstance(calls, (list, tuple)) else ()
 
@@ -273,7 +273,7 @@ def message_html(
 
 # %% ../../nbs/widgets/06_conversation.ipynb #0153a13d
 def spoken_messages(prompt: Messages, completion: Messages) -> tuple[list[dict[str, Any]], int]:
-    """List the messages of a rollout, and how many of them are the prompt; a text is a message of its own."""
+    """Return the messages of a rollout, and how many of them are the prompt; a text counts as one message."""
     before = [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt or ()
     text = isinstance(completion, str)
     after = [{"role": "completion", "content": completion}] if text else completion or ()
@@ -384,7 +384,7 @@ MOST_TOKENS, MOST_READ = 3000, 150
 
 
 def drawn_part(mask: Sequence[int]) -> slice:
-    """Choose the tokens to draw: some of the prompt, and what was sampled after it."""
+    """Return the tokens to draw: the end of the prompt, and the sampled tokens after it."""
     start = max(0, (mask.index(1) if 1 in mask else 0) - MOST_READ)
     return slice(start, min(start + MOST_TOKENS, len(mask)))
 

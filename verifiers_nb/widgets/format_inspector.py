@@ -113,14 +113,14 @@ def advice_html(seen: Inspection, live: bool, instead: str = "") -> str:
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #24e01b9d
 def inspection_html(seen: Inspection, live: bool = False, head: str = "", instead: str = "") -> str:
-    """Draw one text: score, marked text and advice (or what stands `instead`) on one side, the checks on the other."""
+    """Draw one text: score, marked text and advice (or `instead`) on one side, the checks on the other."""
     text = marked_text(seen.text, inspection_marks(seen), "Text with its fields and faults")
     advice = advice_html(seen, live, instead)
     left = f'<div class="vf-head">{score_html(seen)}{head}</div>{text}{advice}'
     return f'<div class="vf-columns"><div>{left}</div>{checks_html(seen.checks)}</div>'
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #9e6a55b6
-MOST_EDITED = 20_000  # characters in the text box; a browser lays out every one of them
+MOST_EDITED = 20_000  # characters in the text box, all of which a browser lays out
 
 
 class FormatInspector(Panel):
@@ -220,7 +220,7 @@ class FormatInspector(Panel):
         self._inspect(self.survey.rows[row])
 
     def step(self, by: int = 1) -> None:
-        """Go on by some completions, within those that are listed."""
+        """Move by some completions in the list."""
         rows = self.listed.rows if self.listed else range(len(self.survey.rows))
         if rows:
             at = self.at or 0

@@ -72,7 +72,7 @@ class Mark:
 
 # %% ../../nbs/widgets/00_html.ipynb #93579727
 def within(marks: Iterable[Mark], start: int, end: int) -> list[Mark]:
-    """Return the marks cut to the characters `start` to `end`, without those that lie outside."""
+    """Return the marks clipped to the characters `start` to `end`; marks outside are dropped."""
     clipped = []
     for mark in marks:
         cut = replace(mark, start=max(mark.start, start), end=min(mark.end, end))
@@ -114,7 +114,7 @@ def windows(size: int, places: Iterable[int] = (), most: int = MOST_DRAWN) -> li
 
 # %% ../../nbs/widgets/00_html.ipynb #91032ad7
 def opening(mark: Mark) -> str:
-    """Draw what is inserted where a mark begins."""
+    """Draw the insertion at the beginning of a mark."""
     label, lit = escaped(mark.label), f" data-mark={mark.key}" if mark.key is not None else ""
     if mark.kind == "field":
         return f'<small class="vf-name" style="--hue:var(--hue-{mark.hue % 6})">{label} </small>'
@@ -162,7 +162,7 @@ def marked_text(
 
 # %% ../../nbs/widgets/00_html.ipynb #a507b41b
 def number_text(value: float) -> str:
-    """Write a score with two digits, one of more than six in powers of ten, and one that is no number in words."""
+    """Write a score with two decimals, a very large one in powers of ten, and NaN or infinity in words."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -254,7 +254,7 @@ def pressable_row(act: str, live: bool, current: bool = False, **data: Any) -> d
 
 # %% ../../nbs/widgets/00_html.ipynb #51a5c32e
 def shortcut_attributes(key: str) -> str:
-    """Write the attributes of an element that a key presses, as `KeyboardEvent.key` names it; "" is none."""
+    """Return the attributes of an element that a key presses, named as in `KeyboardEvent.key`; "" means no key."""
     return f' aria-keyshortcuts="{escape(key)}" title="key: {escape(key)}"' if key else ""
 
 # %% ../../nbs/widgets/00_html.ipynb #cb7a1d77
@@ -275,7 +275,7 @@ PAGE_ROWS = 10  # rows of a list on a page
 
 
 def pager(page: int, count: int, live: bool, rows: int = PAGE_ROWS) -> str:
-    """Say which of `count` rows page `page` (from 0) of `rows` each shows, with buttons around it."""
+    """Draw which of `count` rows the page `page` (from 0, `rows` each) shows, between buttons to the other pages."""
     first, last = min(page * rows, count), min((page + 1) * rows, count)
     shown = f"{first + 1:,}–{last:,} of {count:,}" if last > first else f"none of {count:,}"
     many = live and count > rows

@@ -170,10 +170,11 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
     """Return the contract of a parser, a verifier or a structural tag, or the contract that is given."""
     if isinstance(source, Contract):
         return source
-    if isinstance(source, (list, tuple)) or hasattr(source, "completion"):
+    is_text = isinstance(source, str) and "{" not in source  # a tag may come as JSON
+    if is_text or isinstance(source, (list, tuple)) or hasattr(source, "completion"):
         raise TypeError(
-            "Say first what the format is, then give the completions: vf.FormatInspector(parser, "
-            "completions), with a parser, a verifier or a structural tag."
+            "The format comes first (a parser, a verifier or a structural tag), then the "
+            f"completions: vf.FormatInspector(parser, completions). Got {source!r:.60} as the format."
         )
     if not callable(getattr(source, "checks", None)):
         from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
@@ -187,7 +188,7 @@ LONGEST_END = 200  # characters
 
 
 def eagerness(byte: int, last: str) -> tuple[int, bool, int]:
-    """Order bytes: those that close, other visible ones, the rest; a repeated byte comes after the others."""
+    """Order bytes: closing ones first, then other visible ones, then the rest; a repeated byte comes last."""
     kind = CLOSERS.index(byte) if byte in CLOSERS else 20 if 32 < byte < 127 else 40
     return kind, chr(byte) == last, byte
 
@@ -350,7 +351,7 @@ LEAST_TRIES = 10  # a text on which fewer fit into the time is not searched
 
 @dataclass(frozen=True, slots=True)
 class Fix:
-    """Say what to insert, at which characters of the original text, and the score before and after.
+    """Hold what to insert, at which characters of the original text, and the score before and after.
 
     `complete`: whether the search tried all candidates.
     """
@@ -417,7 +418,7 @@ class Inspection:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #528518e8
 def find_stop(contract: Contract, text: str) -> Check | None:
-    """Say where a text stops matching the format's structural tag, and what was expected there."""
+    """Return a check for where a text stops matching the format's structural tag, and what was expected there."""
     if contract.tag is None:
         return None
     from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
@@ -491,7 +492,7 @@ class Survey:
         return [score for score in self.columns[check] if score == score]
 
     def losers(self, check: str, low: float = 0.0, high: float = 1.0) -> list[int]:
-        """List the rows with `low <= score < high`: by default those that lost points."""
+        """Return the rows with `low <= score < high`: by default those that lost points."""
         return [i for i, score in enumerate(self.columns[check]) if low <= score < high]
 
     def reason(self, row: int, check: str) -> str:
@@ -509,15 +510,18 @@ def inspected_text(row: Any) -> str:
 
 
 def survey_completions(source: Any, completions: Any, commands: Sequence[Command] = ()) -> Survey:
-    """Line up completions to be read, each assistant message as a row of its own; `read` reads them.
+    """Prepare completions for a survey, one row per assistant message; `read` reads them.
 
     `completions`: strings and lists of messages, or results with a `completion` column.
     """
     contract = contract_of(source, commands)
     column = getattr(completions, "completion", completions)
     column = column["completion"] if isinstance(column, Mapping) else column
-    if isinstance(column, str):
-        raise TypeError("completions is one string: put it in a list of strings or of messages.")
+    if isinstance(column, str) or not isinstance(column, Iterable):
+        raise TypeError(
+            "completions must be results, or a list of strings or of lists of messages, "
+            f"not {column!r:.60}."
+        )
     takes_calls = isinstance(contract.source, AbstractParseFunction)
     survey = Survey(contract, [], [])
     for number, completion in enumerate(column, 1):
@@ -553,7 +557,7 @@ class Listed:
 
     @property
     def title(self) -> str:
-        """Say which completions these are."""
+        """Return a phrase that names these completions."""
         if self.check is None:
             return "All completions"
         what = f"with {self.scores}" if self.scores else "lose points"

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #70d0c0e9
 def kept_adapters(folder: str | Path) -> dict[int, Path]:
-    """Return the folders of a run's adapters by step, checkpoints among them; raises `FileNotFoundError` if there is none."""
+    """Return the folders of a run's adapters by step, including checkpoints; raises `FileNotFoundError` if there are none."""
     found = find_steps(folder, "checkpoint-*", "adapters/step-*").items()
     steps = {step: path for step, path in found if (path / "adapter_model.safetensors").exists()}
     if not steps:
@@ -55,7 +55,7 @@ def kept_adapters(folder: str | Path) -> dict[int, Path]:
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #6bf08ed8
 def coarse_to_fine(count: int) -> list[int]:
-    """Return the numbers below `count`: both ends first, then the middles of what lies between."""
+    """Return the numbers below `count` by bisection: both ends first, then the middles between them."""
     order, apart = dict.fromkeys([0, count - 1] if count else []), count
     while apart > 1:
         apart = (apart + 1) // 2
@@ -63,8 +63,8 @@ def coarse_to_fine(count: int) -> list[int]:
     return [*order]
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #d48b42ef
-LIKELY = 20  # tokens of which a chance is known, at each place; more than vLLM sends
-LEAST_CHANCE = 0.001  # below it "below 0.1 %" is said
+LIKELY = 20  # tokens with a known probability at each position; more than vLLM sends
+LEAST_CHANCE = 0.001  # lower ones are shown as "below 0.1 %"
 Chances = dict[int, float]  # of token ids
 
 
@@ -177,12 +177,12 @@ def read_answers(file: Path, stamps: Mapping[int, list[int]]) -> dict[int, Polic
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #da051d2d
 def branch_chances(answers: Sequence[PolicyAnswer]) -> list[dict[int, Chances]]:
-    """Return for each answer, at the places where others part from it, the chances of the tokens that any of them has there."""
+    """Return for each answer, at the positions where others diverge from it, the probabilities of the tokens that any answer has there."""
     starts = [
         [*accumulate(answer.ids, lambda start, token: hash((start, token)), initial=0)]
         for answer in answers
     ]
-    following = defaultdict[int, set[int]](set)  # by what was written before
+    following = defaultdict[int, set[int]](set)  # by the prefix before them
     for answer, start in zip(answers, starts, strict=True):
         for before, token in zip(start, answer.ids, strict=False):
             following[before].add(token)
@@ -339,7 +339,7 @@ class StepPusher:
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #a251882c
 def answer_all(panel: weakref.ref[PolicySlider]) -> None:
-    """Make answers until none is missing, or the widget is gone."""
+    """Generate answers until none is missing or the widget is gone."""
     while (found := panel()) is not None and found.answer_next():
         del found
 
@@ -450,7 +450,7 @@ class PolicySlider(Panel):
             raise TimeoutError("Some answers are still to come; they go on being made.")
 
     def freeze(self) -> Snapshot:
-        """Return the slider with all answers, which works without a kernel; waits for those that are still to come."""
+        """Return the slider with all answers, which works without a kernel; waits for missing answers."""
         self.wait()
         return self.still()
 
@@ -461,7 +461,7 @@ class PolicySlider(Panel):
         self.drawn_at = time.monotonic() + max(0.5, 5 * (time.monotonic() - began))
 
     def ask_typed(self, text: str) -> None:
-        """Ask what was typed; nothing is no prompt."""
+        """Add the typed prompt; an empty one is ignored."""
         if text:
             self.stopped = ""
             self.ask(text)

@@ -74,7 +74,7 @@ def centred_rewards(rewards: np.ndarray, groups: np.ndarray, valid: np.ndarray) 
 def best_changed(
     before: np.ndarray, after: np.ndarray, groups: np.ndarray, valid: np.ndarray
 ) -> np.ndarray:
-    """Say of each group if none of its best rollouts before is among its best after, bool [G]."""
+    """Return for each group whether none of its best rollouts before is among its best after, bool [G]."""
     best = [
         valid & (rewards >= group_ranges(rewards, groups, valid)[1][groups] - EQUAL)
         for rewards in (before, after)
@@ -98,7 +98,7 @@ def short_earners(
 # %% ../../nbs/widgets/11_reward_bench.ipynb #26ef85d8
 @dataclass(frozen=True, slots=True)
 class StoredScores:
-    """Hold what is known of N stored rollouts: `scores` [N, F] of the functions `names`, the `rewards` that they had, and of each
+    """Hold the scores of N stored rollouts: `scores` [N, F] of the functions `names`, the `rewards` that they had, and of each
     its step, its group, whether it did not fail, and the characters that it wrote."""
 
     names: list[str]
@@ -112,7 +112,7 @@ class StoredScores:
 # %% ../../nbs/widgets/11_reward_bench.ipynb #4543059e
 @dataclass(frozen=True, slots=True)
 class RewardEffects:
-    """Say what other rewards change: rewards and advantages by rollout, before and after.
+    """Hold what other rewards change: rewards and advantages by rollout, before and after.
 
     `by_step`: step to mean reward before and after. `best`: groups whose best answer changes. `flipped`: rollouts whose
     advantage changes its sign. `won`, `lost`: groups that had no spread and have one, and the other way round. `short`: rollouts that earn by being short.
@@ -361,7 +361,7 @@ class RewardBench(Panel):
         self.refresh()
 
     def check(self, name: str) -> str:
-        """Return the name of a function; a `ValueError` if there is none of it."""
+        """Return the name of a function; raises `ValueError` if the rubric doesn't have it."""
         if name not in self.weights:
             known = ", ".join(self.weights)
             raise ValueError(f"There is no reward function {name!r}; there are {known}.")

@@ -118,7 +118,7 @@ def article_html(
 @cache
 def find_decoder(model: str) -> Decode | None:
     """Return what decodes the tokens of a model; None if it has no name or is not on this machine."""
-    try:  # a name that is no folder would be asked for at the hub
+    try:  # a name that isn't a folder would be looked up on the hub
         here = bool(model) and isinstance(model_path(model), Path)
     except ValueError:
         here = False
@@ -202,7 +202,7 @@ SEARCH_ENDED = (
 class RolloutExplorer(Panel):
     """Run rollouts, stop and continue them, look through them, and branch off from any message.
 
-    `client`, `model`: who answers; by default those of the environment, or else the shipped model in an embedded engine.
+    `client`, `model`: what answers; by default the environment's own, else the shipped model in an embedded engine.
     `results`: `GenerateOutputs`, the path of a file of rollouts, the output folder of a training run, or its trainer.
     `tokenizer` writes the tokens of a model that is not on this machine. All that can be pressed can be called: `run`, `stop`,
     `resume`, `select`, `show`, `compare`, `step_prompt`, `branch`, `show_step`, `export`, `freeze`; `dataset()` and
@@ -243,7 +243,7 @@ class RolloutExplorer(Panel):
             panel = weakref.ref(self)
             threading.Thread(target=follow_all, args=(panel,), name="explorer", daemon=True).start()
 
-    # What is shown
+    # View
 
     def _read_step(self, step: int | None) -> None:
         steps = self.source.steps()
@@ -309,7 +309,7 @@ class RolloutExplorer(Panel):
         self.refresh()
 
     def compare(self) -> None:
-        """Keep the rollout that is shown beside those that are opened from now on, or no longer."""
+        """Pin the shown rollout beside those opened later, or unpin it."""
         self.pinned = self.at if self.pinned is None else None
         self.refresh()
 
@@ -333,19 +333,19 @@ class RolloutExplorer(Panel):
         """Show the worst rollout of a prompt beside the best, if there are two."""
         self.show(worst, beside=best if worst != best else None)
 
-    # What is taken along
+    # Export
 
     def outputs(self) -> GenerateOutputs:
-        """Return what is selected as results, in the order of the list."""
+        """Return the selection as results, in the order of the list."""
         records = [self.table.rows[number].record for number in self.selected]
         return outputs_from_records({**record, "index": i} for i, record in enumerate(records))
 
     def dataset(self) -> Dataset:
-        """Return what is selected as a dataset, a row for each rollout."""
+        """Return the selection as a dataset, one row per rollout."""
         return results_dataset(self.outputs())
 
     def export(self, path: str | Path) -> Path:
-        """Write what is selected as a file of rollouts, which `vf.load_results` and this widget open; return its path."""
+        """Write the selection as a file of rollouts that `vf.load_results` and this widget open; return its path."""
         return write_rollouts(path, [self.table.rows[number] for number in self.selected])
 
     # Running and branching off
@@ -354,7 +354,7 @@ class RolloutExplorer(Panel):
         self, examples: int | Sequence[int] = 8, samples: int = 4, temperature: float = 1.0,
         max_tokens: int | None = None, max_concurrent: int = 16, sampling_args: SamplingArgs | None = None,
     ) -> LiveRun:  # fmt: skip
-        """Run rollouts beside the notebook; `wait()` on what is returned waits for them.
+        """Run rollouts in the background; call `wait()` on the returned run to wait for them.
 
         `examples`: how many, -1 for all, or their numbers in the evaluation set.
         """
@@ -381,7 +381,7 @@ class RolloutExplorer(Panel):
         return self._start(branch_env(env, begun), inputs, sampling, samples, self.at)
 
     def stop(self) -> None:
-        """Stop what is running; what has finished stays."""
+        """Stop the running rollouts; finished ones stay."""
         if self.live_run:
             self.live_run.stop()
         self.refresh()
@@ -411,7 +411,7 @@ class RolloutExplorer(Panel):
         parent: int | None = None,
     ) -> LiveRun:  # fmt: skip
         records: list[dict[str, Any]] = []
-        table, self._stamp = self.table, None  # what is added here is in no file
+        table, self._stamp = self.table, None  # rollouts added here are in no file
 
         def finish(record: dict[str, Any], state: State) -> None:
             records.append(record)
@@ -446,7 +446,7 @@ class RolloutExplorer(Panel):
             return decoder(self.tokenizer)
         return find_decoder(str((record.get("run") or {}).get("model") or self.model or ""))
 
-    # What is pressed
+    # Presses
 
     def run_as_set(self) -> None:
         """Run rollouts with the settings that were typed."""
@@ -461,7 +461,7 @@ class RolloutExplorer(Panel):
         self.select(sort=by, descending=turned if again else by not in ("order", "tokens"))
 
     def bound_score(self, name: str, **typed: str) -> None:
-        """Set the bounds `low` and `high` of the reward or of a part of it as they were typed; "" is no bound."""
+        """Set the bounds `low` and `high` of the reward or of a part of it from typed text; "" means no bound."""
         free = {"low": -math.inf, "high": math.inf}
         given = free | dict(zip(free, self.query.bounds.get(name, ()), strict=False))
         given |= {end: float(text) if text.strip() else free[end] for end, text in typed.items()}
@@ -477,27 +477,27 @@ class RolloutExplorer(Panel):
             self.edited = message, content_text(messages[message].get("content"))
 
     def go_to(self, number: str) -> None:
-        """Show the rollout whose number was typed; "" is none."""
+        """Show the rollout whose number was typed; "" shows none."""
         if number.strip():
             self.show(int(number) - 1, self.pinned)
 
     def copy(self, number: int, message: int) -> None:
-        """Put the text of a message of a rollout into the clipboard of whoever looks at the widget."""
+        """Copy the text of a message to the clipboard of the browser."""
         record = self.table.rows[number].record
         messages = spoken_messages(record["prompt"], record["completion"])[0]
         self.view.send({"copy": spoken_text(messages[message].get("content"))})
 
     def export_as_named(self) -> None:
-        """Write what is selected to the file that was named, and say so."""
+        """Write the selection to the named file, and show where."""
         written, count = self.export(self.file_name or "rollouts.jsonl"), len(self.selected)
         self.note = f"{count:,} rollout{'s are' if count != 1 else ' is'} written to {written}."
 
     def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do what was pressed; what came of it is said below the drawing."""
+        """Do the pressed action; its result is shown below the drawing."""
         self.note = ""
         super().act(name, data)
 
-    # What is drawn
+    # Drawing
 
     def drawing(self, live: bool) -> str:
         """Draw what to run, the list, and the rollout that is shown or the two that are compared."""

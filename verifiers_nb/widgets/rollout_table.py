@@ -116,7 +116,7 @@ def run_html(
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #17ba0791
 def query_words(query: Query) -> str:
-    """Say which rollouts are listed, if not all."""
+    """Return a phrase that says which rollouts are listed, if not all are."""
     words = [f"with “{one_line(query.text)}”"] * bool(query.text)
     words += [f"that are {query.only}"] * (query.only != "all")
     for name, (low, high) in query.bounds.items():
@@ -157,7 +157,7 @@ MOST_SCORE = 1e6  # beyond it, a score is likely a mistake
 
 
 def flags(rows: RolloutTable, number: int) -> str:
-    """Name in small print what is special about a row."""
+    """Draw the labels of a row, such as failed or truncated, in small print."""
     row = rows.rows[number]
     said = ["failed"] * row.failed + ["cut off"] * row.truncated
     said += [f"branch of {row.parent + 1}"] if row.parent is not None else []
@@ -198,7 +198,7 @@ def list_foot(page: int, count: int, live: bool, size: int) -> str:
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #8181cabc
 def said_line(rows: RolloutTable, number: int, pattern: Any = None, most: int = 200) -> str:
-    """Draw on a line how a rollout ended, or what was found elsewhere in it."""
+    """Draw the end of a rollout on a line, or a match elsewhere in it."""
     row, record = rows.rows[number], rows.rows[number].record
     said = str(record.get("error") or "") if row.failed else last_text(record["completion"])
     here = (said, last_text(record["prompt"]))
@@ -211,7 +211,7 @@ def rows_html(
     rows: RolloutTable, numbers: Sequence[int], page: int, at: int | None, pinned: int | None, live: bool,
     size: int = PAGE_ROWS, pattern: Any = None, score: str = "reward",
 ) -> str:  # fmt: skip
-    """Draw a page of `size` rollouts; `score`: the reward, or which part of it."""
+    """Draw a page of `size` rollouts; `score`: "reward", or the name of a part of it."""
     scores = [rows.rows[number].score(score) for number in numbers]
     top, drawn = max([1.0, *filter(math.isfinite, scores)]), []
     first = page * size

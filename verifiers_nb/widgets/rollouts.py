@@ -65,7 +65,7 @@ SORTS = ("order", "reward", "tokens")
 
 @dataclass(slots=True)
 class Row:
-    """Know the numbers by which a list sorts and filters a rollout; `record` is all of it, read from `source[at]`.
+    """Hold the numbers by which a list sorts and filters a rollout; `record` reads the whole of it from `source[at]`.
 
     `prompt`: rows of one number answer the same prompt. `scores`: the parts of the reward. `tokens`: how
     many were sampled, 0 if nobody counted. `parent`: the row that this one branched off.
@@ -93,7 +93,7 @@ class Row:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #71b75189
 def sampled(state: Record) -> tuple[int, bool]:
-    """Count the tokens that a rollout's model sampled, and say whether the limit cut one of its answers off."""
+    """Return how many tokens the model sampled in a rollout, and whether the limit cut an answer off."""
     turns = [(turn["completion_ids"], turn["finish_reason"]) for turn in state.get("turns") or ()]
     for response in state.get("responses") or ():
         choice = response.choices[0]
@@ -102,7 +102,7 @@ def sampled(state: Record) -> tuple[int, bool]:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #e842a07e
 def as_score(value: Any) -> float:
-    """Return a stored score as a number: NaN if it is none."""
+    """Return a stored score as a number, or NaN if it isn't one."""
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #056cc7d7
@@ -118,7 +118,7 @@ def finite_mean(scores: Iterable[float]) -> float:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #319a27c4
 def text_pattern(text: str, regular: bool = False) -> regex.Pattern[str]:
-    """Compile what is searched for: text in upper or lower case, or a regular expression of `re`."""
+    """Compile a search: plain text in upper or lower case, or a regular expression."""
     if regular:
         return compile_pattern(text)
     return regex.compile(regex.escape(text), regex.IGNORECASE | regex.FULLCASE)
@@ -136,7 +136,7 @@ def found_spans(pattern: regex.Pattern[str] | None, text: str) -> list[tuple[int
             if len(spans) == MOST_FOUND:
                 break
     except TimeoutError:
-        pass  # what is found is marked, and the list says that the search was stopped
+        pass  # the spans found so far are marked, and the list says that the search was stopped
     return spans
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #0ade7c2c
@@ -174,11 +174,11 @@ class Query:
 
     @property
     def pattern(self) -> regex.Pattern[str] | None:
-        """What is searched for, if anything."""
+        """The compiled search, or None."""
         return text_pattern(self.text, self.regular) if self.text else None
 
     def fits(self, row: Row) -> bool:
-        """Say whether a row is of the chosen kind and within the bounds; no number is within none."""
+        """Return whether a row is of the chosen kind and within the bounds; NaN is outside any bounds."""
         return (self.only == "all" or getattr(row, self.only)) and all(
             low <= row.score(name) <= high for name, (low, high) in self.bounds.items()
         )
@@ -213,7 +213,7 @@ MATCHING_SECONDS = 4.0  # of trying, for all rollouts together
 
 @dataclass(slots=True)
 class Search:
-    """Find a pattern in rollouts, by number; `unsearched` counts those that time was too short for."""
+    """Find a pattern in rollouts, by number; `unsearched` counts rollouts that the time limit left out."""
 
     pattern: regex.Pattern[str] | None = None
     found: dict[int, bool] = field(default_factory=dict)
@@ -221,7 +221,7 @@ class Search:
     unsearched: int = 0
 
     def finds(self, number: int, read: Callable[[int], str]) -> bool:
-        """Say whether the pattern is in a rollout, whose text `read(number)` gives."""
+        """Return whether the pattern occurs in a rollout; `read(number)` returns its text."""
         if self.pattern is None or number in self.found:
             return self.pattern is None or self.found[number]
         found, text = False, read(number) if self.left > 0 else ""
@@ -377,7 +377,7 @@ def step_files(folder: Path) -> dict[int, Path]:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #7aa78b8c
 def has_all_rollouts(file: Path) -> bool:
-    """Say whether a training run has taken the rollouts of a file; before that, more may come."""
+    """Return whether a training run has taken the rollouts of a file; until then more may come."""
     with suppress(OSError, ValueError), file.open("rb") as lines:
         return "advantage" in from_line(lines.readline())
     return False
@@ -425,7 +425,7 @@ class RolloutSource:
         return [*step_files(self.folder)] if self.folder else []
 
     def path(self, step: int | None = None) -> Path | None:
-        """Find the file of a table, in a training run that of a step, by default the last; None for results in memory."""
+        """Return the file of a table: of a training run that of a step, by default the last; None for results in memory."""
         if self.folder is None:
             return Path(self.results) if isinstance(self.results, (str, Path)) else None
         files = step_files(self.folder)
@@ -545,7 +545,7 @@ class LiveRun:
         return self.before + (time.monotonic() - self.began if self.began is not None else 0.0)
 
     def start(self) -> None:
-        """Run what is left; returns at once."""
+        """Run the remaining rollouts in the background."""
         if self.running:
             raise RuntimeError("This run is running already: stop it first.")
         self.error, self.starts = None, self.starts + 1
@@ -553,7 +553,7 @@ class LiveRun:
         self.future = asyncio.run_coroutine_threadsafe(self._go(), background_loop())
 
     def stop(self, timeout: float = 10.0) -> None:
-        """Cancel what is running and wait until nothing is; what has finished stays."""
+        """Cancel the running rollouts and wait for their end; finished ones stay."""
         if self.future is not None and self.running:
             self.future.cancel()
             self.ended.wait(timeout)

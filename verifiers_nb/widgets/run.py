@@ -38,7 +38,7 @@ Point = tuple[int, float]
 
 
 def smooth(points: Sequence[Point], strength: float) -> list[Point]:
-    """Average each value with those before it; `strength` in [0, 1) is what a step leaves of the past."""
+    """Return exponential moving averages; `strength` in [0, 1) is the weight of the past."""
     mean, weight, smoothed = 0.0, 0.0, []
     for step, value in points:
         mean = strength * mean + (1 - strength) * value
@@ -77,7 +77,7 @@ def ticks(low: float, high: float, most: int = 4) -> list[float]:
 
 # %% ../../nbs/widgets/08_run.ipynb #0694405e
 def value_range(values: Sequence[float], whole: bool = False) -> tuple[float, float]:
-    """Return what an axis must reach: all values, or without those that lie far from the rest."""
+    """Return the range of an axis: of all values, or without outliers."""
     ranked = sorted(values)
     rare = 0 if whole else len(ranked) // 100 + (len(ranked) >= 20)
     low, high = ranked[rare], ranked[-1 - rare]
@@ -98,7 +98,7 @@ class Curve:
 # %% ../../nbs/widgets/08_run.ipynb #55fe9ed7
 @dataclass(frozen=True, slots=True)
 class CurveLook:
-    """Say how curves are drawn: smoothed in [0, 1), on a log axis, with all outliers, finest in the steps of `zoom`."""
+    """Hold how curves are drawn: smoothed in [0, 1), on a log axis, with all outliers, finest in the steps of `zoom`."""
 
     smoothing: float = 0.6
     log: bool = False
@@ -106,7 +106,7 @@ class CurveLook:
     zoom: tuple[float, float] = (-math.inf, math.inf)
 
 # %% ../../nbs/widgets/08_run.ipynb #68bc4346
-LINES = 600  # steps of a chart in what is shown: about two for a pixel
+LINES = 600  # steps drawn in a chart: about two per pixel
 
 
 def drawn_steps(curves: Sequence[Curve], zoom: tuple[float, float]) -> set[int]:
@@ -145,7 +145,7 @@ def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[Trace]
 # %% ../../nbs/widgets/08_run.ipynb #238acbce
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Hold what is drawn of a metric; `low` and `high`: what the axis reaches, on a `log` axis as exponents of ten."""
+    """Hold the drawing of a metric; `low` and `high`: the range of the axis, on a `log` axis as exponents of ten."""
 
     title: str
     note: str
@@ -157,7 +157,7 @@ class Chart:
 
 # %% ../../nbs/widgets/08_run.ipynb #29004797
 def make_chart(title: str, note: str, curves: Sequence[Curve], look: CurveLook) -> Chart | None:
-    """Return a chart of curves with its range; a log axis leaves out what is not above 0; None if nothing is left."""
+    """Return a chart of curves with its range; a log axis leaves out values that aren't above 0; None if no value is left."""
     least = 0.0 if look.log else -math.inf
     curves = [replace(c, points=[p for p in c.points if p[1] > least]) for c in curves]
     curves = [curve for curve in curves if curve.points]
@@ -259,7 +259,7 @@ HUGE = 1e100  # from here on a number is a mistake
 
 
 class RunHistory:
-    """Hold the lines of a run's `metrics.jsonl`; `read` adds those that were written since."""
+    """Hold the lines of a run's `metrics.jsonl`; `read` adds the new ones."""
 
     def __init__(self, folder: str | Path) -> None:
         self.path = Path(folder) / "metrics.jsonl"
@@ -273,7 +273,7 @@ class RunHistory:
         self.step, self.inode, self.end = 0, inode, 0
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line: `step`, and metrics, of which `odd` keeps those that no curve can show."""
+        """Add a line: `step` and metrics; `odd` keeps metrics that no curve can show."""
         self.step = int(line["step"])
         self.lines.append(line)
         for name, value in line.items():
@@ -328,7 +328,7 @@ NOTES = {
 
 
 def evaluation_name(name: str) -> str:
-    """Name the evaluation of a reward or of a part of it."""
+    """Return the metric's name for the evaluation of a reward or of a part of it."""
     return f"eval_{name.removeprefix('rewards/')}"
 
 # %% ../../nbs/widgets/08_run.ipynb #bba542ed
@@ -345,7 +345,7 @@ def metric_names(runs: Mapping[str, RunHistory]) -> list[str]:
 def run_charts(
     runs: Mapping[str, RunHistory], names: Sequence[str] | None, look: CurveLook
 ) -> list[Chart]:
-    """Return a chart of each named metric, or of those that one looks at first, with its range."""
+    """Return a chart of each named metric, by default of the most important ones, with its range."""
     usual = [name for name in metric_names(runs) if name in NOTES or name.startswith("rewards/")]
     charts = []
     for name in usual if names is None else names:
@@ -367,7 +367,7 @@ def recent_mean(history: RunHistory, name: str) -> float:
 
 # %% ../../nbs/widgets/08_run.ipynb #9bebf396
 def is_at_best(history: RunHistory) -> bool:
-    """Say whether the last rewards are, within their noise, as good as any ten in a row before."""
+    """Return whether the last rewards are, within noise, as good as any ten in a row before."""
     values = [value for _, value in history.points("reward")]
     starts = range(0, len(values) - RECENT + 1, RECENT // 2)
     means = [sum(values[i : i + RECENT]) / RECENT for i in starts]
@@ -379,7 +379,7 @@ def is_at_best(history: RunHistory) -> bool:
 
 # %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
 def run_warnings(history: RunHistory) -> list[str]:
-    """Say in words what is wrong with a run of late."""
+    """Return warnings about the latest steps of a run, in words."""
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, now = (recent_mean(history, name) for name in names)
     entropy = [value for _, value in history.points("entropy")]
@@ -478,7 +478,7 @@ def whole_steps(files: Mapping[int, Path]) -> list[int]:
 # %% ../../nbs/widgets/08_run.ipynb #b47c95bf
 @dataclass(frozen=True, slots=True)
 class PromptVisit:
-    """Say what came of a prompt in a step: its best rollout, how many there are, and their mean reward."""
+    """Draw a prompt of a step: its best rollout, how many rollouts it has, and their mean reward."""
 
     step: int
     best: Row

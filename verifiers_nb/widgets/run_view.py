@@ -52,12 +52,12 @@ if TYPE_CHECKING:
 # %% ../../nbs/widgets/09_run_view.ipynb #c1dfd96e
 @dataclass
 class DashboardState:
-    """Hold all that a drawing of a run needs; `state` is None for a run that is only read from its files.
+    """Hold everything that a drawing of a run needs; `state` is None for a run that is only read from its files.
 
     `wish`: what the run was last asked, as in `RunControl`. `settings` are in force; `pending` will be from
     the next step on; `drafts` are typed and not applied. `runs`: all runs in the curves by name, this one first. `charts`
     are drawn of the metrics `names`, or of the usual ones. `steps` have whole rollouts; `coming` is a later step, and how many it has so far.
-    `scores`: evaluations of checkpoints. `working`: what is done beside the run. `said`: what went wrong with the last
+    `scores`: evaluations of checkpoints. `working`: the action in progress beside the run. `said`: why the last
     thing that was asked. `is_late`: whether the kernel takes presses only between cells. `is_plotted`: whether plotly draws the curves.
     """
 
@@ -186,7 +186,7 @@ def settings_html(view: DashboardState, live: bool) -> str:
 
 # %% ../../nbs/widgets/09_run_view.ipynb #1ab24240
 def metrics_html(view: DashboardState) -> str:
-    """Draw a button for each metric that has been logged, by what its name begins with; those that are drawn are pressed."""
+    """Draw a button for each logged metric, grouped by the first part of its name; those in the curves are pressed."""
     groups: dict[str, list[str]] = {}
     for name in metric_names(view.runs):
         groups.setdefault(name.rpartition("/")[0], []).append(name)
@@ -271,7 +271,7 @@ def completions_html(view: DashboardState, live: bool) -> str:
 
 # %% ../../nbs/widgets/09_run_view.ipynb #4d134bc0
 def evaluations(view: DashboardState) -> dict[int, dict[str, float]]:
-    """Collect the evaluations of each step; those that were asked for here count last."""
+    """Return the evaluations of each step; later ones replace earlier ones, and those requested here come last."""
     found: dict[int, dict[str, float]] = {}
     for name in view.history.names("eval_"):
         for step, value in view.history.points(name):
@@ -305,7 +305,7 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
 
 # %% ../../nbs/widgets/09_run_view.ipynb #f6e1126c
 def dashboard_html(view: DashboardState, live: bool = False) -> str:
-    """Draw a run: how it is, what it does, what is wrong, curves, completions, checkpoints."""
+    """Draw a run: its state, warnings, curves, completions and checkpoints."""
     warnings = "".join(f"<li>{escaped(words)}</li>" for words in run_warnings(view.history))
     warned = f'<ul class="vf-warnings" aria-label="Warnings">{warnings}</ul>' * bool(warnings)
     top = head_html(view, live) + key_figures_html(view) + phases_html(view)

@@ -66,8 +66,10 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 # %% ../../nbs/widgets/10_training_dashboard.ipynb #7f625168
 def run_folder(run: GRPOTrainer | str | Path) -> Path:
-    """Return the folder of a trainer or of a run; raises `FileNotFoundError` for a folder without one."""
+    """Return the folder of a trainer or of a run; raises `FileNotFoundError` for a folder without a run."""
     if not isinstance(run, (str, Path)):
+        if not hasattr(run, "folder"):
+            raise TypeError(f"Give a GRPOTrainer or the folder of a run, not {run!r:.60}.")
         return run.folder
     if not ((Path(run) / "metrics.jsonl").exists() or step_files(Path(run))):
         message = "is not the folder of a run: it has neither metrics.jsonl nor rollouts."
@@ -194,7 +196,7 @@ class TrainingDashboard(Panel):
             self._figure, self._charted = plotly_figure(run.charts), known
 
     def read_completions(self) -> None:
-        """Read the completions of the step that is shown, if they are not those that are known."""
+        """Read the completions of the shown step, unless they are loaded."""
         run, files = self.run, step_files(self.folder)
         run.steps, run.is_latest = whole_steps(files), self._chosen not in files
         later = [*files][len(run.steps) :][:1]
@@ -217,7 +219,7 @@ class TrainingDashboard(Panel):
             super().refresh()
 
     def follow(self) -> bool:
-        """Draw once more; return whether there will be more to see."""
+        """Draw again; return whether the run goes on."""
         with self.lock:
             path = self.run.path
             files = [written(each.path.parent) for each in self.run.runs.values()]
