@@ -105,24 +105,24 @@ _NAMESPACES = {
     "JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
     # tools to hand to a model, and the sandbox that runs its programs
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
-    # evaluations: read, summarised, compared, reported
+    # functions that read, summarise, compare and report evaluations
     "results": _EXPORTS["envs.store"]
     + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
-    # a run, or an environment, of yours in other trainers
+    # your runs and environments in other trainers
     "engines": "TinkerTrainer prime_config to_trl",
     "losses": _EXPORTS["trainer.advantage"] + " " + _EXPORTS["trainer.loss"],
     "prompts": "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT DEFAULT_JUDGE_PROMPT",
 }
 # The names that dir(vf) shows although a namespace has them.
 _BOTH = {"EmbeddedEngine", "ScriptedClient", "StructuralTag", "load_results", "results_frame"}
-_FORMER = {"environments"}  # former names, which work and which nothing lists
+_FORMER = {"environments"}  # former names: they work, but nothing lists them
 
 # %% ../nbs/01_init.ipynb #b6a51cc2
 class Namespace(ModuleType):
-    """Offer some of the public names under a common name, such as `vf.formats`."""
+    """Group public names under a common name, such as `vf.formats`."""
 
     def __getattr__(self, name: str) -> Any:
         """Return a name of this namespace from the package."""
@@ -144,7 +144,7 @@ _EXTRAS = {
 
 # %% ../nbs/01_init.ipynb #0e317423
 def _load(name: str) -> Any:
-    """Return a public name from its module; a missing package is an error that names the extra."""
+    """Return a public name from its module; raises `ImportError` with the extra if a package is missing."""
     try:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:
@@ -158,7 +158,7 @@ def _load(name: str) -> Any:
 
 # %% ../nbs/01_init.ipynb #5fe248ee
 def __getattr__(name: str) -> Any:
-    """Load a public name or a namespace of them."""
+    """Load a public name or a namespace."""
     if name == "__version__":
         return import_module("importlib.metadata").version(__name__)
     if name == "types":
@@ -174,7 +174,7 @@ def __getattr__(name: str) -> Any:
 
 # %% ../nbs/01_init.ipynb #4e7efcd8
 def __dir__() -> list[str]:
-    """List the names that completion in a notebook shows: namespaces, and what is in none."""
+    """List the names that completion shows: namespaces, and names outside any namespace."""
     grouped = {name for names in _NAMESPACES.values() for name in names.split()}
     return sorted({*_HOME} - grouped - _FORMER | _BOTH | {*_NAMESPACES, "__version__"})
 
