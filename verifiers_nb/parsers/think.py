@@ -33,7 +33,7 @@ def after_thinking(text: str) -> str:
 # %% ../../nbs/parsers/02_think.ipynb #3a0b186e
 def repeated_tag(tag: str, at: int) -> tuple[TextSpan, str]:
     """Return the span and the message of a repeated tag at an offset."""
-    return (at, at + len(tag)), f"a second {tag}, but only one is allowed"
+    return (at, at + len(tag)), f"a second {tag}, where one is allowed"
 
 
 def think_fault(text: str) -> tuple[TextSpan, str] | None:
@@ -132,9 +132,9 @@ def box_check(text: str, weight: float) -> Check:
     count = text.count(BOX)
     start = max(text.find(BOX), 0)
     good = bool(single_boxed_answer(text))
-    message = "one boxed answer" if good else "the box is empty or not closed"
+    message = "one boxed answer" if good else "the box is empty, or not closed"
     if count != 1:
-        message = f"{count or 'no'} boxed answers, but exactly one is expected"
+        message = f"{count or 'no'} boxed answers, where one is expected"
     span = start, max(start, text.rfind("}") + 1)
     return Check("one boxed answer", weight, float(good), span, message)
 

@@ -36,21 +36,21 @@ from ..support.arithmetic import compare_plain
 from ..types import Messages, RewardFunc
 
 # %% ../../nbs/rubrics/03_math.ipynb #fe5dbbce
-VERIFY_SECONDS = 5  # for each of: parsing the gold answer, the response, the comparison
+VERIFY_SECONDS = 5  # for each step: parsing the gold answer, parsing the response, comparing them
 
 
 @lru_cache(maxsize=1024)
 def parsed_answer(text: str) -> list[Any]:
-    """Return what math-verify reads in an answer; nothing where it fails or takes too long."""
+    """Return math-verify's parse of an answer, empty if it fails or takes too long."""
     from math_verify import parse
 
     return parse(f"\\boxed{{{text}}}", parsing_timeout=VERIFY_SECONDS)
 
 # %% ../../nbs/rubrics/03_math.ipynb #52d0137f
 def compare_answers(gold: str, response: str) -> bool:
-    """Return whether math-verify finds a response equal to the gold answer.
+    """Return whether a response equals the gold answer for math-verify.
 
-    Its time limits use a signal, so this runs in the main thread of a process only.
+    Its time limits use a signal, so call this only in the main thread of a process.
     """
     from math_verify import verify
 
@@ -59,15 +59,15 @@ def compare_answers(gold: str, response: str) -> bool:
 
 # %% ../../nbs/rubrics/03_math.ipynb #fa35e192
 PLAIN_NOTATION = re.compile(
-    r"(?=[\w(\-]|\\(?:d?frac|sqrt|pi|text\{\w|\{))"  # how it begins
-    r"(?!(?:[^^]*\^){3})"  # two powers at most
+    r"(?=[\w(\-]|\\(?:d?frac|sqrt|pi|text\{\w|\{))"  # the first characters
+    r"(?!(?:[^^]*\^){3})"  # at most two powers
     r"(?:[\w+\-*/=(),. {}]|\\(?:d?frac|sqrt|pi|cdot|text|[{}])(?![a-z])|\^(?:\w|\{-?\w\w?\})(?!\w))+",
     re.ASCII,
 )
 
 
 def compare_at_sight(gold: str, response: str) -> bool | None:
-    """Return whether two answers are equal, where it is plain to see, else None."""
+    """Return whether two answers are equal, or None if only math-verify can decide."""
     gold, response = gold.strip(), response.strip()
     if gold == response and len(gold) <= 60 and PLAIN_NOTATION.fullmatch(gold):
         return True
@@ -75,7 +75,7 @@ def compare_at_sight(gold: str, response: str) -> bool | None:
 
 # %% ../../nbs/rubrics/03_math.ipynb #b3f0c7f6
 def parse_fast_first() -> None:
-    """Make this process parse LaTeX by ANTLR's SLL prediction, and by full LL where that fails."""
+    """Make this process parse LaTeX with ANTLR's SLL prediction, falling back to full LL."""
     from antlr4 import PredictionMode
     from latex2sympy2_extended import latex2sympy2
 
@@ -122,7 +122,7 @@ def answer_standard_streams() -> None:
     """Answer questions on standard input; what a library prints goes to standard error."""
     parse_fast_first()
     gc.freeze()
-    gc.set_threshold(50_000)  # of the many small objects of expressions few are in cycles
+    gc.set_threshold(50_000)  # expressions are many small objects, and few are in cycles
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     answer_questions(sys.stdin, answers)
@@ -139,7 +139,7 @@ def start_math_process() -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # Ctrl-C is for us
+        start_new_session=True,  # Ctrl-C must not reach it
         encoding="utf-8",
     )
     if not process.stdout or process.stdout.readline() != "ready\n":
@@ -150,7 +150,7 @@ def start_math_process() -> subprocess.Popen[str]:
 
 # %% ../../nbs/rubrics/03_math.ipynb #12c6fc06
 class MathProcess:
-    """Compare answers in a process of its own, one after the other."""
+    """Compare answers in a separate process, one at a time."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
@@ -158,14 +158,14 @@ class MathProcess:
         threading.Thread(target=self.work, name="math-verify", daemon=True).start()
 
     def submit(self, gold: str, response: str) -> Future[bool]:
-        """Ask whether two answers are equal."""
+        """Return a future of whether two answers are equal."""
         future: Future[bool] = Future()
-        future.set_running_or_notify_cancel()  # several callers may wait for it, and none may cancel it
+        future.set_running_or_notify_cancel()  # several callers share it, so none may cancel it
         self.questions.put((gold, response, future))
         return future
 
     def work(self) -> None:
-        """Answer questions, without end."""
+        """Answer questions forever."""
         while True:
             gold, response, future = self.questions.get()
             try:
@@ -174,7 +174,7 @@ class MathProcess:
                 future.set_exception(error)
 
     def ask(self, gold: str, response: str) -> bool:
-        """Send one question and wait for the answer, False if the process ends over it."""
+        """Send one question and return the answer, or False if the process ends."""
         if self.process is None or self.process.poll() is not None:
             self.process = start_math_process()
         assert self.process.stdin and self.process.stdout
@@ -183,7 +183,7 @@ class MathProcess:
             self.process.stdin.write(json.dumps([gold, response]) + "\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
-        if not answer:  # it has ended, and must not get the next question
+        if not answer:  # it is ending and must not get the next question
             self.process.kill()
             self.process.wait()
         return answer == "true\n"
@@ -191,13 +191,13 @@ class MathProcess:
 # %% ../../nbs/rubrics/03_math.ipynb #887309d0
 @cache
 def math_processes(count: int, owner: int) -> list[MathProcess]:
-    """Return the processes for math-verify; `owner` is our process id, for a fork has no threads."""
+    """Return `count` processes; `owner` is our process id, because a fork needs its own."""
     return [MathProcess() for _ in range(count)]
 
 # %% ../../nbs/rubrics/03_math.ipynb #e9c30d01
 @lru_cache(maxsize=2048)
 def verdict_on(gold: str, response: str, processes: int, owner: int) -> Future[bool]:
-    """Ask one of the processes, unless it was asked before."""
+    """Return the future of a verdict, one per question."""
     return math_processes(processes, owner)[hash(gold) % processes].submit(gold, response)
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
@@ -205,16 +205,16 @@ async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
     """Return whether a response equals the gold answer for math-verify; any failure is False."""
     if (verdict := compare_at_sight(gold, response)) is not None:
         return verdict
-    verdict_to_come = verdict_on(gold, response, processes, os.getpid())
-    if verdict_to_come.done():
-        return verdict_to_come.result()
-    return await asyncio.wrap_future(verdict_to_come)
+    pending = verdict_on(gold, response, processes, os.getpid())
+    if pending.done():
+        return pending.result()
+    return await asyncio.wrap_future(pending)
 
 # %% ../../nbs/rubrics/03_math.ipynb #7719a1c7
 class MathRubric(Rubric):
-    """Score 1.0 for a final answer that math-verify finds equal to the gold one, else 0.0.
+    """Score 1.0 if the final answer equals the gold answer for math-verify, else 0.0.
 
-    `parser`: by default the content of the last `\\boxed{}` after the thinking. `processes`: how many
+    `parser`: by default it reads the last `\\boxed{}` after the thinking. `processes`: how many
     answers are compared at once. Raises `ImportError` without the package math-verify.
     """
 
@@ -229,7 +229,7 @@ class MathRubric(Rubric):
         if find_spec("math_verify") is None:
             raise ImportError("MathRubric needs math-verify: pip install 'verifiers_nb[train]'")
         if processes < 1:
-            raise ValueError(f"MathRubric needs at least one process, not {processes}.")
+            raise ValueError(f"MathRubric needs at least one process, got processes={processes}.")
         parser = parser or ThinkParser(extract_fn=extract_boxed_answer)
         super().__init__(funcs, weights, parser, **kwargs)
         self.processes = processes

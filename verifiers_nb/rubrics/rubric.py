@@ -43,7 +43,7 @@ from verifiers_nb.types import (
 # %% ../../nbs/rubrics/00_rubric.ipynb #fe5dbbce
 @lru_cache(maxsize=1024)
 def wanted_arguments(func: Callable[..., Any]) -> frozenset[str] | None:
-    """Return the argument names that `func` takes, or None when it takes any (`**kwargs`)."""
+    """Return the argument names that `func` takes, or None if it takes any (`**kwargs`)."""
     parameters = inspect.signature(func).parameters.values()
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
         return None
@@ -51,7 +51,7 @@ def wanted_arguments(func: Callable[..., Any]) -> frozenset[str] | None:
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #c2a6c13f
 def reward_name(func: Callable[..., Any]) -> str:
-    """Return the name under which a reward function's scores are kept."""
+    """Return the name of a reward function in the metrics."""
     return getattr(func, "__name__", None) or type(func).__name__
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #17ba0791
@@ -61,7 +61,7 @@ GROUP = tuple(f"{name}s" for name in ROW)
 
 @lru_cache(maxsize=1024)
 def sees_group(func: Callable[..., Any]) -> bool:
-    """Say whether `func` scores all rollouts of a prompt at once: its arguments are plural.
+    """Return whether `func` scores all rollouts of a prompt at once, by its plural arguments.
 
     Raises `ValueError` for a function that names arguments of both kinds.
     """
@@ -70,13 +70,13 @@ def sees_group(func: Callable[..., Any]) -> bool:
     if group and single:
         raise ValueError(
             f"Reward function {reward_name(func)!r} takes {sorted(single)} of one rollout and "
-            f"{sorted(group)} of all rollouts of a prompt: name them all in one number."
+            f"{sorted(group)} of all rollouts of a prompt: name all of them in the singular or all in the plural."
         )
     return bool(group)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #8fc338e8
 def check_wanted(func: Callable[..., Any], offered: Iterable[str]) -> None:
-    """Raise `TypeError` for a function that asks for what neither a rollout nor a rubric offers."""
+    """Raise `TypeError` if `func` needs an argument that neither a rollout nor the rubric has."""
     known, free = {*ROW, *GROUP, *offered}, ("VAR_POSITIONAL", "VAR_KEYWORD")
     parameters = inspect.signature(func).parameters.values()
     needed = [p.name for p in parameters if p.default is p.empty and p.kind.name not in free]
@@ -107,7 +107,7 @@ def as_scores(values: Any, count: int) -> list[float]:
 async def call_within(
     timeout: float, threads: Threads, func: Callable[..., Any], **kwargs: Any
 ) -> Any:
-    """Call `func`, a sync one in `threads`, and raise `TimeoutError` after `timeout` seconds."""
+    """Call `func`, in `threads` if it is sync; raises `TimeoutError` after `timeout` seconds."""
     apart = not inspect.iscoroutinefunction(func)
     try:
         async with asyncio.timeout(timeout) as limit:
@@ -116,8 +116,7 @@ async def call_within(
     except TimeoutError:
         if limit.expired():
             still = ". Its thread goes on: add it with isolate=True, then it is killed"
-            said = f"it did not return within {timeout} s{still * apart}"
-            raise TimeoutError(said) from None
+            raise TimeoutError(f"it did not return within {timeout} s{still * apart}") from None
         raise
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #cf652ebd
@@ -131,23 +130,23 @@ NO_TEXT = (
 def note_failure(
     failures: Counter[str], func: RewardFunc, states: Iterable[State], error: Exception
 ) -> None:
-    """Count a failure of a reward function, note it in the rollouts' states, and log the first."""
+    """Count a failure of a reward function, add it to the rollouts' states, and log the first."""
     name, hint = reward_name(func), ""
     if isinstance(error, (AttributeError, TypeError)) and "list" in str(error).lower():
         hint = f" {NO_TEXT}"
     failures[name] += 1
     if failures[name] == 1:
-        message = "Reward function %r failed: scored 0.0, as any time it does.%s"
+        message = "Reward function %r failed and scores 0.0. Its further failures are not logged.%s"
         logger.error(message, name, hint, exc_info=error)
     for state in states:
         if isinstance(state, dict):
             errors = state.setdefault("reward_errors", {})
-            said = f"{type(error).__name__}: {error}{hint and '.'}{hint}"
-            errors[name] = without_secrets(said)
+            reason = f"{type(error).__name__}: {error}{hint and '.'}{hint}"
+            errors[name] = without_secrets(reason)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #6607df1d
 def copied(value: Any) -> Any:
-    """Return a deep copy, made quickly of plain messages; a tool call that is an object is shared."""
+    """Return a deep copy, fast for plain messages; tool calls that are objects are shared."""
     kind = type(value)
     if kind is dict:
         fresh = value.copy()
@@ -163,7 +162,7 @@ def copied(value: Any) -> Any:
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #ee50cfbf
 class MessageList(list):  # type: ignore[type-arg]
-    """A reward function's copy of a completion: a list that warns where it is taken for a text."""
+    """A reward function's copy of a completion: a list that warns if it is used as a string."""
 
     __slots__ = ()
 
@@ -190,10 +189,10 @@ OWN_COPY = ("prompt", "completion", "info", "prompts", "completions", "infos")
 async def call_func(
     rubric: Any, func: RewardFunc, rows: Sequence[tuple[Any, ...]], **kwargs: Any
 ) -> list[float]:
-    """Return a function's scores of the rollouts of one prompt: of just one, unless it sees groups.
+    """Return a function's scores for one rollout, or for all rollouts of a prompt if it sees groups.
 
-    If it fails, all are 0.0. `rows`: what is known of each rollout, in the order of `ROW`. `rubric`: has
-    `class_objects` to offer, the `timeout` of a call, `threads` for it, and `failures`, which counts by name.
+    If it fails, all are 0.0. `rows`: each rollout's values in the order of `ROW`. `rubric`: has
+    `class_objects`, `timeout`, `threads`, and `failures`, which counts by name.
     """
     together, wanted = sees_group(func), wanted_arguments(func)
     names = GROUP if together else ROW
@@ -204,7 +203,7 @@ async def call_func(
     for name in OWN_COPY:
         if name in offered:
             offered[name] = copied(offered[name])
-    if isinstance(offered.get("completion"), list):  # else a text, or not wanted
+    if isinstance(offered.get("completion"), list):  # else a string, or not wanted
         offered["completion"] = MessageList(offered["completion"])
     if "completions" in offered:
         given = offered["completions"]
@@ -223,12 +222,12 @@ async def call_func(
 # %% ../../nbs/rubrics/00_rubric.ipynb #5b95d884
 @lru_cache(maxsize=1024)
 def is_async(func: RewardFunc) -> bool:
-    """Say whether a reward function is a coroutine function."""
+    """Return whether a reward function is a coroutine function."""
     return inspect.iscoroutinefunction(func)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #7db22472
 async def run_calls(calls: Sequence[Awaitable[Any]], concurrently: bool) -> list[Any]:
-    """Await all, at once or one after the other, and return their results in order."""
+    """Await calls, concurrently or one after the other, and return their results in order."""
 
     async def in_a_task(call: Awaitable[Any]) -> Any:
         try:
@@ -250,40 +249,40 @@ def combine_scores(names: list[str], scores: list[float], weights: list[float]) 
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #039ec612
 def score_columns(scores: Sequence[RolloutScore], names: Sequence[str]) -> RolloutScores:
-    """Return scores as columns: those of `names`, and any more, with 0.0 where a rollout has none."""
+    """Return scores as columns, `names` first, with 0.0 where a rollout has no score."""
     known = dict.fromkeys([*names, *(name for score in scores for name in score.metrics)])
     metrics = {name: [score.metrics.get(name, 0.0) for score in scores] for name in known}
     return RolloutScores(reward=[score.reward for score in scores], metrics=metrics)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #85db7170
 def score_row(scores: RolloutScores, index: int) -> RolloutScore:
-    """Return one rollout's score out of columns."""
+    """Return one rollout's score from columns."""
     metrics = {name: column[index] for name, column in scores.metrics.items()}
     return RolloutScore(reward=scores.reward[index], metrics=metrics)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #ca3512f4
 def group_ids(rows: Iterable[tuple[Messages, Any, str]]) -> list[int]:
-    """Return a number for each prompt, answer and task: the same one for equal ones."""
+    """Return a group number for each prompt, answer and task; equal ones get the same number."""
     known: dict[bytes, int] = {}
     ids = []
     for row in rows:
         digest = blake2b(repr(row).encode("utf-8", "surrogatepass")).digest()
-        ids.append(known.setdefault(digest, len(known)))  # of long prompts no second copy
+        ids.append(known.setdefault(digest, len(known)))  # digests, because prompts may be long
     return ids
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #6a0c9ab2
 def indices_of(keys: Iterable[Hashable]) -> dict[Any, list[int]]:
-    """Return where each key is, in the order in which keys are first seen."""
-    places: dict[Hashable, list[int]] = {}
+    """Return the indices of each key, keys in the order of their first occurrence."""
+    indices: dict[Hashable, list[int]] = {}
     for index, key in enumerate(keys):
-        places.setdefault(key, []).append(index)
-    return places
+        indices.setdefault(key, []).append(index)
+    return indices
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #85b635c7
 async def call_by_group(
     rubric: Any, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
 ) -> list[float]:
-    """Return a group function's scores of rollouts of any number of prompts, in their order."""
+    """Return a group function's scores for rollouts of any number of prompts, in order."""
     groups = list(indices_of(rollout.group for rollout in rollouts).values())
     rows = [[row_of(rollouts[i]) for i in group] for group in groups]
     calls = [call_func(rubric, func, each, **kwargs) for each in rows]
@@ -298,19 +297,19 @@ DOORS = ("call_reward_func", "score_rollout", "score_rollouts")
 
 
 def overrides(rubric: Any, name: str) -> bool:
-    """Say whether a rubric, or its class, has a method of its own in place of `Rubric`'s."""
+    """Return whether a rubric or its class overrides a method of `Rubric`."""
     return getattr(getattr(rubric, name), "__func__", None) is not getattr(Rubric, name)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #e83bd309
 def score_one(rubric: Any, rollout: Rollout, **kwargs: Any) -> Awaitable[RolloutScore]:
-    """Score a rollout, through `score_rollout` where that is overridden; await the result."""
+    """Return an awaitable score of a rollout, from `score_rollout` if it is overridden."""
     if overrides(rubric, "score_rollout"):
         return rubric.score_rollout(**{name: getattr(rollout, name) for name in ROW}, **kwargs)
     return rubric._score(rollout, **kwargs)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #2584df97
 async def score_many(rubric: Any, rollouts: Sequence[Rollout], **kwargs: Any) -> list[RolloutScore]:
-    """Score rollouts together, through `score_rollouts` where that is overridden."""
+    """Score rollouts together, with `score_rollouts` if it is overridden."""
     if not overrides(rubric, "score_rollouts"):
         return await rubric._score_together(rollouts, **kwargs)
     columns = [[getattr(rollout, name) for rollout in rollouts] for name in ROW]
@@ -326,7 +325,7 @@ def rollouts_from_columns(
     tasks: Sequence[str],
     infos: Sequence[Info],
 ) -> list[Rollout]:
-    """Return the rollouts of columns that came from outside; their groups are found."""
+    """Return rollouts made from a user's columns, with group numbers."""
     inputs = zip(prompts, answers, tasks, infos, strict=True)
     groups = group_ids(zip(prompts, answers, tasks, strict=True))
     results = zip(completions, states, groups, strict=True)
@@ -339,13 +338,13 @@ def rollouts_from_columns(
 def check_weights(
     funcs: Sequence[RewardFunc], weights: Sequence[float] | float | None
 ) -> list[float]:
-    """Return a weight for each function: 1.0 each by default, and 0.0 where some are missing.
+    """Return a weight for each function: 1.0 by default, 0.0 if only some are given.
 
-    Raises `ValueError` for a weight that is no finite number, and `TypeError` for a dict.
+    Raises `ValueError` for a weight that isn't finite, and `TypeError` for a dict.
     """
     if isinstance(weights, Mapping):
         raise TypeError(
-            "weights is a dict: give a list of numbers, one for each function, in their order."
+            "weights is a dict: pass a list of numbers, one per function, in the same order."
         )
     given = [weights] * len(funcs) if isinstance(weights, (int, float)) else list(weights or ())
     if given and len(given) != len(funcs):
@@ -356,7 +355,9 @@ def check_weights(
     wanted = (given + [0.0 if given else 1.0] * len(funcs))[: len(funcs)]
     for func, weight in zip(funcs, wanted, strict=True):
         if not math.isfinite(weight):
-            raise ValueError(f"The weight of {reward_name(func)!r} is {weight}: give a number.")
+            raise ValueError(
+                f"The weight of {reward_name(func)!r} is {weight}: pass a finite number."
+            )
     return wanted
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #fb644351
@@ -365,13 +366,13 @@ class Rubric:
 
     `funcs`: one or more sync or async functions of any of `prompt, completion, answer, state, task, info, parser`,
     or of `prompts, completions, ...`: these get all rollouts of one prompt and return a list.
-    `weights`: one per function; a weight of 0.0 makes a function a mere metric.
-    `parser`: offered to the functions as `parser`; an environment lends its own where none is given.
+    `weights`: one per function; a function of weight 0.0 is only a metric.
+    `parser`: passed to functions that take `parser`; by default the environment's parser.
     `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
-    `timeout`: seconds for one call of a function. With it sync functions are called in threads, of
-    which one that never returns is left behind; an async one must await something to be cancelled.
-    `failures` counts, by name, how often a function raised, took too long or returned no finite number.
-    Further keywords become attributes.
+    `timeout`: seconds for one call. Sync functions then run in threads, and one that never returns
+    keeps its thread; an async function can only be cancelled at an `await`.
+    `failures` counts by name how often a function raised, timed out or returned a non-finite value.
+    Other keyword arguments become attributes.
     """
 
     logger = logger
@@ -400,20 +401,20 @@ class Rubric:
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0, isolate: bool = False) -> None:
         """Add a reward function with its weight.
 
-        `isolate`: call it in a process of its own, killed after the rubric's `timeout` or a minute.
+        `isolate`: call it in a separate process, killed after the rubric's `timeout` or a minute.
         """
         if (
             type(self) is Rubric
         ):  # others may have more to offer, later: an environment checks those
             check_wanted(func, self.class_objects)
-        sees_group(func)  # a signature that can't be served is better refused now than scored 0.0
+        sees_group(func)  # raise now instead of scoring 0.0 later
         check_weights([func], [weight])
         func = isolated(self.timeout or 60.0)(func) if isolate else func
         self.reward_funcs.append(func)
         self.reward_weights.append(weight)
 
     def add_metric(self, func: RewardFunc, weight: float = 0.0) -> None:
-        """Add a function whose scores are shown and, by default, do not count."""
+        """Add a function whose scores are metrics, by default with no effect on the reward."""
         self.add_reward_func(func, weight)
 
     def get_reward_func_names(self) -> list[str]:
@@ -429,26 +430,26 @@ class Rubric:
         return self.reward_weights
 
     def set_parser(self, parser: Parser) -> None:
-        """Make `parser` the one that reward functions are given."""
+        """Set the parser that reward functions get."""
         self.parser = self.class_objects["parser"] = parser
 
     @cached_property
     def threads(self) -> Threads:
-        """Threads for functions that may hang, each of which keeps the one that it runs in."""
+        """Return the threads for sync functions; a function that hangs keeps its thread."""
         return Threads(most=4096)
 
     @property
     def members(self) -> list[Rubric]:
-        """The rubrics that call reward functions: this one, or those of a group."""
+        """Return the rubrics that call reward functions: this one, or those of a group."""
         return [self]
 
     @property
     def scores_groups(self) -> bool:
-        """Whether scores depend on more than one rollout, so that they must wait for all."""
+        """Return whether scores depend on more than one rollout, so scoring must wait for all."""
         return overrides(self, "score_rollouts") or any(map(sees_group, self.reward_funcs))
 
     def overlaps(self) -> bool:
-        """Say whether calls of reward functions can run concurrently at all."""
+        """Return whether calls of reward functions can run concurrently."""
         return self.timeout is not None or any(map(is_async, self.reward_funcs))
 
     async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
@@ -493,7 +494,7 @@ class Rubric:
         info: Info | None = None,
         **kwargs: Any,
     ) -> float:
-        """Return one function's score; one that fails scores 0.0, and its first failure is logged."""
+        """Return one function's score; a failure scores 0.0, and the first one is logged."""
         row = (prompt, completion, answer, state, task, info)
         return (await call_func(self, func, [row], **kwargs))[0]
 
@@ -522,7 +523,7 @@ class Rubric:
         infos: list[Info],
         **kwargs: Any,
     ) -> RolloutScores:
-        """Score rollouts, one list entry each. Override to score them in a way of your own."""
+        """Score rollouts given as columns; override this to score them in your own way."""
         rollouts = rollouts_from_columns(prompts, completions, answers, states, tasks, infos)
         scores = await self._score_together(rollouts, **kwargs)
         return score_columns(scores, self.get_reward_func_names())
