@@ -70,7 +70,7 @@ def sees_group(func: Callable[..., Any]) -> bool:
     if group and single:
         raise ValueError(
             f"Reward function {reward_name(func)!r} takes {sorted(single)} of one rollout and "
-            f"{sorted(group)} of all rollouts of a prompt: name all of them in the singular or all in the plural."
+            f"{sorted(group)} of all rollouts of a prompt: use only singular or only plural names."
         )
     return bool(group)
 
@@ -344,7 +344,7 @@ def check_weights(
     """
     if isinstance(weights, Mapping):
         raise TypeError(
-            "weights is a dict: pass a list of numbers, one per function, in the same order."
+            "weights is a dict: give a list of numbers, one per function, in the same order."
         )
     given = [weights] * len(funcs) if isinstance(weights, (int, float)) else list(weights or ())
     if given and len(given) != len(funcs):

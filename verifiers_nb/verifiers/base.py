@@ -177,7 +177,7 @@ def get_verifier(name: str) -> type[Any]:
         raise ValueError(f"Packages offer different verifiers {name!r}: {', '.join(offers)}.")
     if offers:
         return load_entry_point(*offers.values())
-    raise ValueError(f"There is no verifier {name!r}; known are {', '.join(known_verifiers())}.")
+    raise ValueError(f"No verifier {name!r}; known are {', '.join(known_verifiers())}.")
 
 # %% ../../nbs/verifiers/00_base.ipynb #71133b7d
 def check_constructor(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
