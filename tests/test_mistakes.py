@@ -170,7 +170,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a learning rate in quotes": (
         lambda: config(learning_rate="1e-3"),
-        "learning_rate is the text '1e-3': write a number",
+        "learning_rate is the string '1e-3': write a number",
     ),
     "max_completion_length": (lambda: config(max_completion_length=9), "that is max_tokens."),
     "max_new_tokens": (lambda: config(max_new_tokens=9), "that is max_tokens."),

@@ -27,7 +27,7 @@ def group_advantages(
     mask = torch.ones_like(grouped) if valid is None else valid.view_as(grouped).to(grouped)
     count = mask.sum(1, keepdim=True).clamp(min=1)
     centred = (grouped - (grouped * mask).sum(1, keepdim=True) / count) * mask
-    # Equal rewards have no advantage, whatever rounding makes of their mean.
+    # Equal rewards have no advantage, even if their mean is rounded.
     high, low = (grouped.masked_fill(mask == 0, v) for v in (-torch.inf, torch.inf))
     return (centred * (high.amax(1, keepdim=True) > low.amin(1, keepdim=True))).view(-1)
 
@@ -36,7 +36,7 @@ def leave_one_out_advantages(
     rewards: torch.Tensor, group_size: int, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Return each reward minus the mean of the others in its group (RLOO, Ahmadian et al. 2024,
-    arXiv:2402.14740, sec. 3.2). Arguments and result as of `group_advantages`."""
+    arXiv:2402.14740, sec. 3.2). Arguments and result as in `group_advantages`."""
     mask = torch.ones_like(rewards) if valid is None else valid.to(rewards)
     count = mask.view(-1, group_size).sum(1).repeat_interleave(group_size)
     return group_advantages(rewards, group_size, valid) * count / (count - 1).clamp(min=1)
@@ -52,8 +52,8 @@ def scale_advantages(
     """Divide advantages by a standard deviation plus `eps`, float [B].
 
     `scale`: "group" or True, of each group's advantages (arXiv:2402.03300, sec. 4.1; Liu et al. 2025,
-    arXiv:2503.20783, sec. 3, show how it favours very easy and very hard prompts); "batch", of all of
-    them (arXiv:2508.08221); "none" or False leaves them as they are.
+    arXiv:2503.20783, sec. 3, show how it favours very easy and very hard prompts); "batch", of all
+    advantages (arXiv:2508.08221); "none" or False, not at all.
     """
     if scale in (False, "none"):
         return advantages
@@ -78,7 +78,7 @@ def decoupled_advantages(
     """Return the weighted sum of the scaled advantages under each reward, scaled by the batch: [B]
     (GDPO, arXiv:2601.05242, sec. 3).
 
-    `rewards`: float [B, K], of K functions; `weights`: [K]. The rest as of `group_advantages`.
+    `rewards`: float [B, K], of K functions; `weights`: [K]; the others as in `group_advantages`.
     """
     each = [
         scale_advantages(group_advantages(rewards[:, k], group_size, valid), group_size, valid)
@@ -113,7 +113,7 @@ def rollout_advantages(
 
 # %% ../../nbs/trainer/01_advantage.ipynb #887309d0
 def overlong_penalty(lengths: torch.Tensor, max_tokens: int, buffer: int) -> torch.Tensor:
-    """Return what is added to the rewards of completions near the limit, in [-1, 0] (soft overlong
+    """Return the penalty to add to rewards of completions near the limit, in [-1, 0] (soft overlong
     punishment: DAPO, arXiv:2503.14476, sec. 3.4, eq. 13). `lengths`: tokens, [B]. Returns float [B]."""
     if not buffer:
         return torch.zeros(lengths.shape)

@@ -19,7 +19,7 @@ from .config import IMPORTANCE_MODES, LOSS_TYPES
 
 # %% ../../nbs/trainer/02_loss.ipynb #902ba3cd
 class TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities and entropies, and their slopes along the hidden states; see `token_logprobs`."""
+    """Log-probabilities and entropies, with gradients for the hidden states; see `token_logprobs`."""
 
     @staticmethod
     def forward(
@@ -37,7 +37,7 @@ class TokenLogprobs(torch.autograd.Function):
             part = slice(start, start + block)
             logits = (hidden[part].to(head.dtype) @ head.T).float().div_(temperature)
             each = torch.log_softmax(logits, -1)
-            del logits  # the largest tensors of a step: none outlives its last use
+            del logits  # the largest tensors of a step: free each after its last use
             logprobs[part] = each.gather(-1, targets[part, None])[:, 0]
             p = each.exp()
             entropies[part] = entropy = -(p * each).sum(-1)
@@ -71,14 +71,14 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each target and the entropy of its distribution, in nats.
 
-    `hidden` [N, H] predicts `targets`, int64 [N]; `head` [V, H] is the output embedding, frozen. Logits
-    are multiplied in the precision of `head`, or of autocast, and go on in fp32, at most
-    `block_elements` entries at a time (None: what suits the device). Returns float32 [N] twice; gradient
-    flows through the entropy only if asked for.
+    `hidden` [N, H] predicts `targets`, int64 [N]; `head` [V, H] is the frozen output embedding. The matrix
+    product has the precision of `head` or autocast; everything after it is fp32. At most
+    `block_elements` logits exist at a time (None: chosen for the device). Returns float32 [N] twice;
+    the entropy has a gradient only with `entropy_gradient`.
     """
     if head.requires_grad:
         raise ValueError("The output embedding must be frozen: no gradient is computed for it.")
-    # On a processor a block should stay in its cache, if that isn't too few tokens to multiply well.
+    # On a CPU a block should fit the cache, but hold enough tokens for an efficient product.
     least, size = (32, 1 << 18) if hidden.device.type == "cpu" else (1, 1 << 25)
     block = max(least, size // len(head))
     if block_elements is not None:
@@ -87,7 +87,7 @@ def token_logprobs(
     slopes = (learnt, learnt and entropy_gradient)
     kind = hidden.device.type
     if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        head = head.to(torch.get_autocast_dtype(kind))  # once, and not for every block
+        head = head.to(torch.get_autocast_dtype(kind))  # once, not for every block
     logprobs, entropy = TokenLogprobs.apply(hidden, head, targets, temperature, block, slopes)
     return logprobs, entropy if entropy_gradient else entropy.detach()
 
@@ -161,7 +161,7 @@ def sapo_loss(
 ) -> torch.Tensor:
     """Return each token's loss behind a soft gate, [N] (SAPO, arXiv:2511.20347, eq. 5 and 6).
 
-    `temperatures`: of tokens with a positive advantage, and of the others.
+    `temperatures`: for tokens with a positive advantage, and for the others.
     """
     ratio = probability_ratio(logprobs, old_logprobs, sequences)
     temperature = torch.where(advantages > 0, *temperatures)
@@ -178,7 +178,7 @@ def vespo_loss(
 ) -> torch.Tensor:
     """Return each token's log-probability loss, weighted by its sequence's gate: [N] (VESPO, arXiv:2602.10693).
 
-    `powers` k and `decays` λ: of tokens with an advantage of at least 0, and of the others.
+    `powers` k and `decays` λ: for tokens with an advantage of at least 0, and for the others.
     """
     log_ratio = (logprobs.detach() - sampler_logprobs).clamp(-20, 20)
     log_weight = sequence_sum(log_ratio, sequences).clamp(math.log(1e-8), 20)
