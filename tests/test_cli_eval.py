@@ -145,7 +145,8 @@ def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: sign
     assert 2 <= kept < 20
     if sent != signal.SIGKILL:
         assert process.returncode == 130 and "Traceback" not in said
-        assert f"--resume {folder.name} --api-base-url {server.url} goes on" in said
+        command = f"vf-eval addition --resume {folder.name} --api-base-url {server.url}"
+        assert f"resume with: {command}" in said
     server.requests.clear()
     server.silent_after = 1000
     unnamed = call("addition", "--resume", cwd=tmp_path)
@@ -341,7 +342,7 @@ def test_rollouts_go_to_the_hub(tmp_path: Path) -> None:
 def test_a_hub_that_refuses_costs_one_sentence(tmp_path: Path) -> None:
     arguments = ["addition", "-n", "1", "-r", "1", "-H", "-D", "me/rollouts"]
     failed = call(*arguments, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
-    assert failed.returncode == 2 and "the hub did not take the dataset" in failed.stderr
+    assert failed.returncode == 2 and "could not be pushed" in failed.stderr
     assert "Traceback" not in failed.stderr
 
 
@@ -354,12 +355,12 @@ WRONG = {
     "did you mean --model?": ["addition", "--modle", "a"],
     "did you mean 'addition'": ["adition"],
     "is not the name": ["not a name"],
-    "no JSON": ["addition", "-a", "{a: 1}"],
+    "invalid JSON": ["addition", "-a", "{a: 1}"],
     "not a JSON object": ["addition", "-S", "[1]"],
     "0 is too small": ["addition", "-n", "0"],
     "is not a whole number": ["addition", "-r", "x"],
     "no server answers": ["addition", "-b", "http://127.0.0.1:9/v1"],
-    "is no address": ["addition", "-b", "http://127.0.0.1:99999"],
+    "is not an API address": ["addition", "-b", "http://127.0.0.1:99999"],
     "there is no endpoint": ["addition", "--endpoint", "nobody"],
     "set OPENAI_API_KEY": ["addition", "-m", "gpt-5"],
     "no file of endpoints": ["addition", "-e", "missing.py"],
@@ -385,7 +386,7 @@ def test_a_wrong_call_costs_one_sentence(tmp_path: Path, said: str) -> None:
 def test_a_refused_key_is_told_before_anything_runs(tmp_path: Path, server: Server) -> None:
     server.key = "right"
     failed = call("addition", "-b", server.url, "-k", "K", cwd=tmp_path, K="wrong")
-    assert failed.returncode == 2 and "refuses the key" in failed.stderr and not server.requests
+    assert failed.returncode == 2 and "rejects the key" in failed.stderr and not server.requests
 
 
 LAZY = """
@@ -425,7 +426,7 @@ def test_a_full_disk_keeps_what_was_finished(tmp_path: Path) -> None:
     kept = len(list(read_rollouts(results)))
     assert 0 < kept < 40
     said = done.stderr.splitlines()[-1]
-    assert "is kept in" in said and f"vf-eval addition --resume {results.parent.name}" in said
+    assert "are saved in" in said and f"vf-eval addition --resume {results.parent.name}" in said
     again = call("addition", "--resume", results.parent.name, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert len(list(read_rollouts(results))) == 40
@@ -475,7 +476,7 @@ def test_secrets_are_not_kept(tmp_path: Path, server: Server) -> None:
     assert not any("hunter" in text or "sesame" in text for text in texts)
     folder = next(path.parent for path in files if path.name == "metadata.json")
     lacking = call("addition", "--resume", folder.name, cwd=tmp_path)
-    assert lacking.returncode == 2 and "held a secret, which is not kept" in lacking.stderr
+    assert lacking.returncode == 2 and "held a secret, which is not saved" in lacking.stderr
     given = ("-b", address, "-S", header)
     assert call("addition", "--resume", folder.name, *given, cwd=tmp_path).returncode == 0
     nobody = call("addition", "-b", "http://ada:hunter-two@127.0.0.1:9/v1", cwd=tmp_path)

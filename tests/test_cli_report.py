@@ -89,7 +89,7 @@ def test_pages_of_hostile_runs(tmp_path: Path) -> None:
     ("arguments", "said"),
     [
         (["missing"], "no evaluation at missing"),
-        (["bad.jsonl"], "no rollouts that can be read"),
+        (["bad.jsonl"], "the rollouts in bad.jsonl can't be read"),
         (["a", "-o", "/proc/none/a.html"], "can't be written"),
         ([], "RUN"),
     ],

@@ -785,13 +785,14 @@ def test_a_folder_that_may_only_be_read_is_one_sentence(tmp_path: Path) -> None:
     asked = ("addition", "-n", "2", "-r", "1")
     new = as_reader("eval", *asked, "-s", cwd=tmp_path)
     said.append(new.stderr.splitlines()[-1])
-    assert "outputs: Permission denied. Nothing is kept: call it where you can write" in said[-1]
+    assert "outputs: Permission denied. No rollouts were saved: choose a folder" in said[-1]
     assert vf_eval(*asked, "-s", cwd=tmp_path).returncode == 0
     (results,) = tmp_path.rglob("results.jsonl")
     results.write_text(results.read_text().splitlines(keepends=True)[0])
     resumed = as_reader("eval", "addition", "--resume", results.parent.name, cwd=tmp_path)
     said.append(resumed.stderr.splitlines()[-1])
-    assert f"--resume {results.parent.name} goes on once that is mended" in said[-1]
+    command = f"vf-eval addition --resume {results.parent.name}"
+    assert f"resume the run once this is fixed with: {command}" in said[-1]
     assert len(results.read_text().splitlines()) == 1
     small = ("--max-steps", "1", "--per-device-train-batch-size", "16", "-o", "run")
     train = [sys.executable, "-m", "verifiers_nb.cli.train", "addition", *small]

@@ -127,7 +127,7 @@ def test_resuming_a_strangers_evaluation_runs_and_sends_nothing(
     (tmp_path / "gift/metadata.json").write_text(json.dumps(about))
     env = "simpleqa" if name == "env_args" else "addition"
     done = call("eval", env, "--resume", "gift", cwd=tmp_path)
-    assert done.returncode == 2 and "A folder may be anyone's, so give these again" in done.stderr
+    assert done.returncode == 2 and "so pass these flags again" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "ran").exists() and not Catcher.keys
     print(done.stderr)
