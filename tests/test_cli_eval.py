@@ -152,7 +152,7 @@ def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: sign
     unnamed = call("addition", "--resume", cwd=tmp_path)
     assert (
         unnamed.returncode == 2
-        and f"asked with --api-base-url {server.url}. A folder may" in unnamed.stderr
+        and f"used --api-base-url {server.url}. A saved run may" in unnamed.stderr
     )
     done = call("addition", "--resume", "-b", server.url, "--json", cwd=tmp_path)
     figures = json.loads(done.stdout)
@@ -363,7 +363,7 @@ WRONG = {
     "is not an API address": ["addition", "-b", "http://127.0.0.1:99999"],
     "there is no endpoint": ["addition", "--endpoint", "nobody"],
     "set OPENAI_API_KEY": ["addition", "-m", "gpt-5"],
-    "no file of endpoints": ["addition", "-e", "missing.py"],
+    "no endpoints file": ["addition", "-e", "missing.py"],
     "NO_SUCH_KEY": ["addition", "-k", "NO_SUCH_KEY"],
     "it ships": ["addition", "-m", "verifiers_nb/adder-1b"],
     "'no_such_verifier'": ["addition", "--verifier", "no_such_verifier"],

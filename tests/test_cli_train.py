@@ -79,7 +79,7 @@ def test_stopped_and_continued(tmp_path: Path, sent: signal.Signals) -> None:
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 130 and not errors
     last = steps(tmp_path / "run")[-1]
-    assert f"the checkpoint of step {last} is whole" in said
+    assert f"the checkpoint of step {last} is complete" in said
     assert said.rstrip().endswith("vf-train --resume run")
     done = call("--resume", "run", "--max-steps", str(last + 2), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -114,7 +114,7 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
         assert (tmp_path / "run" / name).stat().st_mode & 0o777 == 0o600
     again = ("--resume", "run", "--config", "run/run.toml", "--max-steps", "2")
     lacking = call(*again, cwd=tmp_path)
-    assert lacking.returncode == 2 and "held a secret, which is not kept" in lacking.stderr
+    assert lacking.returncode == 2 and "held a secret, which is not saved" in lacking.stderr
     assert call(*again, *secrets, cwd=tmp_path).returncode == 0
 
 
@@ -168,7 +168,7 @@ def test_a_press_that_a_launcher_passes_on_is_one(tmp_path: Path) -> None:
     wait_until(lambda: len(steps(run)) >= 2, process)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the launcher and both processes
     process.wait(120)
-    assert f"the checkpoint of step {steps(run)[-1]} is whole" in (tmp_path / "said").read_text()
+    assert f"the checkpoint of step {steps(run)[-1]} is complete" in (tmp_path / "said").read_text()
 
 
 def test_a_run_that_fails(tmp_path: Path) -> None:
@@ -214,17 +214,17 @@ WRONG = {
     "did you mean --learning-rate?": ["addition", "--learning-rte", "1"],
     "'fast' is not a number": ["addition", "--learning-rate", "fast"],
     "'2.5' is not a whole number": ["addition", "--max-steps", "2.5"],
-    "say which environment": ["--max-steps", "2"],
+    "name an environment": ["--max-steps", "2"],
     "did you mean 'addition'": ["adition"],
     "invalid JSON": ["addition", "-a", "{a: 1}"],
     "failed to load": ["addition", "-a", '{"num_eval_examples": -7}'],
     "missing.toml can't be read": ["addition", "--config", "missing.toml"],
     "did you mean learning_rate?": ["addition", "--config", "typo.toml"],
-    "is no TOML": ["addition", "--config", "broken.toml"],
+    "is not valid TOML": ["addition", "--config", "broken.toml"],
     "belongs under [grpo]": ["addition", "--config", "flat.toml"],
     "[grpo] max_steps: 'many' is not": ["addition", "--config", "value.toml"],
-    "no run to go on with in nowhere": ["--resume", "nowhere"],
-    "no setting is about": ["--settings", "no such word"],
+    "no run to resume in nowhere": ["--resume", "nowhere"],
+    "no setting contains": ["--settings", "no such word"],
     "invalid choice: 'tgi'": ["addition", "--serve", "tgi"],
     "it ships": ["addition", "-m", "verifiers_nb/adder-1b"],
     "num_generations from": ["addition", "--per-device-train-batch-size", "12"],

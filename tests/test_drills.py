@@ -804,7 +804,7 @@ def test_a_folder_that_may_only_be_read_is_one_sentence(tmp_path: Path) -> None:
     for done in (began, goes_on):
         said += done.stderr.splitlines()
         assert (
-            "run can't be written" in said[-1] and "What is there is kept. Name another" in said[-1]
+            "run can't be written" in said[-1] and "Nothing was changed. Name another" in said[-1]
         )
     print(*said, sep="\n")
     assert len(said) == 4

@@ -157,7 +157,10 @@ def test_resuming_a_strangers_training_runs_and_sends_nothing(
     told = RUNS[name].replace("URL", catcher).replace("PORT", port)
     (tmp_path / "gift/run.toml").write_text(told)
     done = call("train", "--resume", "gift", cwd=tmp_path)
-    assert done.returncode == 2 and "gift/run.toml may be anyone's and has " in done.stderr
+    assert (
+        done.returncode == 2
+        and "gift/run.toml may come from somebody else and sets " in done.stderr
+    )
     assert name in done.stderr and "add --config gift/run.toml" in done.stderr
     assert not (tmp_path / "ran").exists() and not Catcher.keys
     print(done.stderr)
