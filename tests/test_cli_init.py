@@ -180,7 +180,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
     ("command", "arguments", "said"),
     [
         ("verifiers_nb.cli.init", ["2-sums"], "can't be the name"),
-        ("verifiers_nb.cli.init", ["json"], "Python has already"),
+        ("verifiers_nb.cli.init", ["json"], "Python already has"),
         ("verifiers_nb.cli.init", [], "NAME"),
         ("verifiers_nb.cli.init", ["a", "-p", "file"], "can't be written"),
         ("verifiers_nb.cli.init", ["a", "--note"], "is unknown; did you mean --notebook?"),
@@ -246,7 +246,7 @@ def test_a_package_for_verifiers_is_installed_without_it(python: Path, tmp_path:
     for name, wanted in (("theirs_folder",) * 2, ("theirs_index", "theirs_index==0.1")):
         done = call(python, "vf-install", wanted, *pip, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
-        assert f"installed; vf-eval {name} tries it" in done.stdout
+        assert f"installed; try it with vf-eval {name}" in done.stdout
     play = """
 import verifiers_nb as vf
 for name in ("theirs_folder", "theirs_index"):

@@ -193,7 +193,7 @@ def test_the_command_beside_another_server(vllm_server: VLLMServer) -> None:
     command = [sys.executable, "-m", "verifiers_nb.cli.vllm", NAME, "--kv-cache-gb", "0.25"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        said = "".join(iter(process.stdout.readline, "Ctrl-C ends it.\n"))
+        said = "".join(iter(process.stdout.readline, "Ctrl-C stops it.\n"))
         told = dict(re.findall(r"^(model|url|key|log) +(\S+)$", said, flags=re.M))
         assert told["url"] != vllm_server.url and told["key"] != vllm_server.api_key
         wish = dict(model=NAME, messages=QUESTION, temperature=0, max_tokens=60)

@@ -61,17 +61,17 @@ def read_arguments(argv: Sequence[str]) -> tuple[str, dict[str, Any], list[str]]
 
 # %% ../../nbs/cli/07_vllm.ipynb #bd307a3e
 def announce(server: Any) -> str:
-    """Return what to know about a server that is ready, and how to tell other programs."""
+    """Return the facts about a server that is ready, and the variables for other programs."""
     return (
         f"model  {server.model}\nurl    {server.url}\nkey    {server.api_key}\nlog    {server.log}\n\n"
         f"For other programs:\n"
         f"  export OPENAI_BASE_URL={server.url} OPENAI_API_KEY={server.api_key}\n\n"
-        "Ctrl-C ends it."
+        "Ctrl-C stops it."
     )
 
 # %% ../../nbs/cli/07_vllm.ipynb #8262d87c
 def serve_until_stopped(model: str, options: dict[str, Any], rest: Sequence[str]) -> int:
-    """Serve until Ctrl-C and return 0, or 1 for a server that is gone for good."""
+    """Serve until Ctrl-C and return 0, or 1 if the server has died for good."""
     from verifiers_nb.inference.vllm_server import start_vllm
 
     with start_vllm(model, vllm_flags=rest, **options) as server:
@@ -80,14 +80,14 @@ def serve_until_stopped(model: str, options: dict[str, Any], rest: Sequence[str]
             while server.error is None:
                 time.sleep(0.2)  # the server's own thread watches it
         except KeyboardInterrupt:
-            print("\nending", flush=True)
+            print("\nstopping", flush=True)
             return 0
     print(f"vf-vllm: {server.error}", file=sys.stderr)
     return 1
 
 # %% ../../nbs/cli/07_vllm.ipynb #7c8c7b86
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start a server; 0 after Ctrl-C, 1 if it died, 2 if it did not start, 130 for Ctrl-C before that."""
+    """Start a server; return 0 after Ctrl-C, 1 if it died, 2 if it did not start, 130 for an early Ctrl-C."""
     arguments = read_arguments(sys.argv[1:] if argv is None else argv)
     end_on_sigterm()
 
