@@ -185,7 +185,7 @@ def test_what_is_there_is_kept(tmp_path: Path) -> None:
         ("verifiers_nb.cli.init", ["a", "-p", "file"], "can't be written"),
         ("verifiers_nb.cli.init", ["a", "--note"], "is unknown; did you mean --notebook?"),
         ("vf-install", ["adition"], "did you mean 'addition'?"),
-        ("vf-install", [], "which environment"),
+        ("vf-install", [], "name an environment"),
         ("vf-install", ["addition", "-b", "dev"], "--from-repo"),
     ],
 )

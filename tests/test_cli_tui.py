@@ -145,11 +145,11 @@ def test_in_a_terminal(large: Path) -> None:
         (["missing"], "nothing at missing"),
         (["."], "no rollouts below"),
         (["--evn", "a"], "did you mean --env?"),
-        (["one.jsonl"], "no terminal"),
+        (["one.jsonl"], "needs a terminal"),
     ],
 )
 def test_a_wrong_call_costs_one_sentence(tmp_path: Path, arguments: list[str], said: str) -> None:
-    if said == "no terminal":
+    if said == "needs a terminal":
         (tmp_path / "one.jsonl").write_text('{"index": 0}\n')
     command = [sys.executable, "-m", "verifiers_nb.cli.tui", *arguments]
     failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
