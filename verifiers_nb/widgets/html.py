@@ -34,12 +34,12 @@ ODD = re.compile(
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters, marks of direction and lone surrogates as Python's escapes."""
+    """Return the text with control characters, direction marks and lone surrogates as Python escapes."""
     return ODD.sub(lambda odd: ascii(odd[0])[1:-1], text)
 
 # %% ../../nbs/widgets/00_html.ipynb #d7903659
 def escaped(text: str) -> str:
-    """Return HTML that shows a text and does nothing else."""
+    """Return HTML that displays a text and has no other effect."""
     pieces = ODD.split(text)
     odd = [f"<i>{visible(each)}</i>" for each in ODD.findall(text)]
     return "".join(escape(piece) + mark for piece, mark in zip(pieces, [*odd, ""], strict=True))
@@ -54,11 +54,11 @@ def one_line(text: str, most: int = 120) -> str:
 # %% ../../nbs/widgets/00_html.ipynb #7b52009b
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Say something about the characters `start` to `end` of a text.
+    """Mark the characters `start` to `end` of a text.
 
     `kind`: "field" is tinted and named by `label`; "fault" is underlined; "token" is tinted without a
     name; "insert" shows `label` as if it were part of the text; "caret" points between two characters; "found" is what
-    a search found; "differs" is underlined as a difference; "" only lights up. `key`: rows with the same key light the mark up. `hue`: one of six colours. `tint` in
+    a search found; "differs" is underlined as a difference; "" is only highlighted. `key`: pointing at a row with this key highlights the mark. `hue`: one of six colours. `tint` in
     [0, 1]: how strong the colour is.
     """
 
@@ -82,7 +82,7 @@ def within(marks: Iterable[Mark], start: int, end: int) -> list[Mark]:
 
 # %% ../../nbs/widgets/00_html.ipynb #02fad7b2
 def pieces(marks: Sequence[Mark], start: int, end: int) -> Iterator[tuple[int, int, list[Mark]]]:
-    """Yield each piece between two edges of marks, as start, end and the marks over it."""
+    """Yield each piece between two edges of marks, as start, end and the marks that cover it."""
     edges = sorted({start, end, *(m.start for m in marks), *(m.end for m in marks)})
     waiting = sorted((m for m in marks if m.start < m.end), key=lambda m: -m.start)
     over: list[Mark] = []
@@ -94,12 +94,12 @@ def pieces(marks: Sequence[Mark], start: int, end: int) -> Iterator[tuple[int, i
 
 # %% ../../nbs/widgets/00_html.ipynb #1574bddb
 MOST_DRAWN = 12_000  # characters of one text
-AROUND = 300  # characters on either side of a place that matters
-MOST_WINDOWS = 8  # places that matter
+AROUND = 300  # characters on either side of a position that matters
+MOST_WINDOWS = 8  # positions that matter
 
 
 def windows(size: int, places: Iterable[int] = (), most: int = MOST_DRAWN) -> list[tuple[int, int]]:
-    """Return what to draw of a text of `size` characters, as (start, end) in order."""
+    """Return the parts of a text of `size` characters to draw, as (start, end) in order."""
     if size <= most:
         return [(0, size)]
     matter = [*dict.fromkeys(places)][:MOST_WINDOWS]
@@ -142,7 +142,7 @@ def piece(text: str, over: Sequence[Mark]) -> str:
 def marked_text(
     text: str, marks: Iterable[Mark] = (), label: str = "Text", most: int = MOST_DRAWN
 ) -> str:
-    """Draw a text with its marks; of a long text its ends and the surroundings of faults and carets."""
+    """Draw a text with its marks; of a long text, draw its ends and the surroundings of faults and carets."""
     marks = [*marks]
     matter = [m.start for m in marks if m.kind in ("fault", "caret", "insert", "found", "differs")]
     drawn, last = [], 0
@@ -192,7 +192,7 @@ def bin_scores(scores: Iterable[float]) -> dict[str, int]:
 
 # %% ../../nbs/widgets/00_html.ipynb #9ad07348
 def action(name: str, live: bool, **data: Any) -> str:
-    """Write the attributes of an element that does something when pressed; none in a static form."""
+    """Return the attributes of an element that can be pressed; none in a static drawing."""
     given = "".join(f' data-{key}="{escape(str(value))}"' for key, value in data.items())
     return f' data-act="{escape(name)}"{given}' if live else ""
 
@@ -200,13 +200,13 @@ def action(name: str, live: bool, **data: Any) -> str:
 def histogram(
     bins: Mapping[str, int], label: str, act: str = "", live: bool = False, **data: Any
 ) -> str:
-    """Draw how much each named bin counts; with `act`, a bar that counts something can be pressed."""
+    """Draw a bar for the count of each named bin; with `act`, bars that aren't empty can be pressed."""
     top, step, height = max([*bins.values(), 1]), min(210 // len(bins), 13), 28
-    bars, said, width = "", [], step * len(bins)
+    bars, counted, width = "", [], step * len(bins)
     for place, (name, count) in enumerate(bins.items()):
         tall = max(count / top * (height - 2), 2) if count else 0
         words = f"{name}: {count:,}"
-        said += [words] * bool(count)
+        counted += [words] * bool(count)
         press = action(act, live and bool(act and count), bin=place, **data)
         if press:
             press = f' role="button" tabindex="0" aria-label="{one_line(label)}, {words}"{press}'
@@ -215,7 +215,9 @@ def histogram(
             f'<rect class="vf-hit" x="{place * step}" width="{step}" height="{height}"/>'
             f'<rect class="vf-fill" x="{place * step + 1}" y="{height - tall:.1f}" width="{step - 2}" height="{tall:.1f}" rx="1.5"/></g>'
         )
-    about = "" if live and act else f' role="img" aria-label="{one_line(label)}. {", ".join(said)}"'
+    about = (
+        "" if live and act else f' role="img" aria-label="{one_line(label)}. {", ".join(counted)}"'
+    )
     sized = f"min-width:{width}px;height:{height + 1}px"
     size = f'width="{width}" height="{height + 1}" style="{sized}"'
     line = f'<path class="vf-line" d="M0 {height + 0.5}H{width}"/>'
@@ -231,7 +233,7 @@ def table(
     """
 
     def cells(row: Sequence[Any], tag: str) -> str:
-        # where our style is taken away, JupyterLab's aligns to the right
+        # without our style, JupyterLab aligns cells to the right
         plain = ' style="text-align:left"'
         kinds = [' class="vf-number"' if i in numbers else plain for i in range(len(row))]
         return "".join(
@@ -248,7 +250,7 @@ def table(
 
 # %% ../../nbs/widgets/00_html.ipynb #7a5990b0
 def pressable_row(act: str, live: bool, current: bool = False, **data: Any) -> dict[str, Any]:
-    """Return the attributes of a row that does something when pressed; in a static form it only may be current."""
+    """Return the attributes of a row that can be pressed; in a static drawing, only whether it is current."""
     press = {"tabindex": 0, "data-act": act, **{f"data-{key}": data[key] for key in data}}
     return (press if live else {}) | ({"aria-current": "true"} if current else {})
 
@@ -262,7 +264,7 @@ def button(
     label: str, act: str, live: bool, *,
     shortcut: str = "", pressed: bool | None = None, disabled: bool = False, **data: Any,
 ) -> str:  # fmt: skip
-    """Draw a button, or in a static form nothing; the key `shortcut` presses it from anywhere in the widget."""
+    """Draw a button, or nothing in a static drawing; the key `shortcut` presses it from anywhere in the widget."""
     if not live:
         return ""
     state = "" if pressed is None else f' aria-pressed="{str(pressed).lower()}"'
@@ -286,7 +288,7 @@ def pager(page: int, count: int, live: bool, rows: int = PAGE_ROWS) -> str:
 # %% ../../nbs/widgets/00_html.ipynb #761f22b2
 @cache
 def widget_file(name: str) -> str:
-    """Return a style or a script of `data/widgets`."""
+    """Return the contents of a file in `data/widgets`."""
     return (files("verifiers_nb") / "data" / "widgets" / name).read_text(encoding="utf-8")
 
 # %% ../../nbs/widgets/00_html.ipynb #fb644351
@@ -299,7 +301,7 @@ STYLE = widget_file("style.css") + LIT + widget_file("lit.css")
 
 # %% ../../nbs/widgets/00_html.ipynb #6551dcac
 def filled(text: Any) -> Any:
-    """Return what a template puts into its place: a text escaped, anything else as it is."""
+    """Return a template value: a string escaped, anything else as it is."""
     return Markup(escaped(text)) if type(text) is str else text
 
 
@@ -336,7 +338,7 @@ PLAIN = (
 class Snapshot:
     """Hold a drawing that needs no kernel.
 
-    `body`: HTML; `label`: its name, for places that can't show HTML; `css`: style beyond `STYLE`.
+    `body`: HTML; `label`: its name, shown where HTML can't be; `css`: style beyond `STYLE`.
     """
 
     body: str

@@ -38,8 +38,8 @@ from verifiers_nb.widgets.rollouts import (
     LiveRun,
     Query,
     RolloutTable,
-    found_spans,
     last_text,
+    match_spans,
 )
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #c1dfd96e
@@ -47,7 +47,7 @@ def input_html(
     label: str, act: str, value: str, live: bool, *,
     hint: str = "", shortcut: str = "", wide: bool = False, **data: Any,
 ) -> str:  # fmt: skip
-    """Draw a box to type into, with its name above; in a static form nothing."""
+    """Draw an input box with its label above; nothing in a static drawing."""
     if not live:
         return ""
     kind = ' class="vf-wide"' if wide else ""
@@ -58,7 +58,7 @@ def input_html(
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #be95ed19
 def select_html(label: str, act: str, chosen: str, options: Sequence[str], live: bool) -> str:
-    """Draw a choice of some options, with its name above; in a static form nothing."""
+    """Draw a choice of options with its label above; nothing in a static drawing."""
     drawn = ""
     for option in options:
         value = escape(option.encode("utf-8", "replace").decode())
@@ -159,19 +159,19 @@ MOST_SCORE = 1e6  # beyond it, a score is likely a mistake
 def flags(rows: RolloutTable, number: int) -> str:
     """Draw the labels of a row, such as failed or truncated, in small print."""
     row = rows.rows[number]
-    said = ["failed"] * row.failed + ["cut off"] * row.truncated
-    said += [f"branch of {row.parent + 1}"] if row.parent is not None else []
+    labels = ["failed"] * row.failed + ["cut off"] * row.truncated
+    labels += [f"branch of {row.parent + 1}"] if row.parent is not None else []
     scores = [row.reward, *row.scores.values()]
-    said += ["not a number"] * any(map(math.isnan, scores))
-    said += ["infinite"] * any(map(math.isinf, scores))
-    said += ["extreme"] * any(MOST_SCORE <= abs(score) < math.inf for score in scores)
-    kinds = [(each.partition(" ")[0], each) for each in said]
+    labels += ["not a number"] * any(map(math.isnan, scores))
+    labels += ["infinite"] * any(map(math.isinf, scores))
+    labels += ["extreme"] * any(MOST_SCORE <= abs(score) < math.inf for score in scores)
+    kinds = [(each.partition(" ")[0], each) for each in labels]
     return "".join(f'<small class="vf-flag vf-flag-{kind}">{each}</small>' for kind, each in kinds)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #36a8b154
 def found_line(text: str, pattern: Any = None, most: int = 200) -> str:
-    """Draw a text on one line: its beginning, or the first place where `pattern` is found, marked."""
-    if not (spans := found_spans(pattern, text)):
+    """Draw a text on one line: its beginning, or the first match of `pattern`, marked."""
+    if not (spans := match_spans(pattern, text)):
         return one_line(text, most)
     (a, b), start = spans[0], max(0, spans[0][0] - 40)
     shown = [text[start:a], text[a : min(b, a + most)], text[b : start + most]]
@@ -181,7 +181,7 @@ def found_line(text: str, pattern: Any = None, most: int = 200) -> str:
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #98d523bd
 def asked_html(prompt: Messages, after: str = "", pattern: Any = None) -> str:
-    """Draw the question of a prompt on a line, what its last message says, with badges after it."""
+    """Draw the last message of a prompt on one line, with badges after it."""
     asked = found_line(last_text(prompt), pattern, 160)
     return f'<div class="vf-asked"><span>{asked}</span>{after}</div>'
 
@@ -202,7 +202,7 @@ def said_line(rows: RolloutTable, number: int, pattern: Any = None, most: int = 
     row, record = rows.rows[number], rows.rows[number].record
     said = str(record.get("error") or "") if row.failed else last_text(record["completion"])
     here = (said, last_text(record["prompt"]))
-    elsewhere = pattern is not None and not any(found_spans(pattern, each) for each in here)
+    elsewhere = pattern is not None and not any(match_spans(pattern, each) for each in here)
     text = rows.text(number) if elsewhere else said
     return f'<div class="vf-said">{found_line(text, pattern, most)}</div>'
 

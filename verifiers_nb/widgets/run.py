@@ -188,7 +188,7 @@ def trace_path(trace: Trace, place: Callable[[float, float], tuple[float, float]
 
 # %% ../../nbs/widgets/08_run.ipynb #4d134bc0
 def curve_words(curve: Curve) -> str:
-    """Say where a curve begins, ends and has been."""
+    """Describe a curve: where it begins and ends, and its range."""
     values, name = [value for _, value in curve.points], visible(curve.name[:80])
     if len(values) == 1:
         return f"{name}: {figure_text(values[0])}"

@@ -26,17 +26,12 @@ from IPython.display import display, update_display
 from .html import STYLE, Snapshot, button, escaped, framed, widget_file
 
 # %% ../../nbs/widgets/01_view.ipynb #c1dfd96e
-SCRIPT = (
-    widget_file("charts.js")
-    + widget_file("reading.js")
-    + widget_file("slider.js")
-    + widget_file("view.js")
-)
+SCRIPT = "".join(map(widget_file, ("charts.js", "reading.js", "slider.js", "view.js")))
 
 # %% ../../nbs/widgets/01_view.ipynb #68382da2
 @cache
 def packed_plotly() -> bytes:
-    """Return plotly's script, as gzip packs it."""
+    """Return plotly's script, compressed with gzip."""
     from plotly.offline import get_plotlyjs
 
     return gzip.compress(get_plotlyjs().encode(), 6)
@@ -163,11 +158,11 @@ class Panel(ipywidgets.VBox):
         self.refresh()
 
     def said_html(self) -> str:
-        """Draw what stood against the last press."""
+        """Draw the error of the last press."""
         return f'<p class="vf-said" role="status">{escaped(self.said)}</p>' * bool(self.said)
 
     def refresh(self) -> None:
-        """Draw the state again; of two threads that draw, the later one has the last word."""
+        """Draw the state again; safe to call from any thread."""
         with self.lock:
             self.draws += 1
             self.view.html = framed(self.drawing(True), self.label, self.css)
@@ -183,7 +178,7 @@ class Panel(ipywidgets.VBox):
             timer.start()
 
     def keep(self) -> None:
-        """Bring the picture up to date that a notebook is saved with, if the widget was drawn since."""
+        """Update the picture that is saved with the notebook, if the widget was drawn since the last update."""
         with self.lock:
             if not (self._is_due and self._is_shown and self.comm is not None):
                 return
@@ -203,7 +198,7 @@ class Panel(ipywidgets.VBox):
 
     def freeze_in_place(self) -> None:
         """Put a snapshot in place of this widget, so that saving the notebook keeps it."""
-        with self.lock:  # a picture that is being made comes before
+        with self.lock:  # wait for a picture that is being made
             self._is_shown = False
         update_display(self.freeze(), display_id=self.model_id)
         update_display({"text/html": "", "text/plain": ""}, raw=True, display_id=self.view.kept)
