@@ -303,7 +303,10 @@ def sampled_places(sequence: TokenSequence) -> list[int]:
 def sampled_tokens(samples: Sequence[Sample]) -> tuple[torch.Tensor, dict[str, Any]]:
     """Return the indices of the sampled tokens in their sequences, and the flat data of a `MicroBatch`."""
     at = [
-        (n, place) for n, sample in enumerate(samples) for place in sampled_places(sample.sequence)
+        (number, place)
+        for number, sample in enumerate(samples)
+        for place, sampled in enumerate(sample.sequence.mask)
+        if sampled and place
     ]
     sequences, places = torch.tensor(at, dtype=torch.long).view(-1, 2).unbind(1)
     logprobs = [float(samples[number].sequence.logprobs[place]) for number, place in at]
