@@ -89,7 +89,7 @@ def tool_message(tool_call_id: str | None, content: str) -> ChatMessage:
 class ToolEnv(MultiTurnEnv):
     """Let the model call tools until it answers without a call.
 
-    `tools`: functions, sync or async, with docstrings and types for the model. `error_formatter`:
+    `tools`: one function or several, sync or async, with docstrings and types for the model. `error_formatter`:
     returns the text that the model reads for an exception. Sync tools run in at most `max_workers`
     threads.
 
@@ -101,14 +101,15 @@ class ToolEnv(MultiTurnEnv):
 
     def __init__(
         self,
-        tools: Sequence[Callable[..., Any]] | None = None,
+        tools: Sequence[Callable[..., Any]] | Callable[..., Any] | None = None,
         max_turns: int = 10,
         error_formatter: Callable[[Exception], str] = str,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("message_type", "chat") != "chat":
             raise ValueError("Tools need chat messages: message_type must be 'chat'.")
-        self.tools, self.error_formatter = list(tools or []), error_formatter
+        self.tools = [tools] if callable(tools) else list(tools or ())
+        self.error_formatter = error_formatter
         self.tool_map = make_tools(self.tools, self.hidden_args)
         schemas = [tool.schema for tool in self.tool_map.values()]
         super().__init__(max_turns, oai_tools=schemas or None, **kwargs)
