@@ -360,7 +360,7 @@ def test_an_installed_package_adds_verifiers(
     assert get_verifier("json_schema") is JSONSchemaVerifier  # ours can't be taken
     with pytest.raises(RuntimeError, match=r"'broken' of short-texts \(short_texts:Nothing\)"):
         get_verifier("broken")
-    with pytest.raises(RuntimeError, match="give a class"):
+    with pytest.raises(RuntimeError, match="must be a class"):
         get_verifier("module")
     with pytest.raises(ValueError, match="json_schema, .*short"):
         get_verifier("sort")
