@@ -340,5 +340,5 @@ def setup_logging(
     logger = logging.getLogger("verifiers_nb")
     logger.setLevel(level.upper() if isinstance(level, str) else level)
     logger.handlers = [old for old in logger.handlers if old.name != handler.name] + [handler]
-    # The root logger may have a handler of its own, which would print each line again.
+    # A handler of the root logger would print each line again.
     logger.propagate = False

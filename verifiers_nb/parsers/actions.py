@@ -129,7 +129,7 @@ def rule_checks(
 class AbstractParseFunction(BaseModel, ABC):
     """Read a response into a thought and an action; a subclass defines `read`.
 
-    `error_message` is the Jinja template of what the model is told about a response that can't be
+    `error_message` is the Jinja template of the message to the model about a response that can't be
     read, with the variables `exception_message`, `error_code` and `command_docs`.
     """
 
@@ -479,7 +479,7 @@ class SingleBashCodeBlockParser(AbstractParseFunction):
     tag_format = lambda commands: bash_format(commands, single=True)  # noqa: E731
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
-        """Take the block, if there is no other."""
+        """Take the only block."""
         count, turn = read_blocks(response_text(response))
         if count > 1:
             raise FormatError(f"There are {count} bash blocks.", rule="only one", span=turn.span)

@@ -500,7 +500,7 @@ ParserConfig: TypeAlias = str | Mapping[str, Any] | AbstractParseFunction
 def action_parser(config: ParserConfig) -> AbstractParseFunction:
     """Return a parser made from its type or its fields, which include `type`; a parser is returned unchanged.
 
-    A type that does not exist is a `ValueError` that lists those that do.
+    Raises `ValueError`, with a list of the types, for an unknown type.
     """
     if isinstance(config, AbstractParseFunction):
         return config

@@ -119,7 +119,7 @@ def without_sets(pattern: str) -> str:
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #f67727ee
 def part_fault(part: BaseModel) -> str | None:
-    """Return what is wrong with a format that xgrammar would let through."""
+    """Return the fault of a format that xgrammar would accept, or None."""
     texts = own_texts(part)
     if "\x00" in "".join(texts):
         return "a NUL byte, at which xgrammar cuts the text"

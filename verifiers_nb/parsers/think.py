@@ -163,4 +163,7 @@ class ThinkBoxedParser(ThinkParser):
     def checks(self, text: str) -> list[Check]:
         """Check the thinking, then the box: two rules of weight 0.5."""
         thinking = [replace(check, weight=0.5) for check in super().checks(text)]
-        return [*thinking, box_check(text, 0.5)]
+        box, (thought, close, _) = box_check(text, 0.5), text.partition(CLOSE)
+        if box.score and close and BOX in thought:
+            box = replace(box, score=0.0, message="the box is inside the thinking")
+        return [*thinking, box]

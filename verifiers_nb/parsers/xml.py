@@ -330,7 +330,7 @@ class XMLParser(Parser):
     def format_score(self, text: str) -> float:
         """Return the sum of `weight * score` over the checks of `text`."""
         if type(self).checks is not XMLParser.checks:
-            return super().format_score(text)  # a subclass with checks of its own is scored by them
+            return super().format_score(text)  # a subclass may override the checks
         return math.fsum(map(mul, self._weights, self._measure(text)[1]))
 
     def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:

@@ -72,7 +72,7 @@ def write_manifest(folder: Path) -> None:
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #c3b55cf8
 def damage(checkpoint: str | Path, contents: bool = False) -> str | None:
-    """Return what is wrong with a checkpoint, None if it is whole; `contents`: compare checksums too."""
+    """Return the fault of a checkpoint, or None if it is complete; `contents`: compare checksums too."""
     folder = Path(checkpoint)
     try:
         json.loads((folder / "trainer_state.json").read_text())["global_step"]
@@ -93,7 +93,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_undamaged(checkpoint: str | Path, contents: bool = False) -> bool:
-    """Say whether a checkpoint is whole; the log says what is wrong with one that isn't."""
+    """Return whether a checkpoint is complete; if it isn't, log the reason."""
     found = damage(checkpoint, contents)
     if found:
         logger.warning("%s is damaged and is passed over: %s.", checkpoint, found)
@@ -101,7 +101,7 @@ def is_undamaged(checkpoint: str | Path, contents: bool = False) -> bool:
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #c1dfd96e
 def whole_checkpoints(output_dir: str | Path) -> dict[int, str]:
-    """Return the checkpoints of a run by their step, without those that miss a file or a part of one."""
+    """Return the complete checkpoints of a run by step."""
     found = find_steps(output_dir, "checkpoint-*")
     return {step: str(path) for step, path in found.items() if is_undamaged(path)}
 
@@ -147,7 +147,7 @@ METRICS = "metrics.jsonl"
 
 
 def keep_metrics(output_dir: str | Path, until: int) -> None:
-    """Drop from a run's metrics what is of later steps than `until`.
+    """Drop the lines of steps after `until` from a run's metrics.
 
     A half-written last line goes too, and the summary of a run that ended: it goes on.
     """
@@ -365,7 +365,7 @@ def end_run(run: RunControl) -> None:
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #6d94dd7d
 def learnt_weights(model: Any) -> list[torch.Tensor]:
-    """Return copies, in the processor's memory, of the weights that are learnt."""
+    """Return copies of the trained weights in the processor's memory."""
     learnt = (each for each in model.parameters() if each.requires_grad)
     return [weight.detach().to("cpu", copy=True) for weight in learnt]
 
@@ -406,7 +406,7 @@ class ResumableTrainer(Trainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.run, self.guard = RunControl(), InterruptGuard()
         self.changed: dict[str, float] = {}
-        self.first_settings: dict[str, Any] = {}  # of those that were changed
+        self.first_settings: dict[str, Any] = {}  # original values of changed settings
         super().__init__(*args, **kwargs)
         self.given_optimizer = self.optimizer
         self.add_callback(FollowRequests(self))
@@ -420,7 +420,7 @@ class ResumableTrainer(Trainer):
     ) -> TrainOutput:
         """Train; True resumes from the last checkpoint, or starts afresh if there is none.
 
-        Ctrl-C ends the run with a checkpoint, where nothing is half done, and raises
+        Ctrl-C ends the run with a checkpoint at the end of the step, and raises
         `KeyboardInterrupt`.
         """
         with self.run.running(), self.guard, ExitStack() as stack:
@@ -562,7 +562,7 @@ class ResumableTrainer(Trainer):
             self.optimizer.state.clear()
 
     def weights_replaced(self) -> None:
-        """Do what is needed after the weights were replaced; a subclass may keep copies of them."""
+        """React to replaced weights; a subclass that keeps copies of them updates these."""
 
     def roll_back(self, to: int | str | Path = "best") -> Path:
         """Go back to a checkpoint: its weights are loaded, what came after it is moved aside.

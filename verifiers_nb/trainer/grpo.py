@@ -201,7 +201,7 @@ def make_batches(
     step_of: dict[int, int],
     rubric: Any = None,
 ) -> list[StepBatch]:
-    """Return what to learn from each part of a generation, the first of them in the step after `step`."""
+    """Return the batch of each part of a generation; the first part is learnt in the step after `step`."""
     batches, size = [], args.rollouts_per_step
     for part, start in enumerate(range(0, len(rollouts), size)):
         own = rollouts[start : start + size]
@@ -257,14 +257,14 @@ def free_folder(run: Path) -> Path:
 
 # %% ../../nbs/trainer/13_grpo.ipynb #7edeb362
 def own_adapter(model: Any) -> Any:
-    """Return a copy of a model with learnt weights of its own; those that are frozen are shared, not copied."""
+    """Return a copy of a model with its own trained weights; frozen weights are shared, not copied."""
     frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
     return copy.deepcopy(model, frozen)
 
 # %% ../../nbs/trainer/13_grpo.ipynb #9a4c6be1
 @contextmanager
 def same_base(checkpoint: str | Path, model: Any, folder: Path) -> Iterator[None]:
-    """Raise `ValueError` for a checkpoint whose adapter does not fit `model`; what is done in this block may find that out.
+    """Raise `ValueError` if a checkpoint's adapter does not fit `model`, also where loading it in this block shows that.
 
     The names of the base models are compared for checkpoints of other runs than the one in `folder`: a model may have moved.
     """
@@ -427,7 +427,7 @@ class GRPOTrainer(ResumableTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], None]:
-        """Return what the next step learns from; before it, the run may pause, stop and change.
+        """Return the batch of the next step; before it, the run may pause, stop or change.
 
         A stop, or Ctrl-C, ends the run with a checkpoint.
         """
@@ -441,7 +441,7 @@ class GRPOTrainer(ResumableTrainer):
             return [], None
 
     def next_batch(self) -> StepBatch:
-        """Return what the next step learns from, out of a new generation if one is due."""
+        """Return the batch of the next step, from a new generation if one is due."""
         args = self.args
         number, use = divmod(self.state.global_step, args.parts * args.num_iterations)
         delivery = on_first(self.accelerator, lambda: self.deliver(number))
@@ -452,7 +452,7 @@ class GRPOTrainer(ResumableTrainer):
         return self.delivery.batches[use % args.parts]
 
     def deliver(self, number: int) -> Delivery:
-        """Wait, in the first process, for a generation and whatever else comes before a step."""
+        """Do in the first process all that comes before a step, and wait for its generation."""
         with self.guard.open():
             self.run.hold()
         changes = self.run.take_changes()
@@ -506,14 +506,14 @@ class GRPOTrainer(ResumableTrainer):
             self.versions.push(self.model, self.state.global_step)
 
     def start_afresh(self) -> None:
-        """Forget also where the reference had moved to, and what was measured."""
+        """Also forget the moved reference and the measurements."""
         super().start_afresh()
         self.watch, self.reference = RewardWatch(), MovingReference()
         self.prompts.restore({})
         self.step_metrics = []
 
     def weights_replaced(self) -> None:
-        """Forget what was made with the weights before."""
+        """Forget everything made with the earlier weights."""
         self.versions.forget()
         self.delivery = Delivery({})
 
@@ -586,7 +586,7 @@ class GRPOTrainer(ResumableTrainer):
         rubric: Rubric | None = None,
         folder: str | Path | None = None,
     ) -> GRPOTrainer:
-        """Return a trainer that goes on from a checkpoint as a run of its own, with another rubric if one is given.
+        """Return a trainer that goes on from a checkpoint as a separate run, with another rubric if one is given.
 
         `step`: of a checkpoint, "last", "best", or its folder. `folder`: of the new run; by default beside this one. Its
         `train()` and `start()` go on from its last checkpoint; a generation that had begun is made again. This run keeps its files

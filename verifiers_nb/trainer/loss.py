@@ -126,7 +126,7 @@ def policy_loss(
     PPO's objective (Schulman et al. 2017, arXiv:1707.06347, eq. 7) as in GRPO (arXiv:2402.03300,
     eq. 3). `epsilon_high` widens the upper side (DAPO, arXiv:2503.14476, sec. 3.1); `delta` caps
     the ratio where the advantage is negative (INTELLECT-2, arXiv:2505.07291, sec. 3.4). With
-    `sequences` the ratio is that of the sequence (GSPO, arXiv:2507.18071, eq. 5).
+    `sequences` the ratio is the sequence's (GSPO, arXiv:2507.18071, eq. 5).
     """
     ratio = probability_ratio(logprobs, old_logprobs, sequences)
     clipped = ratio.clamp(1 - epsilon, 1 + (epsilon if epsilon_high is None else epsilon_high))

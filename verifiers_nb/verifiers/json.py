@@ -48,7 +48,7 @@ def strip_span(text: str, start: int, end: int) -> TextSpan:
 
 # %% ../../nbs/verifiers/02_json.ipynb #d122a098
 def find_payload(text: str) -> TextSpan:
-    """Find what is inside surrounding whitespace and one code fence, plain or labelled json."""
+    """Return the bounds of the text inside whitespace and one code fence, plain or labelled json."""
     start, end = strip_span(text, 0, len(text))
     if end - start < 6 or not (text.startswith("```", start) and text.endswith("```", start, end)):
         return start, end
@@ -138,7 +138,7 @@ BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 def skip_blanks(text: str, at: int) -> int:
-    """Return the first place from `at` on that is no JSON whitespace."""
+    """Return the first offset from `at` on that isn't JSON whitespace."""
     blanks = BLANKS.match(text, at)
     return blanks.end() if blanks else at
 
@@ -175,7 +175,7 @@ def json_check(text: str, weight: float = 1.0) -> tuple[Check, Any]:
 
 # %% ../../nbs/verifiers/02_json.ipynb #e4bcb7bb
 class JSONStructureVerifier(Verifier):
-    """Pass what is JSON, inside surrounding whitespace and one code fence."""
+    """Accept valid JSON, with whitespace and one code fence around it."""
 
     name = "json_structure"
 
@@ -289,7 +289,7 @@ def printable_violation(error: ValidationError) -> str:
 
 # %% ../../nbs/verifiers/02_json.ipynb #972e8602
 def check_references(schema: Any, draft: Any) -> None:
-    """Resolve every reference in a schema; one that leads out of it is a `ValueError`."""
+    """Resolve every reference in a schema; raises `ValueError` for one that leads out of it."""
     root = draft.create_resource(schema)
     waiting = [(root, REGISTRY.resolver_with_root(root))]
     seen: set[int] = set()
@@ -326,12 +326,12 @@ def validator_class(schema: Any) -> Any:
         return Draft202012Validator
     base = validator_for({"$schema": named}, default=None) if isinstance(named, str) else None
     if base is None:
-        raise ValueError(f"The schema's $schema {named!r} is no draft of JSON Schema.")
+        raise ValueError(f"The schema's $schema {named!r} isn't a draft of JSON Schema.")
     return base
 
 # %% ../../nbs/verifiers/02_json.ipynb #971abe8a
 def compile_schema(schema: Any) -> Any:
-    """Make the validator of a schema; what is wrong with it is a `ValueError` that says where."""
+    """Return the validator of a schema; raises `ValueError` with the place if the schema is invalid."""
     if not isinstance(schema, (Mapping, bool)):
         raise TypeError(f"A schema is a dictionary or a bool, got {schema!r:.200}.")
     try:

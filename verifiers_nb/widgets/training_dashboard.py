@@ -221,7 +221,7 @@ class TrainingDashboard(Panel):
             super().refresh()
 
     def follow(self) -> bool:
-        """Draw again; return whether the run goes on."""
+        """Draw again; return whether there may be more to draw."""
         with self.lock:
             path = self.run.path
             files = [written(each.path.parent) for each in self.run.runs.values()]
