@@ -54,7 +54,7 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules, README an
 
 test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
 	@$(PY) -m mypy
-	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 5
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 4
 
 test-gpu: ## Only what needs a GPU: tests and figures, in at most 8 minutes
 	@$(if $(wildcard $(PY)),$(PY),python3) tools/gpu.py

@@ -239,7 +239,7 @@ def test_results_of_a_sync_call_can_be_awaited(caplog: pytest.LogCaptureFixture)
         return await environment().evaluate(vf.ScriptedClient(["2"] * 2), "m", progress=False)  # type: ignore[misc]
 
     assert asyncio.run(ask()).reward == [1.0, 0.0]
-    assert "Leave the await out, or await env.a_evaluate" in caplog.text
+    assert "Remove the await, or await env.a_evaluate" in caplog.text
 
 
 def test_answers_that_are_numbers(caplog: pytest.LogCaptureFixture) -> None:

@@ -176,7 +176,7 @@ def test_tools_without_a_docstring(warned: list[str]) -> None:
 
     env = vf.ToolEnv(tools=[mute], dataset=ROWS, rubric=vf.Rubric(one))
     assert [text.partition(",")[0] for text in warned] == ["Tool 'mute' has no docstring"]
-    assert "say in one what it does" in warned[0]
+    assert "write one that describes the tool" in warned[0]
     assert play(env, [vf.tool_call("mute", x=3)], "2").completion[0][1]["content"] == "3"
 
 

@@ -59,7 +59,10 @@ def test_looking_at_results_imports_nothing(
 
     said = asyncio.run(look())
     assert len(said) == 3 and not (tmp_path / "ran").exists()
-    assert "checks of addition" in said and sum("no checks (--env" in each for each in said) == 2
+    assert (
+        "checks of addition" in said
+        and sum("no checks (import them with --env" in each for each in said) == 2
+    )
     call = [
         sys.executable,
         "-m",

@@ -769,6 +769,9 @@ def test_wandb_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     make_trainer(tmp_path / "run", max_steps=2, report_to="wandb").train()
     wandb.finish()
     (path,) = tmp_path.rglob("run-*.wandb")
+    deadline = time.monotonic() + 60  # wandb writes in a process of its own, which may be late
+    while b"train/staleness" not in path.read_bytes() and time.monotonic() < deadline:
+        time.sleep(0.1)
     assert b"train/reward" in path.read_bytes() and b"train/staleness" in path.read_bytes()
 
 

@@ -223,7 +223,7 @@ def test_commands_and_keys(vllm_server: VLLMServer, tmp_path: Path) -> None:
     status, said, errors = run("eval", *few, OPENAI_API_KEY=vllm_server.api_key)
     assert status == 0 and '"reward"' in said, errors
     status, _, errors = run("eval", *few, OPENAI_API_KEY="wrong")
-    assert status == 2 and "refuses the key" in errors
+    assert status == 2 and "rejects the key" in errors
     status, _, errors = run("train", "--endpoint", vllm_server.url, VLLM_API_KEY="wrong")
     assert status == 2 and "(the key is taken from VLLM_API_KEY)" in errors
     assert "Traceback" not in errors

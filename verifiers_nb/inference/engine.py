@@ -212,7 +212,7 @@ class PromptTokenizer:
         with self.lock:
             return self.need_tokenizer().apply_chat_template(
                 list(messages),
-                tools=list(options.tools) if options.tools else None,
+                **({"tools": list(options.tools)} if options.tools else {}),
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,
                 return_dict=False,
