@@ -366,6 +366,7 @@ WRONG = {
     "no endpoints file": ["addition", "-e", "missing.py"],
     "NO_SUCH_KEY": ["addition", "-k", "NO_SUCH_KEY"],
     "it ships": ["addition", "-m", "verifiers_nb/adder-1b"],
+    "name it with --resume": ["addition", "--repair"],
     "'no_such_verifier'": ["addition", "--verifier", "no_such_verifier"],
     "missing 'pattern'": ["addition", "--verifier", "regex_format"],
     "failed to load": ["addition", "-a", '{"num_eval_examples": -7}'],

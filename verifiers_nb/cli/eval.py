@@ -455,7 +455,9 @@ def scored_environment(settings: EvalSettings) -> Environment:
 def run_from_settings(given: dict[str, Any]) -> Evaluation:
     """Run an evaluation from settings by name; raise `CommandError` if it can't run."""
     settings, folder = resumed(given)
-    if settings.repair and folder is not None:
+    if settings.repair:
+        if folder is None:
+            raise CommandError("--repair mends a stored evaluation: name it with --resume")
         say(f"{move_bad_lines(folder / 'results.jsonl')} lines were moved to results.jsonl.bad")
     env = scored_environment(settings)
     named = (settings.endpoint, settings.api_base_url, settings.api_key_var)
