@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,9 +45,20 @@ def close_notebooks(page) -> None:
     )
 
 
-def our_errors(errors: Sequence[str]) -> list[str]:
-    """Return the errors of a page's scripts that are not JupyterLab's own."""
-    return [error for error in errors if not any(each in error for each in NOT_OURS)]
+@contextmanager
+def no_script_errors(page) -> Iterator[None]:
+    """Refuse errors that the scripts of a page raise meanwhile, but for JupyterLab's own."""
+    errors: list[str] = []
+
+    def note(error) -> None:
+        text = error.stack or str(error)
+        if not any(each in text for each in NOT_OURS):
+            errors.append(text)
+
+    page.on("pageerror", note)
+    yield
+    page.remove_listener("pageerror", note)
+    assert errors == []
 
 
 def notebook_of(*sources: str) -> nbformat.NotebookNode:

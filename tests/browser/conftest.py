@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import WINDOW, Lab, close_notebooks, notebook_of, our_errors, run_all
+from browsing import WINDOW, Lab, close_notebooks, no_script_errors, notebook_of, run_all
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SETTINGS = {
@@ -127,16 +127,12 @@ def window(visitor):
 @pytest.fixture
 def page(window) -> Iterator:
     """Return a page without notebooks; when the test ends, its scripts must have raised no error."""
-    errors: list[str] = []
-    note = lambda error: errors.append(error.stack or str(error))  # noqa: E731
-    window.on("pageerror", note)
     window.set_viewport_size(WINDOW)
-    yield window
-    window.remove_listener("pageerror", note)
-    if window.locator(".jp-Dialog").count():
-        window.goto("about:blank")
-    close_notebooks(window)
-    assert our_errors(errors) == []
+    with no_script_errors(window):
+        yield window
+        if window.locator(".jp-Dialog").count():
+            window.goto("about:blank")
+        close_notebooks(window)
 
 
 @pytest.fixture

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from browsing import WINDOW, live_widget, notebook_of, our_errors, run_again, show, write_and_open
+from browsing import (
+    WINDOW,
+    live_widget,
+    no_script_errors,
+    notebook_of,
+    run_again,
+    show,
+    write_and_open,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -81,14 +89,10 @@ def long_page(running_lab, visitor):
 @pytest.fixture
 def widget(long_page):
     """Return the explorer of long rollouts, which is made anew in the same page."""
-    errors: list[str] = []
-    note = lambda error: errors.append(error.stack or str(error))  # noqa: E731
-    long_page.on("pageerror", note)
     long_page.set_viewport_size(WINDOW)
-    run_again(long_page)
-    yield live_widget(long_page, "Rollout explorer")
-    long_page.remove_listener("pageerror", note)
-    assert our_errors(errors) == []
+    with no_script_errors(long_page):
+        run_again(long_page)
+        yield live_widget(long_page, "Rollout explorer")
 
 
 def opened(widget, number: int):
