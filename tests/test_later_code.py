@@ -378,6 +378,34 @@ def load_environment():
         ["a"],
         {"reward": 113.0, "said": "a", "stop": "max_turns_reached"},
     ),
+    "asks_for_objects": (
+        """
+from verifiers.utils.message_utils import concat_messages
+
+class Repeats(vf.MultiTurnEnv):
+    async def get_prompt_messages(self, state):
+        if not state["trajectory"]:
+            return state["prompt"]
+        last = state["trajectory"][-1]
+        asked = await self.env_response(last["completion"], state)
+        return concat_messages([last["prompt"], last["completion"], asked])
+    async def env_response(self, messages, state, **kwargs):
+        return [vf.UserMessage(content="Again.")]
+
+async def right(completion, parser_obj):
+    return float(parser_obj.parse_answer(completion) == "4")
+
+def load_environment():
+    rubric = vf.Rubric(funcs=[right])
+    rubric.add_class_object("parser_obj", vf.XMLParser(["answer"]))
+    group = vf.RubricGroup([rubric])
+    group.add_metric(lambda completion, size: float(len(completion) == size))
+    group.add_class_object("size", 3)
+    return Repeats(dataset=rows(("2 + 2?", "4")), rubric=group, max_turns=2)
+""",
+        ["5", "<answer>4</answer>"],
+        {"reward": 1.0, "right": 1.0, "<lambda>": 1.0, "said": "<answer>4</answer>"},
+    ),
     "ranks": (
         """
 def load_environment():
@@ -441,6 +469,48 @@ def test_their_rollouts_are_stored_and_read(here: Path) -> None:
     read = vf.load_results(file)
     assert (read.reward, read.completion[0][-1]["content"]) == ([0.75], "Won.")
     assert not {"trajectory", "client"} & {*read.state[0]} and len(file.read_text()) < 2000
+
+
+FEWEST_TURNS = """
+class Counts(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return [vf.UserMessage(content="Go on.")]
+    @vf.stop
+    async def is_done(self, state):
+        return bool(state["trajectory"]) and state["trajectory"][-1]["completion"][-1].content == "done"
+
+def load_environment():
+    async def fewest(states):
+        turns = [len(state["trajectory"]) for state in states]
+        return [float(each == min(turns)) for each in turns]
+    return Counts(dataset=rows(("?", "")), rubric=vf.Rubric([fewest]))
+"""
+
+
+def test_a_group_of_which_a_file_has_a_half_is_played_again(
+    here: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A record has no trajectory, so a reward for a group can't be computed from records."""
+    env, file = load(here, "fewest_turns", FEWEST_TURNS), here / "results.jsonl"
+
+    def evaluate(*turns: str, count: int = 3) -> Any:
+        said = iter(turns)
+        client = vf.ScriptedClient(lambda conversation: next(said))
+        settings = dict(rollouts_per_example=count, max_concurrent=1, progress=False)
+        return env.evaluate(client, "scripted", save_path=file, **settings)
+
+    assert evaluate("a", "done", "done", "b", "c", "done").reward == [0.0, 1.0, 0.0]
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:2]))
+    assert evaluate("a", "done", "b", "done", "c", "done").reward == [1.0, 1.0, 1.0]
+    assert "2 stored rollouts are played again" in caplog.text
+    assert len(file.read_text().splitlines()) == 3
+    before = file.read_text()
+    assert evaluate().reward == [1.0, 1.0, 1.0] and file.read_text() == before
+    file.write_text(before.replace('"content": "?"', '"content": "Which?"'))
+    with pytest.raises(ValueError, match="has rollouts of other inputs"):
+        evaluate(count=4)
+    assert len(file.read_text().splitlines()) == 3  # nothing of another run is removed
 
 
 def test_later_names_of_calls(here: Path) -> None:

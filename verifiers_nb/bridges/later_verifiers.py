@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
-           'as_messages', 'followed_by', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'RolloutError',
-           'note_end', 'LaterState', 'messages_so_far', 'play_turns', 'LaterXMLParser', 'LaterBoxedParser',
-           'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv',
-           'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
+           'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks', 'first_argument',
+           'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far', 'play_turns', 'LaterRubric',
+           'LaterXMLParser', 'LaterBoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv',
+           'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -18,7 +18,7 @@ import atexit
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 from verifiers_nb.envs.multiturn import (
@@ -37,6 +37,7 @@ from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from ..parsers.xml import FieldSpans, XMLParser
 from ..rubrics.math import MathRubric
+from ..rubrics.rubric import Rubric
 from verifiers_nb.types import (
     ChatMessage,
     Info,
@@ -94,6 +95,11 @@ def followed_by(messages: Any, answer: Any, calls: bool = True) -> Any:
         return messages + answer
     added = MESSAGES["user"](content=answer) if isinstance(answer, str) else answer
     return messages + as_messages(added, calls)
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #8503408b
+def concat_messages(parts: Sequence[Any]) -> Any:
+    """Return several conversations as one, or several texts as one."""
+    return reduce(followed_by, parts)
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #dc34c4b5
 def stop(func: Any = None, priority: int = 0, kind: str = "stop") -> Any:
@@ -202,6 +208,10 @@ async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: 
         await maybe_await(env.add_model_response, state, prompt, await ask(prompt))
         if not env.is_later and 0 < env.max_turns <= state["turn"]:
             return
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #524fefd1
+class LaterRubric(Rubric):
+    """A rubric whose functions may take objects that are added later, so only the environment checks."""
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
@@ -425,7 +435,7 @@ def ensure_keys(keys: Iterable[str]) -> None:
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8b5fac5a
 CLASSES = (
     *(LaterMultiTurnEnv, LaterSingleTurnEnv, LaterToolEnv, LaterStatefulToolEnv),
-    *(LaterXMLParser, LaterMathRubric),
+    *(LaterXMLParser, LaterMathRubric, LaterRubric),
 )
 LATER_NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in MESSAGES.values()},
@@ -433,4 +443,5 @@ LATER_NAMES: dict[str, Any] = {
     **dict.fromkeys("Tool ToolCall Response RolloutInput TrajectoryStep".split(), LaterMessage),
     **dict(ERRORS, Error=RolloutError, ChatMessages=list, MaybeThinkParser=MaybeThinkParser),
     **dict(stop=stop, cleanup=cleanup, teardown=teardown, ensure_keys=ensure_keys),
+    "concat_messages": concat_messages,
 }

@@ -333,7 +333,8 @@ class Environment(ABC):
 
         `max_concurrent`: rollouts in flight, -1 for a sensible maximum. `save_path`: a JSONL file
         to which each scored rollout is appended. Rollouts that the file has already are not run
-        again. All columns but rewards and metrics are read from the file on access: call `load()`
+        again, unless a reward compares the rollouts of a prompt and the file has only some of them.
+        All columns but rewards and metrics are read from the file on access: call `load()`
         on the outputs before you delete it. Raises `BlockingIOError` if another process writes to
         the file. `progress`: show rate, time left and mean reward. `keep_failed=False` leaves out
         failed rollouts. `retry_failed`: run those again that failed before. Further keywords go to

@@ -292,6 +292,8 @@ class RolloutRun:
         try:
             if self.store:
                 self.store.check(self.settings)
+                if self.groups:
+                    self.drop_partial_groups(self.store, self.groups)
             with fewer_collections():
                 await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
         finally:
@@ -306,6 +308,17 @@ class RolloutRun:
             message = "%d of %d rollouts failed; the first: %s"
             logger.error(message, count, len(self.rows), first)
 
+    def drop_partial_groups(self, store: RolloutStore, groups: PromptGroups) -> None:
+        """Remove incomplete groups from the store, so that they are played again as a whole."""
+        done = store.done.keys()
+        partial = [group for group in groups.members.values() if not done >= {*group}]
+        if dropped := {index for group in partial for index in group if index in done}:
+            for index in dropped:
+                store.restore(self.rows[index])  # raises an error if the file has other inputs
+            message = "%d stored rollouts are played again, because their groups are incomplete."
+            logger.warning(message, len(dropped))
+            store.drop(dropped)
+
     def show_status(self, status: str) -> None:
         """Show in the progress bar, or log, why the run is slow."""
         if self.progress:
@@ -314,23 +327,26 @@ class RolloutRun:
             logger.warning("%d of %d rollouts done, %s", len(self.finished), len(self.rows), status)
 
     async def run_one(self, index: int) -> None:
-        """Play and score one row, or restore it from the store."""
+        """Play and score one row, or restore it from the store; the last of a group scores the group."""
         rollout = self.rows[index]
-        stored = self.store is not None and self.store.restore(rollout)
-        if stored:
+        if self.store is not None and self.store.restore(rollout):
             self.finish(rollout)
-        else:
-            await self.play(rollout)
-        if self.groups:
-            await self.finish_group(self.groups.add(rollout))
-        elif not stored:
-            if self.rubric and not rollout.error:
-                try:
-                    score = await score_one(self.rubric, rollout)
-                    rollout.reward, rollout.metrics = score.reward, score.metrics
-                except BaseException as error:
-                    fail(rollout, as_failure(error))
-            self.finish(rollout)
+            return
+        await self.play(rollout)
+        played = self.groups.add(rollout) if self.groups else [rollout]
+        scores: list[RolloutScore] = []
+        try:
+            if self.groups:
+                scores = await score_group(self.env.rubric, played)
+            elif self.rubric and not rollout.error:
+                scores = [await score_one(self.rubric, rollout)]
+            for each, score in zip(played, scores, strict=bool(scores)):
+                each.reward, each.metrics = score.reward, score.metrics
+        except BaseException as error:
+            for each in played:
+                fail(each, as_failure(error))
+        for each in played:
+            self.finish(each)
 
     async def play(self, rollout: Rollout) -> None:
         """Play one rollout; mark it as failed if it raises an exception or takes too long."""
@@ -356,20 +372,6 @@ class RolloutRun:
         except BaseException as error:
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
             fail(rollout, as_failure(error))
-
-    async def finish_group(self, group: list[Rollout]) -> None:
-        """Score a complete group, unless the store had all of it, and finish its new rollouts."""
-        new = [rollout for rollout in group if rollout.index not in self.finished]
-        try:
-            scores = await score_group(self.env.rubric, group) if new else []
-            for rollout, score in zip(group, scores, strict=bool(new)):
-                if rollout.index not in self.finished:
-                    rollout.reward, rollout.metrics = score.reward, score.metrics
-        except BaseException as error:
-            for rollout in new:
-                fail(rollout, as_failure(error))
-        for rollout in new:
-            self.finish(rollout)
 
     def finish(self, rollout: Rollout) -> None:
         """Record a finished rollout, append it to the store unless it is there, and show progress."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = ['INPUTS', 'NOT_METRICS', 'READ_COLUMN', 'PERCENTILES', 'reply_usage', 'rollout_record', 'to_line', 'repair',
            'from_line', 'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format',
            'find_steps', 'read_rollouts', 'read_at', 'move_bad_lines', 'changed_settings', 'same_inputs',
-           'restore_state', 'restore_rollout', 'drop_failed', 'RolloutStore', 'owner', 'claimed',
-           'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
-           'stored_outputs', 'without_failed', 'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset',
-           'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
+           'restore_state', 'restore_rollout', 'RolloutStore', 'owner', 'claimed', 'outputs_from_records',
+           'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs',
+           'without_failed', 'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset', 'results_frame',
+           'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
            'PairedDifference', 'paired_difference', 'example_keys', 'example_means', 'success_by_prompt']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
@@ -274,14 +274,6 @@ def restore_rollout(rollout: Rollout, record: dict[str, Any]) -> None:
     rollout.reward, rollout.metrics = record["reward"], record["metrics"]
     rollout.error = record["error"]
 
-# %% ../../nbs/envs/01_store.ipynb #7607cedd
-def drop_failed(path: Path) -> None:
-    """Remove failed rollouts from a file, atomically."""
-    fresh = path.with_suffix(".new")
-    with path.open("rb") as lines, fresh.open("wb") as out:
-        out.writelines(line for line in lines if not from_line(line).get("error"))
-    os.replace(fresh, path)
-
 # %% ../../nbs/envs/01_store.ipynb #4d134bc0
 class RolloutStore:
     """Append finished rollouts to a JSONL file; `done` maps the index of each to its offset in bytes.
@@ -299,13 +291,29 @@ class RolloutStore:
         self.file: IO[bytes] | None = None
         if self.path.exists():
             repair(self.path)
-            if retry_failed and any(record.get("error") for record in read_rollouts(path)):
-                drop_failed(self.path)
-            for offset, record in read_with_offsets(path):
-                self.done[record["index"]] = offset
-                self.seconds = max(self.seconds, record.get("seconds") or 0.0)
-                self.stored_settings = self.stored_settings or record.get("run")
-            self.end = self.path.stat().st_size
+            failed = self.read()
+            if failed and retry_failed:
+                self.drop(failed)
+
+    def read(self) -> set[int]:
+        """Find the rollouts in the file, and return the indices of those that failed."""
+        self.done, failed = {}, set()
+        for offset, record in read_with_offsets(self.path):
+            self.done[record["index"]] = offset
+            if record["error"]:
+                failed.add(record["index"])
+            self.seconds = max(self.seconds, record.get("seconds") or 0.0)
+            self.stored_settings = self.stored_settings or record.get("run")
+        self.end = self.path.stat().st_size
+        return failed
+
+    def drop(self, indices: set[int]) -> None:
+        """Remove rollouts from the file, atomically, so that they are played again."""
+        fresh = self.path.with_suffix(".new")
+        with self.path.open("rb") as lines, fresh.open("wb") as out:
+            out.writelines(line for line in lines if from_line(line)["index"] not in indices)
+        os.replace(fresh, self.path)
+        self.read()
 
     def check(self, settings: dict[str, Any]) -> None:
         """Set the settings of this run; raises `ValueError` if the file was written with others."""

@@ -69,6 +69,10 @@ class RubricGroup(Rubric):
         options = {"isolate": True} if isolate else {}  # a member's own method may not take it
         self.rubrics[0].add_reward_func(func, weight, **options)
 
+    def add_class_object(self, name: str, value: Any) -> None:
+        """Add an object to the first member."""
+        self.rubrics[0].add_class_object(name, value)
+
     def get_reward_func_names(self) -> list[str]:
         """Return the names of all members' functions, in order."""
         return [name for rubric in self.rubrics for name in rubric.get_reward_func_names()]

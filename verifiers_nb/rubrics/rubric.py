@@ -433,6 +433,10 @@ class Rubric:
         """Set the parser that reward functions get."""
         self.parser = self.class_objects["parser"] = parser
 
+    def add_class_object(self, name: str, value: Any) -> None:
+        """Add an object that reward functions can take by name."""
+        self.class_objects[name] = value
+
     @cached_property
     def threads(self) -> Threads:
         """Return the threads for sync functions; a function that hangs keeps its thread."""
