@@ -17,13 +17,11 @@ from hypothesis import strategies as st
 from verifiers_nb.parsers.actions import (
     FormatError,
     FunctionCallingFormatError,
-    bash_spans,
     last_block,
+    read_blocks,
 )
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke
 from verifiers_nb.parsers.function_calls import (
-    FN_PARAM_REGEX_PATTERN,
-    FN_REGEX_PATTERN,
     ParseFunction,
     action_parser,
     find_call,
@@ -189,11 +187,10 @@ FENCE_TEXTS = texts("```", "```\n", "```bash\n", "\n```", "\n", " ", "```a", "ls
 @quick
 @given(CALL_TEXTS)
 def test_calls_are_found_as_the_patterns_find_them(text: str) -> None:
-    match, call = re.search(FN_REGEX_PATTERN, text, re.DOTALL), find_call(text)
-    assert (call and call.span) == (match and match.span())
-    if match and call:
-        assert (call.name, call.body) == (match[1].strip(), match[2])
-    found = re.findall(FN_PARAM_REGEX_PATTERN, text, re.DOTALL)
+    match = re.search(r"<function=([^>]+)>\n(.*?)</function>", text, re.DOTALL)
+    call = find_call(text)
+    assert (call and (call.span(), call.groups())) == (match and (match.span(), match.groups()))
+    found = re.findall(r"<parameter=([^>]+)>(.*?)</parameter>", text, re.DOTALL)
     assert find_parameters(text) == {key: re.sub(r"^\n|\n$", "", value) for key, value in found}
 
 
@@ -201,10 +198,13 @@ def test_calls_are_found_as_the_patterns_find_them(text: str) -> None:
 @given(FENCE_TEXTS)
 def test_bash_blocks_are_found_as_their_pattern_finds_them(text: str) -> None:
     pieces = re.split(r"```bash\n(.*?)\n```", text, flags=re.DOTALL)
-    spans = list(bash_spans(text))
-    assert [text[start:end] for _, _, start, end in spans] == pieces[1::2]
-    around = [text[before:block] for before, block, _, _ in spans]
-    assert around == pieces[:-1:2] and text.endswith(pieces[-1])
+    if len(pieces) == 1:
+        with pytest.raises(FormatError):
+            read_blocks(text)
+    else:
+        count, turn = read_blocks(text)
+        assert (count, turn.action) == (len(pieces) // 2, "\n".join(pieces[1::2]))
+        assert turn.thought == "<extracted_code_block>".join(pieces[::2])
 
 
 prose = st.text(alphabet="ab `<\t", max_size=6).filter(lambda line: not line.startswith("```"))

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RULE_OF_CODE', 'ActionResponse', 'FENCE', 'COMMAND_TAG', 'COMMAND_END', 'BASH_FENCE', 'BASH_END', 'BLOCK_MARK',
-           'BATCH', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text', 'response_of',
-           'responses_of', 'ActionTurn', 'rule_checks', 'AbstractParseFunction', 'any_text', 'Identity',
-           'ActionOnlyParser', 'action_format', 'ActionParser', 'last_block', 'unfinished', 'fenced_format',
-           'ThoughtActionParser', 'EditFormat', 'command_format', 'XMLThoughtActionParser', 'bash_spans', 'read_blocks',
-           'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+__all__ = ['RULE_OF_CODE', 'ActionResponse', 'FENCE', 'COMMAND_TAG', 'COMMAND_END', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK',
+           'BLOCK_MARK', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text',
+           'response_of', 'responses_of', 'ActionTurn', 'rule_checks', 'AbstractParseFunction', 'any_text', 'Identity',
+           'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser', 'last_block', 'unfinished',
+           'fenced_format', 'ThoughtActionParser', 'EditFormat', 'command_format', 'XMLThoughtActionParser',
+           'read_blocks', 'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/05_actions.ipynb #df0ab944
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 
@@ -237,16 +236,19 @@ class ActionOnlyParser(AbstractParseFunction):
         text = response_text(response)
         return ActionTurn("", text, (0, len(text)))
 
+# %% ../../nbs/parsers/05_actions.ipynb #636ced66
+def need_commands(commands: Sequence[Command]) -> Sequence[Command]:
+    """Return the commands of a tag; raises `ValueError` if there are none."""
+    if not commands:
+        raise ValueError("The tag of this format needs commands: give those of the parser.")
+    return commands
+
 # %% ../../nbs/parsers/05_actions.ipynb #c6754b3a
 def action_format(commands: Sequence[Command]) -> Format:
     """Match text whose first word is a command."""
     from verifiers_nb.parsers import structural_tags as tags
 
-    if not commands:
-        raise ValueError(
-            "The tag of the 'action' parser needs commands: the first word must be one."
-        )
-    names = "|".join(tags.escape(command.name) for command in commands)
+    names = "|".join(tags.escape(command.name) for command in need_commands(commands))
     first = tags.RegexFormat(pattern=f"[{tags.SPACE}]*(?:{names})")
     space = tags.RegexFormat(pattern=f"[{tags.SPACE}]")
     more = [tags.ConstStringFormat(value=""), tags.sequence(space, tags.AnyTextFormat())]
@@ -279,7 +281,7 @@ class ActionParser(AbstractParseFunction):
         raise FormatError(message, span=(start, start + len(word)))
 
 # %% ../../nbs/parsers/05_actions.ipynb #14adbb56
-# A fence takes the blank lines after it along; at the end of the text it needs no line break.
+# A fence includes the blank lines after it. At the end of the text it needs no line break.
 FENCE = re.compile(r"^```(\S*+)(?:\s*\n|\s*\Z)", re.MULTILINE)
 
 
@@ -400,34 +402,19 @@ class XMLThoughtActionParser(AbstractParseFunction):
 
 # %% ../../nbs/parsers/05_actions.ipynb #ff28c7c5
 BASH_FENCE, BASH_END = "```bash\n", "\n```"
-
-
-def bash_spans(text: str) -> Iterator[tuple[int, int, int, int]]:
-    """Return four offsets of each bash block: preceding text, fence, content, end of content."""
-    done, start = 0, text.find(BASH_FENCE)
-    while start >= 0 and (end := text.find(BASH_END, start + len(BASH_FENCE))) >= 0:
-        yield done, start, start + len(BASH_FENCE), end
-        done = end + len(BASH_END)
-        start = text.find(BASH_FENCE, done)
+BASH_BLOCK = re.compile(f"{BASH_FENCE}(?:(.*?){BASH_END}|.*)", re.DOTALL)
+BLOCK_MARK = "<extracted_code_block>"
 
 # %% ../../nbs/parsers/05_actions.ipynb #f1f836cb
-BLOCK_MARK, BATCH = "<extracted_code_block>", 2048
-
-
 def read_blocks(text: str) -> tuple[int, ActionTurn]:
     """Return the number of bash blocks and the turn that joins them; raises `FormatError` without any."""
-    thoughts, actions, count, begin, done = [], [], 0, 0, 0
-    spans = bash_spans(text)
-    while batch := list(islice(spans, BATCH)):
-        begin = begin if count else batch[0][1]
-        done = batch[-1][-1] + len(BASH_END)
-        count += len(batch)
-        thoughts.append(BLOCK_MARK.join([text[before:block] for before, block, _, _ in batch]))
-        actions.append("\n".join([text[start:end] for _, _, start, end in batch]))
-    if not count:
+    blocks = [block for block in BASH_BLOCK.finditer(text) if block[1] is not None]
+    if not blocks:
         raise unfinished("bash block", re.search(BASH_FENCE, text), text)
-    thought = BLOCK_MARK.join([*thoughts, text[done:]])
-    return count, ActionTurn(thought, "\n".join(actions), (begin, done))
+    begin, end = blocks[0].start(), blocks[-1].end()
+    thought = BASH_BLOCK.sub(BLOCK_MARK, text[:end]) + text[end:]
+    action = "\n".join(block[1] for block in blocks)
+    return len(blocks), ActionTurn(thought, action, (begin, end))
 
 # %% ../../nbs/parsers/05_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:

@@ -6,19 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
-           'RANGE', 'ALIASES', 'LINE_NUMBER', 'BETWEEN', 'ToolLike', 'ParseFunction', 'ParserConfig', 'argument_fault',
-           'call_line', 'NamedTag', 'find_named_tag', 'TaggedCall', 'find_call', 'parameter_value', 'find_parameters',
-           'read_range', 'tagged_action', 'parameter_format', 'need_commands', 'tagged_call_format',
-           'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action', 'tool_schema',
-           'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser', 'read_json_object', 'read_fields',
-           'joined_call', 'json_action', 'object_schema', 'json_format', 'JsonParser', 'action_parser', 'action_tag']
+__all__ = ['FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN',
+           'LINE_RANGE', 'ALIASES', 'ToolLike', 'ParseFunction', 'ParserConfig', 'argument_fault', 'call_line',
+           'find_call', 'parameter_value', 'find_parameters', 'read_range', 'command_named', 'tagged_action',
+           'parameter_format', 'tagged_call_format', 'XMLFunctionCallingParser', 'member', 'only_call', 'call_values',
+           'tool_action', 'tool_schema', 'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser',
+           'read_json_object', 'read_fields', 'joined_call', 'json_action', 'object_schema', 'json_format',
+           'JsonParser', 'action_parser', 'action_tag']
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #4c7e221f
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -37,9 +37,9 @@ from verifiers_nb.parsers.actions import (
     XMLThoughtActionParser,
     excerpt,
     excerpts,
+    need_commands,
     response_text,
 )
-from .base import TextSpan
 from .commands import Argument, Command, invoke
 
 if TYPE_CHECKING:
@@ -66,55 +66,17 @@ def call_line(command: Command, values: Mapping[str, Any], null: Any = None) -> 
         reason = excerpt(f"{type(error).__name__}: {error}", 200)
         raise FormatError(f"A value has the wrong type ({reason}).", rule="arguments") from error
 
-# %% ../../nbs/parsers/06_function_calls.ipynb #1574bddb
-# These define the form. `find_call` and `find_parameters` find the same, faster.
-FN_REGEX_PATTERN = r"<function=([^>]+)>\n(.*?)</function>"
-FN_PARAM_REGEX_PATTERN = r"<parameter=([^>]+)>(.*?)</parameter>"
-
-# %% ../../nbs/parsers/06_function_calls.ipynb #472b07b9
-class NamedTag(NamedTuple):
-    """Hold a tag `<kind=name>`: where it starts, its name, and where it ends."""
-
-    start: int
-    name: str
-    end: int
-
-# %% ../../nbs/parsers/06_function_calls.ipynb #e58d54ec
-def find_named_tag(text: str, opening: str, start: int) -> NamedTag | None:
-    """Find the next tag that begins with `opening`, from `start` on, and has a name."""
-    while (start := text.find(opening, start)) >= 0:
-        begin = start + len(opening)
-        close = text.find(">", begin)
-        if close < 0:
-            return None
-        if close > begin:
-            return NamedTag(start, text[begin:close], close + 1)
-        start = close
-    return None
-
 # %% ../../nbs/parsers/06_function_calls.ipynb #4d134bc0
 FUNCTION_TAG, FUNCTION_END = "<function=", "</function>"
 PARAMETER_TAG, PARAMETER_END = "<parameter=", "</parameter>"
-
-
-class TaggedCall(NamedTuple):
-    """Hold a call in tags: its name, what is inside, and all its characters."""
-
-    name: str
-    body: str
-    span: TextSpan
+# The second group is `None` if the call or the parameter isn't complete.
+CALL = re.compile(rf"{FUNCTION_TAG}([^>]+)(?:>\n(?:(.*?){FUNCTION_END}|.*)|>|\Z)", re.DOTALL)
+PARAMETER = re.compile(rf"{PARAMETER_TAG}([^>]+)(?:>(?:(.*?){PARAMETER_END}|.*)|\Z)", re.DOTALL)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f9a3da5e
-def find_call(text: str) -> TaggedCall | None:
-    """Find the first complete call, in time linear in the text."""
-    tag = find_named_tag(text, FUNCTION_TAG, 0)
-    while tag and not text.startswith("\n", tag.end):
-        tag = find_named_tag(text, FUNCTION_TAG, tag.end)
-    end = text.find(FUNCTION_END, tag.end + 1) if tag else -1
-    if not tag or end < 0:
-        return None
-    span = (tag.start, end + len(FUNCTION_END))
-    return TaggedCall(tag.name.strip(), text[tag.end + 1 : end], span)
+def find_call(text: str) -> re.Match[str] | None:
+    """Match the first complete call, its name and what is inside it, in time linear in the text."""
+    return next((call for call in CALL.finditer(text) if call[2] is not None), None)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #0d0b9f63
 def parameter_value(text: str) -> str:
@@ -124,40 +86,40 @@ def parameter_value(text: str) -> str:
 
 def find_parameters(body: str) -> dict[str, str]:
     """Return the parameters of a call, in linear time; the last value of a repeated name counts."""
-    values = {}
-    tag = find_named_tag(body, PARAMETER_TAG, 0)
-    while tag and (end := body.find(PARAMETER_END, tag.end)) >= 0:
-        values[tag.name] = parameter_value(body[tag.end : end])
-        tag = find_named_tag(body, PARAMETER_TAG, end + len(PARAMETER_END))
-    return values
+    found = (each.groups() for each in PARAMETER.finditer(body))
+    return {name: parameter_value(value) for name, value in found if value is not None}
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #7719a1c7
-RANGE = re.compile(r"\[\d+,\s*\d+\]")
+LINE_NUMBER = "(?:0|[1-9][0-9]{0,8})"
+BETWEEN = r"[ \n\r\t]*"
+LINE_RANGE = re.compile(rf"\[({LINE_NUMBER}),{BETWEEN}({LINE_NUMBER})\]{BETWEEN}")
 
 
 def read_range(value: str) -> list[int]:
     """Read `[first, last]`."""
-    try:
-        if RANGE.match(value):
-            return json.loads(value)
-    except ValueError:  # numbers that are not JSON, or text behind the bracket
-        pass
+    if found := LINE_RANGE.fullmatch(value):
+        return [*map(int, found.groups())]
     raise FormatError(
         f"view_range must be in the form [first, last], such as [1, 50], not {excerpt(value)}.",
         rule="arguments",
     )
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #cb4e5208
+def command_named(name: Any, commands: Sequence[Command]) -> Command | None:
+    """Return the command of this name, or `None`."""
+    return next((command for command in commands if command.name == name), None)
+
+
 ALIASES = {"execute_bash": "bash", "finish": "submit"}
 
 
-def tagged_action(call: TaggedCall, commands: Sequence[Command]) -> str:
+def tagged_action(name: str, body: str, commands: Sequence[Command]) -> str:
     """Write a call in tags as a command line."""
-    name = ALIASES.get(call.name, call.name)
-    command = {command.name: command for command in commands}.get(name)
+    name = ALIASES.get(name, name)
+    command = command_named(name, commands)
     if command is None:
         raise FormatError(f"There is no command {excerpt(name)}.", rule="known command")
-    values: dict[str, Any] = {**find_parameters(call.body)}
+    values: dict[str, Any] = {**find_parameters(body)}
     if "view_range" in values:
         values["view_range"] = read_range(values["view_range"])
     if fault := argument_fault(command, values):
@@ -165,10 +127,6 @@ def tagged_action(call: TaggedCall, commands: Sequence[Command]) -> str:
     return call_line(command, values)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #c9d22475
-LINE_NUMBER = "(?:0|[1-9][0-9]{0,8})"
-BETWEEN = r"[ \n\r\t]*"
-
-
 def parameter_format(argument: Argument) -> Format:
     """Match the value of an argument in its tag, and white space after it."""
     from verifiers_nb.parsers import structural_tags as tags
@@ -180,13 +138,6 @@ def parameter_format(argument: Argument) -> Format:
     given = tags.sequence(tag, tags.RegexFormat(pattern=BETWEEN))
     options = [given] if argument.required else [given, tags.ConstStringFormat(value="")]
     return tags.any_of(options)
-
-# %% ../../nbs/parsers/06_function_calls.ipynb #60777538
-def need_commands(commands: Sequence[Command]) -> Sequence[Command]:
-    """Raise an error if there is no command to call."""
-    if not commands:
-        raise ValueError("The tag of a function call needs commands: give those of the parser.")
-    return commands
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #d9d5aa64
 def tagged_call_format(commands: Sequence[Command]) -> Format:
@@ -237,12 +188,13 @@ class XMLFunctionCallingParser(AbstractParseFunction):
         if call is None:
             message = "There is no complete <function=...> call."
             raise FormatError(message, span=(len(text), len(text)))
-        start, end = call.span
+        start, end = call.span()
         thought = (text[:start] + text[end:]).strip()
         try:
-            return ActionTurn(thought, tagged_action(call, commands), call.span)
+            action = tagged_action(call[1].strip(), call[2], commands)
+            return ActionTurn(thought, action, (start, end))
         except FormatError as error:
-            error.span = call.span
+            error.span = (start, end)
             raise
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #d1e78625
@@ -277,15 +229,15 @@ def call_values(arguments: Any) -> Mapping[str, Any]:
 def tool_action(function: Any, commands: Sequence[Command]) -> str:
     """Write a tool call as a command line."""
     name = member(function, "name")
-    known = {command.name: command for command in commands}
-    if not isinstance(name, str) or name not in known:
+    command = command_named(name, commands)
+    if command is None:
         message = f"There is no command {excerpt(name)}."
         raise FunctionCallingFormatError(message, "invalid_command")
     values = call_values(member(function, "arguments"))
-    if fault := argument_fault(known[name], values):
+    if fault := argument_fault(command, values):
         code, message = fault
         raise FunctionCallingFormatError(message, code)
-    return call_line(known[name], values, null="")
+    return call_line(command, values, null="")
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #920a2227
 ToolLike: TypeAlias = Callable[..., Any] | Mapping[str, Any]
@@ -422,8 +374,7 @@ def joined_call(name: Any, arguments: Any) -> str:
 def json_action(call: dict[str, Any], commands: Sequence[Command], strict: bool) -> str:
     """Write the command's object as a command line."""
     name, arguments = call["name"], call.get("arguments", {})
-    known = {command.name: command for command in commands}
-    command = known.get(name) if isinstance(name, str) else None
+    command = command_named(name, commands)
     if command is None and strict:
         raise FormatError(f"There is no command {excerpt(name)}.", rule="call")
     if command is None:
