@@ -368,7 +368,7 @@ WRONG = {
     "it ships": ["addition", "-m", "verifiers_nb/adder-1b"],
     "name it with --resume": ["addition", "--repair"],
     "'no_such_verifier'": ["addition", "--verifier", "no_such_verifier"],
-    "missing 'pattern'": ["addition", "--verifier", "regex_format"],
+    "argument: 'pattern'": ["addition", "--verifier", "regex_format"],
     "failed to load": ["addition", "-a", '{"num_eval_examples": -7}'],
     "was stopped": ["addition", "--resume"],
     "no adapter in 'missing'": ["addition", "--endpoint", "embedded", "--adapter", "missing"],

@@ -364,7 +364,7 @@ def test_an_installed_package_adds_verifiers(
         get_verifier("module")
     with pytest.raises(ValueError, match="json_schema, .*short"):
         get_verifier("sort")
-    with pytest.raises(ValueError, match="unknown 'limt'; it takes limit"):
+    with pytest.raises(ValueError, match="unexpected keyword argument 'limt'; it takes limit"):
         verifier_from_config({"verifier": "short", "limt": 3})
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'ENTRY_POINTS', 'BUILT_IN', 'VerifierClass', 'VerifyResult', 'result_of', 'contents_of', 'Verifier',
-           'register_verifier', 'known_verifiers', 'load_entry_point', 'get_verifier', 'check_constructor',
-           'verifier_from_config', 'as_verifier', 'weight_shares', 'scaled_checks', 'ChainedVerifier']
+           'register_verifier', 'known_verifiers', 'load_entry_point', 'get_verifier', 'verifier_from_config',
+           'as_verifier', 'weight_shares', 'scaled_checks', 'ChainedVerifier']
 
 # %% ../../nbs/verifiers/00_base.ipynb #294fa152
 import inspect
@@ -179,19 +179,6 @@ def get_verifier(name: str) -> type[Any]:
         return load_entry_point(*offers.values())
     raise ValueError(f"No verifier {name!r}; known are {', '.join(known_verifiers())}.")
 
-# %% ../../nbs/verifiers/00_base.ipynb #71133b7d
-def check_constructor(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for arguments that a constructor doesn't know or that are missing."""
-    parameters = inspect.signature(cls).parameters
-    named = {k: p for k, p in parameters.items() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
-    needed = [k for k, p in named.items() if p.default is p.empty]
-    wrong = [f"missing {k!r}" for k in needed if k not in arguments]
-    wrong += [f"unknown {k!r}" for k in arguments if k not in named and not takes_any]
-    if wrong:
-        takes = ", ".join(named) or "nothing"
-        raise ValueError(f"Verifier {name!r}: {', '.join(wrong)}; it takes {takes}.")
-
 # %% ../../nbs/verifiers/00_base.ipynb #f1f836cb
 def verifier_from_config(config: str | Mapping[str, Any]) -> Any:
     """Make a verifier from `{"verifier": name, **arguments}`, or from a name alone.
@@ -208,7 +195,12 @@ def verifier_from_config(config: str | Mapping[str, Any]) -> Any:
     arguments = dict(arguments)
     name = arguments.pop("verifier")
     cls = get_verifier(name)
-    check_constructor(name, cls, arguments)
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        takes = ", ".join(signature.parameters) or "nothing"
+        raise ValueError(f"Verifier {name!r}: {error}; it takes {takes}.") from None
     return cls(**arguments)
 
 # %% ../../nbs/verifiers/00_base.ipynb #414d2054
