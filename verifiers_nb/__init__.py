@@ -97,7 +97,7 @@ _NAMESPACES = {
     "formats": _EXPORTS["parsers.structural_tags"] + " xml_tag think_tag tools_tag action_tag",
     # action parsers, their commands and their errors
     "actions": " ".join(
-        _EXPORTS[f"parsers.{room}"] for room in ("commands", "actions", "function_calls")
+        _EXPORTS[f"parsers.{module}"] for module in ("commands", "actions", "function_calls")
     ),
     # verifiers by class, and the checks that a parser or a verifier reports
     "checks": "Check Explanation checks_table inspect_text survey_completions VerifyResult "

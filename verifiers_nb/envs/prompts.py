@@ -200,8 +200,6 @@ class RolloutRows(Sequence[Rollout]):
         return len(self.rows)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self.rows))[index]
         columns, offset = self.locate(self.rows[index])
         row: Any = {k: columns[k][offset] if k in columns else v for k, v in DEFAULTS.items()}

@@ -13,7 +13,7 @@ __all__ = ['INPUTS', 'NOT_METRICS', 'READ_COLUMN', 'PERCENTILES', 'reply_usage',
            'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs',
            'without_failed', 'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset', 'results_frame',
            'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
-           'PairedDifference', 'paired_difference', 'example_keys', 'example_means', 'success_by_prompt']
+           'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
@@ -440,8 +440,6 @@ class StoredRollouts(Sequence[dict[str, Any]]):
         return len(self.offsets)
 
     def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
         return self.read(self.offsets[index])
 
 # %% ../../nbs/envs/01_store.ipynb #fc074d50
@@ -696,20 +694,3 @@ def example_means(rewards: Sequence[float], examples: Sequence[Hashable]) -> dic
     """Return the mean reward of each example."""
     groups = indices_of(examples).items()
     return {example: fmean(rewards[i] for i in group) for example, group in groups}
-
-# %% ../../nbs/envs/01_store.ipynb #f44e4546
-def success_by_prompt(paths: Iterable[str | Path], threshold: float = 0.5) -> list[dict[str, Any]]:
-    """Return `prompt`, `attempts` and `solved` for each prompt in files of rollouts, hardest first.
-
-    A rollout with a reward of `threshold` or more is solved. Failed rollouts are left out. The
-    files of a run are `sorted(Path(run, "rollouts").glob("*.jsonl"))`.
-    """
-    prompts: dict[str, dict[str, Any]] = {}
-    for record in chain.from_iterable(map(read_rollouts, paths)):
-        if not record["error"]:
-            key = json.dumps([record["task"], record["prompt"], record["answer"]], default=str)
-            new = {"prompt": record["prompt"], "attempts": 0, "solved": 0}
-            counts = prompts.setdefault(key, new)
-            counts["attempts"] += 1
-            counts["solved"] += record["reward"] >= threshold
-    return sorted(prompts.values(), key=lambda counts: counts["solved"] / counts["attempts"])

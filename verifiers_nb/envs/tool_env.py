@@ -14,7 +14,7 @@ __all__ = ['PARSER_FIELDS', 'XML_TOOLS_PROMPT', 'read_call', 'run_tool', 'make_t
 # %% ../../nbs/envs/06_tool_env.ipynb #77de68da
 import json
 from abc import abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -35,6 +35,7 @@ from verifiers_nb.types import (
     RewardFunc,
     State,
     maybe_await,
+    settled,
     tool_call_dict,
 )
 
@@ -54,10 +55,10 @@ def read_call(call: Any) -> tuple[str, dict[str, Any]]:
     return name, arguments
 
 # %% ../../nbs/envs/06_tool_env.ipynb #bd307a3e
-def run_tool(tool: Tool, arguments: dict[str, Any], threads: Threads) -> Awaitable[Any]:
-    """Start a tool and return its awaitable result; a sync tool runs in one of `threads`."""
+async def run_tool(tool: Tool, arguments: dict[str, Any], threads: Threads) -> Any:
+    """Run a tool and return its result; a sync tool runs in one of `threads`."""
     run = partial(tool.func, **tool.read(arguments))
-    return run() if tool.is_async else threads.run(run)
+    return await settled(run() if tool.is_async else await threads.run(run))
 
 # %% ../../nbs/envs/06_tool_env.ipynb #1574bddb
 def make_tools(
@@ -168,8 +169,7 @@ class ToolEnv(MultiTurnEnv):
     ) -> ChatMessage:
         """Run a tool and return the message with its result or error."""
         try:
-            result = await run_tool(self.tool_map[tool_name], tool_args, self.threads)
-            content = str(await result if hasattr(result, "__await__") else result)
+            content = str(await run_tool(self.tool_map[tool_name], tool_args, self.threads))
         except Unconfined:  # not the model's mistake, so the rollout fails
             raise
         except BaseException as error:  # also if a tool calls exit()

@@ -32,7 +32,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from html.parser import HTMLParser
-from inspect import signature
 from typing import Any, Optional
 from urllib.parse import urlencode
 from urllib.request import Request, build_opener
@@ -187,7 +186,8 @@ class Tool:
 
     def takes(self, name: str) -> bool:
         """Return whether the function takes this argument; a hidden argument may be of another tool."""
-        return name not in self.hidden or self.open or name in signature(self.func).parameters
+        parameters = inspect.signature(self.func).parameters
+        return name not in self.hidden or self.open or name in parameters
 
     def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the converted arguments; raises `ValueError` if one is missing or wrong."""
