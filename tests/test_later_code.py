@@ -487,9 +487,7 @@ def load_environment():
 """
 
 
-def test_a_group_of_which_a_file_has_a_half_is_played_again(
-    here: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_half_stored_group_is_played_again(here: Path, caplog: pytest.LogCaptureFixture) -> None:
     """A record has no trajectory, so a reward for a group can't be computed from records."""
     env, file = load(here, "fewest_turns", FEWEST_TURNS), here / "results.jsonl"
 

@@ -84,7 +84,7 @@ def pick_rows(dataset: Dataset, n: int = -1, seed: int | None = None) -> Dataset
 
 # %% ../../nbs/envs/00_prompts.ipynb #1574bddb
 DatasetBuilder: TypeAlias = "Callable[[], Dataset]"
-Inputs: TypeAlias = "Dataset | dict[str, list[Any]] | GenerateInputs"
+Inputs: TypeAlias = "Dataset | list[dict[str, Any]] | dict[str, list[Any]] | GenerateInputs"
 T = TypeVar("T")
 
 
@@ -267,7 +267,7 @@ def row_locator(inputs: Inputs) -> tuple[int, Callable[[int], tuple[Any, int]]]:
     if isinstance(inputs, GenerateInputs):
         inputs = inputs.model_dump()
     if not isinstance(inputs, dict):
-        return len(inputs), dataset_locator(inputs)
+        return len(dataset := as_dataset(inputs)), dataset_locator(dataset)
     columns = {key: values for key, values in inputs.items() if values is not None}
     check_columns(columns)
     return len(columns["prompt"]), lambda row: (columns, row)
