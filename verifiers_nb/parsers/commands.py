@@ -7,8 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ARGUMENT_NAME', 'MARK', 'BASH_COMMAND', 'compiled_template', 'Argument', 'call_format', 'placeholders',
-           'check_signature', 'check_arguments', 'Command', 'takes_raw_text', 'invoke', 'usage', 'argument_docs',
-           'command_docs']
+           'check_signature', 'check_arguments', 'Command', 'invoke', 'usage', 'argument_docs', 'command_docs']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
 import re
@@ -19,7 +18,7 @@ from string import Formatter
 from typing import Any
 
 from jinja2 import Template, TemplateSyntaxError
-from pydantic import BaseModel, field_validator, model_validator
+from pydantic import BaseModel, Field, field_validator, model_validator
 
 # %% ../../nbs/parsers/04_commands.ipynb #fe5dbbce
 @lru_cache(maxsize=1024)
@@ -37,11 +36,11 @@ ARGUMENT_NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
 class Argument(BaseModel):
     """Describe one argument of a command.
 
-    `type`, `items` and `enum` are those of JSON schema. `argument_format` is the Jinja template
-    that writes the argument into the command line.
+    `name` has letters, digits, `_` and `-`, and begins with a letter or `_`. `type`, `items` and `enum` are those of JSON schema. `argument_format` is the Jinja
+    template that writes the argument into the command line.
     """
 
-    name: str
+    name: str = Field(pattern=f"^{ARGUMENT_NAME}$")
     type: str
     description: str
     required: bool
@@ -88,17 +87,11 @@ def check_signature(name: str, signature: str | None, arguments: list[Argument])
             f"The signature {signature!r} of command {name!r} has stray braces ({error}): "
             """write '{{' and '}}' for braces that aren't placeholders."""
         ) from error
-    marks = ("<{}>", "{{{}}}", "--{}")
-    for word in sorted(names - places):
-        if not any(mark.format(word) in (signature or "") for mark in marks):
-            raise ValueError(
-                f"Missing argument {word!r} in signature {signature!r} of command {name!r}: "
-                f"write it as <{word}>, [<{word}>] or {{{word}}}."
-            )
     if places != names:
         raise ValueError(
             f"Argument names of command {name!r}, {sorted(names)}, do not match the places "
-            f"{sorted(places)} in its signature {signature!r}."
+            f"{sorted(places)} in its signature {signature!r}: write each argument as "
+            """<name>, [<name>] or {name}."""
         )
 
 # %% ../../nbs/parsers/04_commands.ipynb #91032ad7
@@ -113,12 +106,6 @@ def check_arguments(name: str, signature: str | None, arguments: list[Argument])
             )
     if repeated := sorted({word for word in names if names.count(word) > 1}):
         raise ValueError(f"Duplicate argument names in command {name!r}: {repeated}.")
-    for word in names:
-        if not re.fullmatch(ARGUMENT_NAME, word):
-            raise ValueError(
-                f"Invalid argument name {word!r} in command {name!r}: a name has letters, "
-                """digits, '_' and '-', and begins with a letter or '_'."""
-            )
     check_signature(name, signature, arguments)
 
 # %% ../../nbs/parsers/04_commands.ipynb #f6e1126c
@@ -167,21 +154,17 @@ BASH_COMMAND = Command(
 )
 
 # %% ../../nbs/parsers/04_commands.ipynb #cb4e5208
-def takes_raw_text(command: Command) -> bool:
-    """Return whether the command's text goes into the call without quotes."""
-    return command.name == "bash" or command.end_name is not None
-
-
 def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
     """Return the stripped call of a command; an argument without a value leaves nothing behind.
 
     The templates get `null` instead of `None`. Errors of a template, such as one for a value of the
     wrong type, are not caught.
     """
+    raw = command.name == "bash" or command.end_name is not None
 
     def written(argument: Argument) -> str:
         value = values[argument.name]
-        if isinstance(value, str) and not takes_raw_text(command):
+        if isinstance(value, str) and not raw:
             value = quote(value)
         template = compiled_template(argument.argument_format)
         return template.render(value=null if value is None else value)

@@ -59,7 +59,7 @@ _all_ = ["AnyTextFormat", "ConstStringFormat", "Format", "GrammarFormat", "JSONS
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #07341d53
 def without_defaults(value: Any) -> Any:
-    """Write formats as dictionaries of their type and of the fields that differ from the default."""
+    """Return formats as dictionaries of their type and the fields that differ from the default."""
     if isinstance(value, BaseModel):
         fields = type(value).model_fields
         given = {name: getattr(value, name) for name in fields if name != "type"}
@@ -240,8 +240,8 @@ def grammar_of(written: str) -> xgrammar.CompiledGrammar:
 class StructuralTag(xgrammar.StructuralTag):
     """Describe a format that a server can enforce and that text can be matched against.
 
-    Invalid grammars, patterns and schemas are a `ValueError` that names the part. The formats that
-    speak of tokens can be sent to a server, and not be matched against text.
+    An invalid grammar, pattern or schema raises `ValueError` with the path of the format. Formats
+    about a model's tokens can be sent to a server, but not matched against text.
     """
 
     @model_validator(mode="after")
@@ -270,7 +270,7 @@ class StructuralTag(xgrammar.StructuralTag):
         return describe_next(matcher)
 
     def to_response_format(self) -> dict[str, Any]:
-        """Write the tag as a request's `response_format`."""
+        """Return the tag as a request's `response_format`."""
         return without_defaults(self)
 
     @staticmethod
@@ -287,11 +287,7 @@ class StructuralTag(xgrammar.StructuralTag):
         tags: list[StructuralTagItem], triggers: list[str]
     ) -> StructuralTag:
         """Make a tag of the older items, each a JSON schema between two strings."""
-        try:
-            old = xgrammar.StructuralTag.from_legacy_structural_tag(tags, triggers)
-        except json.JSONDecodeError as error:
-            message = f"The schema of a tag is not JSON ({error}): {error.doc!r:.200}"
-            raise ValueError(message) from error
+        old = xgrammar.StructuralTag.from_legacy_structural_tag(tags, triggers)
         return StructuralTag(format=old.format)
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #a9334987
@@ -318,15 +314,12 @@ def compile_for_tokenizer(
 # %% ../../nbs/parsers/01_structural_tags.ipynb #b1d57811
 def escape(text: str) -> str:
     """Write characters by number where a pattern could read them as something else."""
-    codes = [(character, ord(character)) for character in text]
-    return "".join(
-        c
-        if c.isascii() and (c.isalnum() or c in "</>")
-        else rf"\u{n:04x}"
-        if n < 0x10000
-        else rf"\u{{{n:x}}}"
-        for c, n in codes
-    )
+
+    def number(character: re.Match[str]) -> str:
+        code = ord(character[0])
+        return rf"\u{code:04x}" if code < 0x10000 else rf"\u{{{code:x}}}"
+
+    return re.sub("[^a-zA-Z0-9</>]", number, text)
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #f49ffa47
 def byte_ranges(low: int, high: int) -> list[tuple[int, int]]:

@@ -14,6 +14,7 @@ __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'check_fi
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import mul
@@ -36,13 +37,13 @@ if TYPE_CHECKING:
     from verifiers_nb.types import Messages
 
 # %% ../../nbs/parsers/03_xml.ipynb #7cb50b7d
-Fields: TypeAlias = Sequence[str | tuple[str, ...]]
+Fields: TypeAlias = Sequence[str | Sequence[str]]
 NAME = re.compile(r"[^<>/\s]+")
 
 
 def check_field(field: Any) -> None:
-    """Raise an error unless a field is a name or a tuple of names that can be tags."""
-    if not isinstance(field, tuple) or not all(isinstance(name, str) for name in field):
+    """Raise an error unless a field is a tuple or list of names that can be tags."""
+    if not isinstance(field, tuple | list) or not all(isinstance(name, str) for name in field):
         raise TypeError(f"a field is a string or a tuple of strings, got {field!r}")
     if not field:
         raise ValueError("a field is an empty tuple, it needs at least one name")
@@ -56,14 +57,12 @@ def field_names(fields: Fields) -> list[tuple[str, ...]]:
     if isinstance(fields, str):
         raise TypeError(f"fields is a list of names, got the string {fields!r}")
     named = [(field,) if isinstance(field, str) else field for field in fields]
-    seen: set[str] = set()
     for field in named:
         check_field(field)
-        for name in field:
-            if name in seen:
-                raise ValueError(f"the field name {name!r} is there twice")
-            seen.add(name)
-    return named
+    counts = Counter(name for field in named for name in field)
+    if repeated := [name for name in counts if counts[name] > 1]:
+        raise ValueError(f"the field name {repeated[0]!r} is there twice")
+    return [tuple(field) for field in named]
 
 # %% ../../nbs/parsers/03_xml.ipynb #77511e04
 Tag: TypeAlias = tuple[str, str, str, int]

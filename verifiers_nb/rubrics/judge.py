@@ -15,11 +15,11 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
-from string import Formatter
 from typing import Any
 from weakref import WeakValueDictionary
 
 from ..parsers.base import Parser
+from ..parsers.commands import placeholders
 from .rubric import Rubric
 from verifiers_nb.support.calls import (
     api_key,
@@ -58,7 +58,7 @@ def fill_prompt(template: str, **values: str) -> str:
     if not placeholder.search(template):
         return f"{template}\n\n{JUDGED_TEXTS.format(**values)}"
     try:
-        names = {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+        names = placeholders(template)
     except ValueError:
         names = {""}
     if names <= set(JUDGE_PLACES):

@@ -173,9 +173,7 @@ class XMLFormatVerifier(Verifier):
     def __init__(self, fields: Fields) -> None:
         if not fields:
             raise ValueError("An XML format needs a field, such as 'answer'.")
-        # A configuration file has lists instead of tuples. The parser rejects a plain string.
-        named = [tuple(field) if isinstance(field, list) else field for field in fields]
-        self.format = XMLParser(fields if isinstance(fields, str) else named)
+        self.format = XMLParser(fields)
 
     def checks(self, text: str) -> list[Check]:
         """Return the checks of the format."""
