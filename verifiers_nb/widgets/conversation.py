@@ -35,6 +35,7 @@ from verifiers_nb.widgets.html import (
     Mark,
     button,
     escaped,
+    input_value,
     marked_text,
     number_text,
     one_line,
@@ -50,7 +51,7 @@ MOST_PICTURE = 4_000_000  # characters of one data URL
 
 
 def picture_html(url: Any) -> str:
-    "Draw an image that is given in full; name one that is not."
+    """Draw an image that is given in full; name one that is not."""
     text = str(url)
     if not text.startswith("data:"):
         return f'<p class="vf-soft">An image at {escaped(text[:200])}, which is not fetched.</p>'
@@ -181,8 +182,7 @@ def calls_html(message: Mapping[str, Any]) -> str:
 # %% ../../nbs/widgets/06_conversation.ipynb #4ec16bb9
 def editor_html(number: int, text: str) -> str:
     """Draw the editor of a message with its buttons."""
-    text = text.encode("utf-8", "replace").decode()  # a browser can't hold half a surrogate pair
-    area = f'<textarea class="vf-editor" aria-label="Edit message {number + 1}" data-act="draft" rows="6">\n{escape(text)}</textarea>'
+    area = f'<textarea class="vf-editor" aria-label="Edit message {number + 1}" data-act="draft" rows="6">\n{input_value(text)}</textarea>'
     go = button("Sample on from here", "branch", True) + button("Cancel", "edit", True, message=-1)
     return f'{area}<div class="vf-buttons">{go}</div>'
 

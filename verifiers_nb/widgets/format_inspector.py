@@ -268,11 +268,8 @@ class FormatInspector(Panel):
         drawn = inspection_html(self._seen, live, self._step_html(live), instead)
         if self._with_survey:
             drawn += survey_html(self.survey, self.listed, self.at, self.page, live)
-        return (
-            drawn
-            + self.said_html()
-            + f'<div class="vf-foot">{self.freeze_button(live)}</div>' * live
-        )
+        foot = f'<div class="vf-foot">{self.freeze_button(live)}</div>'
+        return drawn + self.notice_html() + foot * live
 
     def _step_html(self, live: bool) -> str:
         if self.at is None:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'FULL', 'PAGE_ROWS', 'MOST_KEYS', 'LIT', 'STYLE', 'PLAIN', 'visible',
-           'escaped', 'one_line', 'Mark', 'within', 'pieces', 'windows', 'opening', 'piece', 'marked_text',
-           'number_text', 'score_bar', 'bin_scores', 'action', 'histogram', 'table', 'pressable_row',
+           'escaped', 'one_line', 'input_value', 'Mark', 'within', 'pieces', 'windows', 'opening', 'piece',
+           'marked_text', 'number_text', 'score_bar', 'bin_scores', 'action', 'histogram', 'table', 'pressable_row',
            'shortcut_attributes', 'button', 'pager', 'widget_file', 'filled', 'macros', 'fill', 'framed', 'Snapshot']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
@@ -51,15 +51,20 @@ def one_line(text: str, most: int = 120) -> str:
     cut = visible(" ".join(start[:most].split()))
     return escape(cut + "…" * (len(start) > most))
 
+# %% ../../nbs/widgets/00_html.ipynb #e2189816
+def input_value(text: str) -> str:
+    """Return a text escaped for an input box; half a surrogate pair becomes a question mark."""
+    return escape(text.encode("utf-8", "replace").decode())
+
 # %% ../../nbs/widgets/00_html.ipynb #7b52009b
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Mark the characters `start` to `end` of a text.
 
-    `kind`: "field" is tinted and named by `label`; "fault" is underlined; "token" is tinted without a
-    name; "insert" shows `label` as if it were part of the text; "caret" points between two characters; "found" is what
-    a search found; "differs" is underlined as a difference; "" is only highlighted. `key`: pointing at a row with this key highlights the mark. `hue`: one of six colours. `tint` in
-    [0, 1]: how strong the colour is.
+    `kind`: "field" is tinted and named by `label`; "fault" is underlined; "token" is tinted without a name; "insert"
+    shows `label` as if it were part of the text; "caret" points between two characters; "found" is a search match;
+    "differs" is underlined as a difference; "" is only highlighted. `key`: pointing at a row with this key highlights
+    the mark. `hue`: one of six colours. `tint` in [0, 1]: how strong the colour is.
     """
 
     start: int

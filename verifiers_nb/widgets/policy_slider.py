@@ -473,11 +473,11 @@ class PolicySlider(Panel):
             texts = [f"{i}. {last_text(row['prompt'])}" for i, row in enumerate(self.rows, 1)]
         data = slider_data([*self.adapters], dict(zip(texts, answers, strict=True)))
         left = len(self.adapters) * len(answers) - sum(map(len, answers))
-        said = self.said_html()
+        status = self.notice_html()
         if self.stopped:
-            said = f'<p class="vf-said" role="status">{escaped(self.stopped)}</p>'
+            status = f'<p class="vf-error" role="status">{escaped(self.stopped)}</p>'
         elif left:
-            said += f'<p class="vf-soft" role="status">{left:,} answers are still to come.</p>'
+            status += f'<p class="vf-soft" role="status">{left:,} answers are still to come.</p>'
         box = '<label class="vf-asks">Another prompt <input type="text" data-act="ask" data-late value="" placeholder="type it, and press Enter"></label>'
         foot = f'{box}<div class="vf-foot">{self.freeze_button(live)}</div>' * live
-        return said + slider_html(data, live) + foot
+        return status + slider_html(data, live) + foot

@@ -396,19 +396,20 @@ class RewardBench(Panel):
     def fork(self, step: int) -> GRPOTrainer:
         """Train on from a checkpoint with the rubric on the bench, in the background; returns the new trainer."""
         if self.trainer is None:
-            said = "These rollouts are read from files: give the bench their trainer to train on."
-            raise ValueError(said)
+            raise ValueError(
+                "These rollouts are read from files: give the bench their trainer to train on."
+            )
         self.forked = self.trainer.fork(step, self.rubric())
         self.forked.start()
         where = self.forked.folder.name
-        self.said = f"{where} trains on from step {step:,}: vf.TrainingDashboard(bench.forked) shows both runs."
+        self.notice = f"{where} trains on from step {step:,}: vf.TrainingDashboard(bench.forked) shows both runs."
         self.refresh()
         return self.forked
 
     def drawing(self, live: bool) -> str:
         """Draw the bench."""
         effects, at = self.effects, self.opened
-        body = self.said_html() + sliders_html(self.weights, self.most, self.notes, live)
+        body = self.notice_html() + sliders_html(self.weights, self.most, self.notes, live)
         if len(effects.short):
             shortest = self.read_rollout(int(effects.short[0]))[0]
             body += short_warning(effects, messages_text(shortest.completion))

@@ -37,7 +37,7 @@ from verifiers_nb.widgets.conversation import (
     stored_weights,
     tokens_html,
 )
-from .html import PAGE_ROWS, button, escaped, fill, number_text, widget_file
+from .html import PAGE_ROWS, button, fill, number_text, widget_file
 from verifiers_nb.widgets.rollout_table import (
     RUN_SETTINGS,
     flags,
@@ -234,7 +234,7 @@ class RolloutExplorer(Panel):
         self.query, self.by_prompt, self.page, self.view_name = Query(), False, 0, "text"
         self.rows, self.score, self.whole = PAGE_ROWS, "reward", False
         self.edited: tuple[int, str] | None = None
-        self.note, self.file_name = "", "rollouts.jsonl"
+        self.file_name = "rollouts.jsonl"
         self._due = False
         self._read_step(None)
         self._followed = written(self.source.folder) if self.source.folder else []
@@ -490,12 +490,7 @@ class RolloutExplorer(Panel):
     def export_as_named(self) -> None:
         """Write the selection to the named file, and show where."""
         written, count = self.export(self.file_name or "rollouts.jsonl"), len(self.selected)
-        self.note = f"{count:,} rollout{'s are' if count != 1 else ' is'} written to {written}."
-
-    def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do the pressed action; its result is shown below the drawing."""
-        self.note = ""
-        super().act(name, data)
+        self.notice = f"{count:,} rollout{'s are' if count != 1 else ' is'} written to {written}."
 
     # Drawing
 
@@ -508,7 +503,7 @@ class RolloutExplorer(Panel):
         whole = path is None or has_all_rollouts(path)
         above += steps_html(self.source.steps(), self.step, live, whole)
         if not rows:
-            return f'{above}<p class="vf-nothing">There is no rollout yet.</p>{self._note_html()}'
+            return f'{above}<p class="vf-nothing">There is no rollout yet.</p>{self.notice_html()}'
         counts = {only: sum(only == "all" or getattr(row, only) for row in rows) for only in ONLY}
         parts = [*self.table.parts]
         above += query_html(self.query, self.by_prompt, counts, live, parts, self.score)
@@ -540,13 +535,9 @@ class RolloutExplorer(Panel):
             shown = f'<div class="vf-pair" {sight}>{beside_html}{shown}</div>'
         return views_html(self.view_name, self.pinned, self.whole, live) + shown
 
-    def _note_html(self) -> str:
-        bad, said = " vf-error" * bool(self.said), (self.said or self.note)[:600]
-        return f'<p class="vf-note{bad}" role="status">{escaped(said)}</p>'
-
     def _foot_html(self) -> str:
         name = input_html("File", "file", self.file_name, True, wide=True)
         press = button(f"Export {len(self.selected):,} as JSONL", "export", True)
         press += self.freeze_button(True)
         form = f'<div class="vf-form">{name}<div class="vf-buttons">{press}</div></div>'
-        return f'<div class="vf-foot">{self._note_html()}{form}</div>'
+        return f'<div class="vf-foot">{self.notice_html()}{form}</div>'

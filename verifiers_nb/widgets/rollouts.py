@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ['Record', 'SORTS', 'MOST_FOUND', 'ONLY', 'MATCHING_SECONDS', 'MOST_KEPT', 'PAUSE', 'logger', 'PromptColumns', 'Row',
            'sampled', 'as_score', 'nan_last', 'finite_mean', 'text_pattern', 'match_spans', 'Query', 'messages_text',
            'last_text', 'record_text', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of',
-           'OutputRecords', 'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written',
-           'follow_all', 'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn',
-           'branch_env', 'split_at']
+           'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written', 'follow_all',
+           'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn', 'branch_env',
+           'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -330,33 +330,20 @@ def advantage_of(table: RolloutTable, number: int) -> float | None:
         return None
     return row.reward - finite_mean(other.reward for other in group)
 
-# %% ../../nbs/widgets/04_rollouts.ipynb #9e6a55b6
-class OutputRecords(Sequence[Record]):
-    """Present results in memory as a sequence of records, each made on access."""
-
-    def __init__(self, results: GenerateOutputs) -> None:
-        self.rollouts = rollouts_from_outputs(results)
-
-    def __len__(self) -> int:
-        return len(self.rollouts)
-
-    def __getitem__(self, at: Any) -> Any:
-        return rollout_record(self.rollouts[at])
-
 # %% ../../nbs/widgets/04_rollouts.ipynb #67709bb0
 def table_from_outputs(results: GenerateOutputs) -> RolloutTable:
     """Return the table of an evaluation's results."""
-    table, names = RolloutTable(), ("prompt", "answer", "task", "reward", "error", "metrics")
+    table = RolloutTable()
     if isinstance(results.prompt, StoredColumn):  # read from a file
         stored = results.prompt.rollouts
         for at, reward in enumerate(results.reward):
             record = stored[at]
             table.add(stored, at, {**record, "reward": reward}, record)
         return table
-    records = OutputRecords(results)
-    for at, rollout in enumerate(records.rollouts):
-        known = {name: getattr(rollout, name) for name in names}
-        table.add(records, at, known, rollout.state)
+    rollouts = rollouts_from_outputs(results)
+    records = [rollout_record(rollout) for rollout in rollouts]
+    for at, rollout in enumerate(rollouts):
+        table.add(records, at, records[at], rollout.state)
     return table
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #91032ad7

@@ -57,8 +57,8 @@ class DashboardState:
     `wish`: what the run was last asked, as in `RunControl`. `settings` are in force; `pending` will be from
     the next step on; `drafts` are typed and not applied. `runs`: all runs in the curves by name, this one first. `charts`
     are drawn of the metrics `names`, or of the usual ones. `steps` have whole rollouts; `coming` is a later step, and how many it has so far.
-    `scores`: evaluations of checkpoints. `working`: the action in progress beside the run. `said`: why the last
-    thing that was asked. `is_late`: whether the kernel takes presses only between cells. `is_plotted`: whether plotly draws the curves.
+    `scores`: evaluations of checkpoints. `working`: the action in progress beside the run. `notice`: the error of the last
+    press. `is_late`: whether the kernel takes presses only between cells. `is_plotted`: whether plotly draws the curves.
     """
 
     runs: Mapping[str, RunHistory]
@@ -79,7 +79,7 @@ class DashboardState:
     checkpoints: Sequence[int] = ()
     scores: dict[int, Mapping[str, float]] = field(default_factory=dict)
     working: str = ""
-    said: str = ""
+    notice: str = ""
     is_late: bool = False
     is_plotted: bool = False
 

@@ -177,7 +177,7 @@ class TrainingDashboard(Panel):
     def read(self) -> None:
         """Update the state from the run."""
         run = self.run
-        run.said = self.said
+        run.notice = self.notice
         if self.trainer is not None:
             control, args = self.trainer.run, self.trainer.args
             run.state, run.is_active, run.wish = control.state, control.is_active, control.wish
@@ -297,7 +297,7 @@ class TrainingDashboard(Panel):
             try:
                 job()
             except Exception as error:
-                self.said = str(error)
+                self.notice, self.failed = str(error), True
             finally:
                 self.run.working = ""
 

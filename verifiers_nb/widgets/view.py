@@ -113,7 +113,8 @@ class Panel(ipywidgets.VBox):
     label = "A widget"
     css = ""  # style beyond that of `widgets.html`
     presses: Mapping[str, Press] = {}  # what each press does to the panel
-    said = ""  # why the last press did nothing
+    notice = ""  # the result of the last press
+    failed = False  # whether `notice` is an error
     draws = 0
 
     def __init__(self, controls: tuple[ipywidgets.Widget, ...] = ()) -> None:
@@ -139,15 +140,15 @@ class Panel(ipywidgets.VBox):
         return {}
 
     def act(self, name: str, data: Mapping[str, str]) -> None:
-        """Do the pressed action, show why if it could not be done, and draw unless the action has."""
-        self.said, draws = "", self.draws
+        """Do the pressed action, show its error if it has one, and draw unless the action has."""
+        self.notice, self.failed, draws = "", False, self.draws
         try:
             if name == "freeze":
                 self.freeze_in_place()
             elif name in self.presses:
                 self.presses[name](self, data)
         except Exception as error:
-            self.said, draws = str(error), self.draws
+            self.notice, self.failed, draws = str(error), True, self.draws
         if self.draws == draws:
             self.refresh()
 
@@ -157,9 +158,10 @@ class Panel(ipywidgets.VBox):
             setattr(self, name, value)
         self.refresh()
 
-    def said_html(self) -> str:
-        """Draw the error of the last press."""
-        return f'<p class="vf-said" role="status">{escaped(self.said)}</p>' * bool(self.said)
+    def notice_html(self) -> str:
+        """Draw the result or the error of the last press."""
+        kind = "vf-note vf-error" if self.failed else "vf-note"
+        return f'<p class="{kind}" role="status">{escaped(self.notice[:600])}</p>'
 
     def refresh(self) -> None:
         """Draw the state again; safe to call from any thread."""
