@@ -99,7 +99,7 @@ def followed_by(messages: Any, answer: Any, calls: bool = True) -> Any:
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8503408b
 def concat_messages(parts: Sequence[Any]) -> Any:
     """Return several conversations as one, or several texts as one."""
-    return reduce(followed_by, parts)
+    return reduce(followed_by, map(as_messages, parts))
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #dc34c4b5
 def stop(func: Any = None, priority: int = 0, kind: str = "stop") -> Any:

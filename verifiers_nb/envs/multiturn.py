@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['YES', 'NO', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBool', 'initial_state', 'as_openai_call',
-           'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'SingleTurnEnv', 'tool_call',
-           'ScriptedClient', 'Rehearsal', 'rehearse']
+           'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'tool_call', 'ScriptedClient',
+           'SingleTurnEnv', 'Rehearsal', 'rehearse']
 
 # %% ../../nbs/envs/04_multiturn.ipynb #77de68da
 import json
@@ -182,18 +182,6 @@ class MultiTurnEnv(Environment):
             messages = messages + answer_messages
         return state["completion"], state
 
-# %% ../../nbs/envs/04_multiturn.ipynb #9f3ebcc1
-class SingleTurnEnv(MultiTurnEnv):
-    """Request one response and score it, in chat or completion mode."""
-
-    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """End after the first response."""
-        return YES if state["responses"] else NO
-
-    def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Raise `NotImplementedError`: a single-turn environment never answers."""
-        raise NotImplementedError("SingleTurnEnv ends after one response and never answers it.")
-
 # %% ../../nbs/envs/04_multiturn.ipynb #66334c46
 ScriptedTurn: TypeAlias = str | Sequence[Mapping[str, Any]]
 Script: TypeAlias = ScriptedTurn | list[ScriptedTurn] | Callable[[Messages], ScriptedTurn]
@@ -240,6 +228,18 @@ class ScriptedClient:
         self.requests.append({"prompt": prompt, **request})
         text = self.turn(prompt)
         return SimpleNamespace(choices=[SimpleNamespace(text=text, finish_reason="stop")])
+
+# %% ../../nbs/envs/04_multiturn.ipynb #9f3ebcc1
+class SingleTurnEnv(MultiTurnEnv):
+    """Request one response and score it, in chat or completion mode."""
+
+    def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """End after the first response."""
+        return YES if state["responses"] else NO
+
+    def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """Raise `NotImplementedError`: a single-turn environment never answers."""
+        raise NotImplementedError("SingleTurnEnv ends after one response and never answers it.")
 
 # %% ../../nbs/envs/04_multiturn.ipynb #061f9684
 @dataclass(frozen=True, slots=True)
