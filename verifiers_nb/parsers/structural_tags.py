@@ -313,7 +313,7 @@ def compile_for_tokenizer(
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #b1d57811
 def escape(text: str) -> str:
-    """Write characters by number where a pattern could read them as something else."""
+    """Return a text as a pattern, with every special or non-ASCII character as its number."""
 
     def number(character: re.Match[str]) -> str:
         code = ord(character[0])
@@ -338,7 +338,7 @@ def byte_ranges(low: int, high: int) -> list[tuple[int, int]]:
 # %% ../../nbs/parsers/01_structural_tags.ipynb #bb37813b
 @lru_cache(maxsize=256)
 def exact_class(character_class: str) -> str:
-    r"""Write the characters that a class of `re`, such as `.`, `\w` or `[^a-z]`, stands for."""
+    r"""Return a set of exactly the characters that a class of `re`, such as `.`, `\w` or `[^a-z]`, matches."""
     everything = "".join(map(chr, range(0x110000)))
     left_out = re.sub(character_class, "", everything)
     if left_out and left_out.isascii():
@@ -350,13 +350,13 @@ def exact_class(character_class: str) -> str:
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #0232b7d1
 def any_but(characters: str) -> str:
-    """Write the class of all other characters."""
+    """Return the class of all other characters."""
     few = f"[^{escape(characters)}]"
     return few if characters.isascii() else exact_class(f"[^{re.escape(characters)}]")
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #99f9f99e
 def going_on(rests: Iterable[str]) -> str:
-    """Write a pattern for what may follow a `<` if it goes on like none of `rests`."""
+    """Return a pattern for what may follow a `<` so that none of `rests` follows it."""
     heads: dict[str, list[str]] = {}
     for rest in rests:
         heads.setdefault(rest[0], []).append(rest[1:])
@@ -387,7 +387,7 @@ def any_of(formats: Sequence[Format]) -> Format:
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #b0d1975d
 def json_tag(schema: Mapping[str, Any] | bool | type[BaseModel]) -> StructuralTag:
-    """Make the tag of a JSON schema or a pydantic model."""
+    """Return the tag of a JSON schema or a pydantic model."""
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         schema = schema.model_json_schema()
     if not isinstance(schema, (Mapping, bool)):

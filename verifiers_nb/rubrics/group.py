@@ -17,7 +17,6 @@ from ..parsers.base import Parser
 from verifiers_nb.rubrics.rubric import (
     Rubric,
     indices_of,
-    is_async,
     overrides,
     run_calls,
     score_many,
@@ -97,9 +96,7 @@ class RubricGroup(Rubric):
 
     def overlaps(self) -> bool:
         """Return whether calls of the members can run concurrently."""
-        return any(map(is_async, self.get_reward_funcs())) or any(
-            r.overlaps() for r in self.rubrics
-        )
+        return any(rubric.overlaps() for rubric in self.rubrics)
 
     async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
         """Score one rollout with every member."""
