@@ -856,7 +856,8 @@ def test_start_afresh_is_fresh(tmp_path: Path, nothing_left: None) -> None:
     assert rewards[0] == rewards[1]
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert json.loads(lines[0])["step"] == 1 and len(lines) == len(again)
-    wait_until(lambda: not any(each.name == "dashboard" for each in threading.enumerate()))
+    threads = lambda: {each.name for each in threading.enumerate()}  # noqa: E731
+    wait_until(lambda: "follow TrainingDashboard" not in threads())
     first.close()
     trainer.close()
 

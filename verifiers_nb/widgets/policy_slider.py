@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['LIKELY', 'LEAST_CHANCE', 'Chances', 'logger', 'kept_adapters', 'coarse_to_fine', 'reread_chances', 'sent_chances',
            'played_chances', 'PolicyAnswer', 'file_stamp', 'policy_answer', 'answers_file', 'keep_answer',
            'read_answers', 'branch_chances', 'slider_data', 'still_html', 'slider_html', 'prompt_rows', 'play_rows',
-           'sampling_for', 'plain_env', 'make_engine', 'check_client', 'StepPusher', 'answer_all', 'PolicySlider']
+           'sampling_for', 'plain_env', 'make_engine', 'check_client', 'StepPusher', 'PolicySlider']
 
 # %% ../../nbs/widgets/12_policy_slider.ipynb #e46eefca
 import asyncio
@@ -17,7 +17,6 @@ import logging
 import math
 import threading
 import time
-import weakref
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -35,7 +34,7 @@ from ..envs.store import find_steps
 from ..inference.client import base_of, check_base, get_tokenizer
 from .conversation import decoder, token_texts
 from .html import Snapshot, escaped, one_line, table, widget_file
-from .rollouts import last_text, token_args
+from .rollouts import last_text, start_following, token_args
 from .view import Panel
 
 if TYPE_CHECKING:
@@ -337,12 +336,6 @@ class StepPusher:
             self.model.get_parameter(f"{name.removesuffix('.weight')}.default.weight").data = weight
         self.client.push(self.model)
 
-# %% ../../nbs/widgets/12_policy_slider.ipynb #a251882c
-def answer_all(panel: weakref.ref[PolicySlider]) -> None:
-    """Generate answers until none is missing or the widget is gone."""
-    while (found := panel()) is not None and found.answer_next():
-        del found
-
 # %% ../../nbs/widgets/12_policy_slider.ipynb #233191d8
 class PolicySlider(Panel):
     """Show prompts answered by the policy of any step of a run, always with the same random numbers.
@@ -388,10 +381,7 @@ class PolicySlider(Panel):
                     self.rows.append(row)
                     self.answers.append(read_answers(self.file(row), self.stamps))
             if self.thread is None or not self.thread.is_alive():
-                self.thread = threading.Thread(
-                    target=answer_all, args=(weakref.ref(self),), name="policy-slider", daemon=True
-                )
-                self.thread.start()
+                self.thread = start_following(self, pause=0.0)
             self.refresh()
 
     def file(self, row: Mapping[str, Any]) -> Path:
@@ -409,8 +399,8 @@ class PolicySlider(Panel):
                 return step, left
         return None
 
-    def answer_next(self) -> bool:
-        """Make the answers of one step; return whether there may be more to make."""
+    def follow(self) -> bool:
+        """Generate the answers of one step; return whether more may be missing."""
         with self.lock:
             found = self.missing()
             if found is None or self.stopped or self.comm is None:

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['VIEWS', 'READ_SECONDS', 'PRESSES', 'SHIPPED', 'SEARCH_ENDED', 'facts_html', 'article_html', 'find_decoder',
-           'steps_html', 'views_html', 'write_rollouts', 'check_places', 'RolloutExplorer']
+           'steps_html', 'views_html', 'write_rollouts', 'check_positions', 'RolloutExplorer']
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #77de68da
 import copy
 import math
-import threading
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
@@ -59,11 +57,11 @@ from verifiers_nb.widgets.rollouts import (
     advantage_of,
     branch_env,
     choose_inputs,
-    follow_all,
     has_all_rollouts,
     prompt_groups,
     read_examples,
     split_at,
+    start_following,
     written,
 )
 from .view import Panel, Press
@@ -97,9 +95,9 @@ def article_html(
     table: RolloutTable, reading: Reading, weights: Mapping[str, float], view: str, decode: Any,
     edited: tuple[int, str] | None = None, beside: int | None = None,
 ) -> str:  # fmt: skip
-    """Draw the rollout of a reading: its reward by part, and its messages or, coloured by `view`, its tokens.
+    """Draw a rollout: its reward by part, and its messages or, coloured by `view`, its tokens.
 
-    What differs from the rollout `beside` is marked.
+    Words that differ from the rollout `beside` are marked.
     """
     number, record = reading.row, table.rows[reading.row].record
     if view in ("text", "rendered"):
@@ -117,7 +115,7 @@ def article_html(
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #8df6d80c
 @cache
 def find_decoder(model: str) -> Decode | None:
-    """Return what decodes the tokens of a model; None if it has no name or is not on this machine."""
+    """Return the function that decodes a model's tokens; None if it has no name or is not on this machine."""
     try:  # a name that isn't a folder would be looked up on the hub
         here = bool(model) and isinstance(model_path(model), Path)
     except ValueError:
@@ -126,7 +124,7 @@ def find_decoder(model: str) -> Decode | None:
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #b797ac5b
 def steps_html(steps: Sequence[int], step: int | None, live: bool, whole: bool = True) -> str:
-    """Draw which step of a training run is shown, with buttons to its neighbours; nothing without steps."""
+    """Draw the step of a training run that is shown, with buttons to its neighbours; nothing without steps."""
     is_shown = steps and step is not None
     return fill("rollout_explorer.html", "steps", steps, step, whole, live) if is_shown else ""
 
@@ -182,7 +180,7 @@ PRESSES: dict[str, Press] = {
 }
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #0d3414b2
-def check_places(env: Any, client: Any) -> None:
+def check_positions(env: Any, client: Any) -> None:
     """Raise `TypeError` if results were given as the environment or the client."""
     wrong = [env] * (env is not None and not hasattr(env, "rubric"))
     wrong += [client] * isinstance(client, (GenerateOutputs, str, Path))
@@ -202,12 +200,12 @@ SEARCH_ENDED = (
 class RolloutExplorer(Panel):
     """Run rollouts, stop and continue them, look through them, and branch off from any message.
 
-    `client`, `model`: what answers; by default the environment's own, else the shipped model in an embedded engine.
+    `client`, `model`: by default the environment's own, else the shipped model in an embedded engine.
     `results`: `GenerateOutputs`, the path of a file of rollouts, the output folder of a training run, or its trainer.
-    `tokenizer` writes the tokens of a model that is not on this machine. All that can be pressed can be called: `run`, `stop`,
-    `resume`, `select`, `show`, `compare`, `step_prompt`, `branch`, `show_step`, `export`, `freeze`; `dataset()` and
-    `outputs()` give what is selected. `table` has all rollouts, `query` says which to list and `selected` has their
-    numbers; `at` is the one that is shown and `pinned` the one beside it.
+    `tokenizer` decodes the tokens of a model that is not on this machine. Each button has a method: `run`, `stop`,
+    `resume`, `select`, `show`, `compare`, `step_prompt`, `branch`, `show_step`, `export`, `freeze`. `dataset()` and
+    `outputs()` return the selected rollouts. `table` has all rollouts, `query` chooses which to list and `selected` has
+    their numbers; `at` is the one that is shown and `pinned` the one beside it.
     """
 
     label = "Rollout explorer"
@@ -220,7 +218,7 @@ class RolloutExplorer(Panel):
         self, env: Environment | None = None, client: Any = None, model: str | None = None,
         results: Any = None, *, tokenizer: Any = None,
     ) -> None:  # fmt: skip
-        check_places(env, client)
+        check_positions(env, client)
         self.env, self.client = env, client or getattr(env, "client", None)
         self.model = model or getattr(env, "model", None) or getattr(client, "model", None)
         self.source = RolloutSource(results)
@@ -240,8 +238,7 @@ class RolloutExplorer(Panel):
         self._followed = written(self.source.folder) if self.source.folder else []
         super().__init__()
         if self.source.folder:
-            panel = weakref.ref(self)
-            threading.Thread(target=follow_all, args=(panel,), name="explorer", daemon=True).start()
+            start_following(self)
 
     # View
 
@@ -314,7 +311,7 @@ class RolloutExplorer(Panel):
         self.refresh()
 
     def step_prompt(self, by: int = 1) -> None:
-        """Go on by some prompts, to the best rollout of each; where prompts are listed, beside the worst."""
+        """Move by some prompts to the best rollout of one; where prompts are listed, show the worst beside it."""
         groups = prompt_groups(self.table, self.selected, self.query)
         if not groups:
             return
@@ -441,7 +438,7 @@ class RolloutExplorer(Panel):
         return self.client
 
     def decode(self, record: Mapping[str, Any]) -> Any:
-        """Return what decodes the tokens of a record; None if its tokenizer is not known, or not on this machine."""
+        """Return the function that decodes a record's tokens; None if its tokenizer is not on this machine."""
         if self.tokenizer is not None:
             return decoder(self.tokenizer)
         return find_decoder(str((record.get("run") or {}).get("model") or self.model or ""))
@@ -456,7 +453,7 @@ class RolloutExplorer(Panel):
         self.run(examples, samples, max_concurrent=at_once, **self._sampling())
 
     def sort(self, by: str) -> None:
-        """Sort the list, or turn its order around; rewards begin with the best."""
+        """Sort the list, or reverse its order; rewards begin with the best."""
         again, turned = self.query.sort == by, not self.query.descending
         self.select(sort=by, descending=turned if again else by not in ("order", "tokens"))
 
@@ -495,7 +492,7 @@ class RolloutExplorer(Panel):
     # Drawing
 
     def drawing(self, live: bool) -> str:
-        """Draw what to run, the list, and the rollout that is shown or the two that are compared."""
+        """Draw the settings, the list, and the rollout that is shown or the two that are compared."""
         rows, preparing = self.table.rows, "loading the model" if self.client is None else ""
         run = run_html(self.settings, self.live_run, live, preparing)
         above = run if self.env is not None else ""

@@ -10,8 +10,8 @@ __all__ = ['Record', 'SORTS', 'MOST_FOUND', 'ONLY', 'MATCHING_SECONDS', 'MOST_KE
            'sampled', 'as_score', 'nan_last', 'finite_mean', 'text_pattern', 'match_spans', 'Query', 'messages_text',
            'last_text', 'record_text', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of',
            'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written', 'follow_all',
-           'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn', 'branch_env',
-           'split_at']
+           'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'token_args', 'LiveRun', 'WriteOn',
+           'branch_env', 'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -23,6 +23,7 @@ import math
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -382,14 +383,22 @@ PAUSE = 0.5  # seconds between two drawings
 logger = logging.getLogger(__name__)
 
 
-def follow_all(panel: Callable[[], Any]) -> None:
-    """Redraw until the run has ended, or its files or the widget are gone."""
+def follow_all(panel: Callable[[], Any], pause: float) -> None:
+    """Call `follow` of a widget until it returns False, or the widget or its files are gone."""
     try:
         while (found := panel()) is not None and found.follow():
             del found
-            time.sleep(PAUSE)
+            time.sleep(pause)
     except (FileNotFoundError, ValueError) as error:
-        logger.warning("A widget follows its run no more, because files are gone: %s", error)
+        logger.warning("A widget no longer follows its run, because files are gone: %s", error)
+
+
+def start_following(panel: Any, pause: float = PAUSE) -> threading.Thread:
+    """Start and return the thread that follows a widget."""
+    thread = threading.Thread(target=follow_all, args=(weakref.ref(panel), pause), daemon=True)
+    thread.name = f"follow {type(panel).__name__}"
+    thread.start()
+    return thread
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #4d134bc0
 @dataclass

@@ -88,7 +88,7 @@ def value_range(values: Sequence[float], whole: bool = False) -> tuple[float, fl
 # %% ../../nbs/widgets/08_run.ipynb #9e6a55b6
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Name a value by step; `dots` are drawn each for itself; `hue`: one of six colours."""
+    """Hold the values of a metric by step; `dots`: whether they are drawn as dots, without a line; `hue`: one of six colours."""
 
     name: str
     points: Sequence[Point]
@@ -98,7 +98,7 @@ class Curve:
 # %% ../../nbs/widgets/08_run.ipynb #55fe9ed7
 @dataclass(frozen=True, slots=True)
 class CurveLook:
-    """Hold how curves are drawn: smoothed in [0, 1), on a log axis, with all outliers, finest in the steps of `zoom`."""
+    """Hold how curves are drawn: `smoothing` in [0, 1), a `log` axis, the `whole` range with outliers, most detail in the steps of `zoom`."""
 
     smoothing: float = 0.6
     log: bool = False
@@ -112,7 +112,7 @@ LINES = 600  # steps drawn in a chart: about two per pixel
 def drawn_steps(curves: Sequence[Curve], zoom: tuple[float, float]) -> set[int]:
     """Choose about `LINES` steps to draw in the zoomed range of a chart, and a quarter of that on either side.
 
-    Curves that are longer share them.
+    Curves with more points than `LINES` share these steps.
     """
     chosen: set[int] = set()
     long = sum(len(curve.points) > LINES for curve in curves)
@@ -283,7 +283,7 @@ class RunHistory:
                 columns.setdefault(name, []).append((self.step, number))
 
     def read(self) -> None:
-        """Read on. A file that is not there yet has no lines."""
+        """Read the lines that were added; a file that does not exist yet has none."""
         try:
             file = self.path.open("rb")
         except OSError:
@@ -367,7 +367,7 @@ def recent_mean(history: RunHistory, name: str) -> float:
 
 # %% ../../nbs/widgets/08_run.ipynb #9bebf396
 def is_at_best(history: RunHistory) -> bool:
-    """Return whether the last rewards are, within noise, as good as any ten in a row before."""
+    """Return whether the last ten rewards are, within noise, as good as any ten in a row before."""
     values = [value for _, value in history.points("reward")]
     starts = range(0, len(values) - RECENT + 1, RECENT // 2)
     means = [sum(values[i : i + RECENT]) / RECENT for i in starts]
@@ -384,31 +384,32 @@ def run_warnings(history: RunHistory) -> list[str]:
     flat, cut, failed, gap, now = (recent_mean(history, name) for name in names)
     entropy = [value for _, value in history.points("entropy")]
     before = sum(entropy[:RECENT]) / RECENT
-    odd = {name: points[-1] for name, points in history.odd.items()}
-    found = {
-        f"The reward is constant: in {flat:.0%} of the groups every rollout got the same, which teaches nothing. "
-        "Choose prompts that are solved sometimes, or rewards that tell answers apart.": flat
-        >= 0.9,
-        f"The entropy is collapsing: {now:.3g}, where the run began with {before:.3g}. Rollouts of a group grow alike; "
-        "a lower learning rate, a higher temperature or a larger beta keeps them apart.": (
-            len(entropy) >= 2 * RECENT and now < 0.25 * before and not is_at_best(history)
-        ),
-        f"Nearly everything is truncated: {cut:.0%} of the completions end at the limit. "
-        "Raise max_tokens, or reward brevity.": cut >= 0.9,
-        f"Rollouts fail: {failed:.1f} in a step. Their errors are in the files of rollouts; "
-        "they teach nothing.": failed > 0,
-        f"The sampler is not the trainer's model: their log-probabilities are {gap:.2g} apart. "
-        "Check base model, temperature and precision of the server.": gap > 0.1,
-    } | {
-        f"{name[:80]} is no usable number in {len(history.odd[name]):,} of {len(history.lines):,} lines, lastly {figure_text(value)} at step "
-        f"{step:,}. Its curve leaves these out. Look for a division by zero in the rewards, or lower the learning rate.": True
-        for name, (step, value) in odd.items()
-    }
+    collapses = len(entropy) >= 2 * RECENT and now < 0.25 * before and not is_at_best(history)
+    found = [
+        (flat >= 0.9, f"The reward is constant: in {flat:.0%} of the groups every rollout got the same, which teaches nothing. "
+         "Choose prompts that are solved sometimes, or rewards that tell answers apart."),
+        (collapses, f"The entropy is collapsing: {now:.3g}, where the run began with {before:.3g}. Rollouts of a group grow alike; "
+         "a lower learning rate, a higher temperature or a larger beta keeps them apart."),
+        (cut >= 0.9, f"Nearly everything is truncated: {cut:.0%} of the completions end at the limit. "
+         "Raise max_tokens, or reward brevity."),
+        (failed > 0, f"Rollouts fail: {failed:.1f} in a step. Their errors are in the files of rollouts; they teach nothing."),
+        (gap > 0.1, f"The sampler is not the trainer's model: their log-probabilities are {gap:.2g} apart. "
+         "Check base model, temperature and precision of the server."),
+    ]  # fmt: skip
+    warnings = [words for is_so, words in found if is_so]
+    for name, points in history.odd.items():
+        step, value = points[-1]
+        warnings.append(
+            f"{name[:80]} is no usable number in {len(points):,} of {len(history.lines):,} lines, lastly {figure_text(value)} at step "
+            f"{step:,}. Its curve leaves these out. Look for a division by zero in the rewards, or lower the learning rate."
+        )
     for name in history.names("rewards_failed/"):
-        func, often = name.partition("/")[2], recent_mean(history, name)
-        said = f"The reward function {func} fails {often:.1f} times in a step and then scores 0.0"
-        found[f"{said}; the states in the files of rollouts say why."] = often > 0
-    return [words for words, is_so in found.items() if is_so]
+        if (often := recent_mean(history, name)) > 0:
+            warnings.append(
+                f"The reward function {name.partition('/')[2]} fails {often:.1f} times in a step and then scores 0.0; "
+                "the states in the files of rollouts say why."
+            )
+    return warnings
 
 # %% ../../nbs/widgets/08_run.ipynb #e62d82c1
 BARS = 21
@@ -430,9 +431,9 @@ def value_histogram(values: Sequence[float], label: str) -> str:
 # %% ../../nbs/widgets/08_run.ipynb #89c94980
 @dataclass(frozen=True, slots=True)
 class StepCompletions:
-    """Hold the best rollouts of a step, best first, and the worst, worst first, of different prompts each.
+    """Hold the best rollouts of a step, best first, and the worst, worst first; the rollouts of each half have different prompts.
 
-    `count` is of all, and so are `scores`: the reward and its parts.
+    `count` and `scores` are those of all rollouts; `scores` has the reward and its parts.
     """
 
     step: int
@@ -446,7 +447,7 @@ MOST_SAMPLES = 4  # of each half
 
 
 def one_of_each(rows: Iterable[Row]) -> list[Row]:
-    """Return the first rows of a few prompts, one of each."""
+    """Return the first row of each prompt, for the first few prompts."""
     found: dict[int, Row] = {}
     for row in rows:
         found.setdefault(row.prompt, row)
@@ -469,7 +470,7 @@ def read_completions(step: int, file: Path) -> StepCompletions:
 
 # %% ../../nbs/widgets/08_run.ipynb #f98f80a8
 def whole_steps(files: Mapping[int, Path]) -> list[int]:
-    """List the steps without the last ones that are not whole."""
+    """List the steps, without the last ones that are incomplete."""
     steps = [*files]
     while steps and not has_all_rollouts(files[steps[-1]]):
         steps.pop()
@@ -478,7 +479,7 @@ def whole_steps(files: Mapping[int, Path]) -> list[int]:
 # %% ../../nbs/widgets/08_run.ipynb #b47c95bf
 @dataclass(frozen=True, slots=True)
 class PromptVisit:
-    """Draw a prompt of a step: its best rollout, how many rollouts it has, and their mean reward."""
+    """Hold the results of a prompt in a step: its best rollout, how many rollouts it has, and their mean reward."""
 
     step: int
     best: Row
@@ -487,7 +488,7 @@ class PromptVisit:
 
 # %% ../../nbs/widgets/08_run.ipynb #1d2d1c30
 def read_visit(step: int, file: Path, asked: bytes) -> PromptVisit | None:
-    """Read the rollouts of a prompt, written as in a line, from the file of a step."""
+    """Read the rollouts of a prompt from the file of a step; `asked` is the prompt as JSON."""
     lines = [line for line in file.read_bytes().split(b"\n")[:-1] if asked in line]
     records, table = [from_line(line) for line in lines], RolloutTable()
     rows = [table.add(records, at, each, each) for at, each in enumerate(records)]
@@ -501,7 +502,7 @@ def read_visit(step: int, file: Path, asked: bytes) -> PromptVisit | None:
 # %% ../../nbs/widgets/08_run.ipynb #340c8634
 @dataclass
 class PromptPath:
-    """Follow a prompt; `seen`: its visit in each step that was looked through, or None."""
+    """Follow a prompt; `seen`: its visit in each step that was read, or None if the step doesn't have it."""
 
     prompt: Messages
     seen: dict[int, PromptVisit | None] = field(default_factory=dict)
@@ -512,7 +513,7 @@ class PromptPath:
         return [visit for _, visit in sorted(self.seen.items()) if visit]
 
     def read(self, files: Mapping[int, Path], seconds: float = 1.0) -> None:
-        """Look through files that are new, the latest first, for some seconds."""
+        """Read the files of new steps, the latest first, for some seconds."""
         asked = to_line({"prompt": self.prompt})[1:-2]
         end = time.monotonic() + seconds
         for step in sorted({*files} - {*self.seen}, reverse=True):
@@ -523,6 +524,6 @@ class PromptPath:
 
 # %% ../../nbs/widgets/08_run.ipynb #57915113
 def checkpoint_steps(folder: str | Path) -> list[int]:
-    """List the steps that have a whole checkpoint."""
+    """List the steps that have a complete checkpoint."""
     found = find_steps(folder, "checkpoint-*").items()
     return [step for step, path in found if (path / "trainer_state.json").exists()]

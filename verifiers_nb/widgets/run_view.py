@@ -54,10 +54,10 @@ if TYPE_CHECKING:
 class DashboardState:
     """Hold everything that a drawing of a run needs; `state` is None for a run that is only read from its files.
 
-    `wish`: what the run was last asked, as in `RunControl`. `settings` are in force; `pending` will be from
-    the next step on; `drafts` are typed and not applied. `runs`: all runs in the curves by name, this one first. `charts`
-    are drawn of the metrics `names`, or of the usual ones. `steps` have whole rollouts; `coming` is a later step, and how many it has so far.
-    `scores`: evaluations of checkpoints. `working`: the action in progress beside the run. `notice`: the error of the last
+    `wish`: the last request to the run, as in `RunControl`. `settings` are in force; `pending` apply from the next
+    step on; `drafts` are typed and not applied. `runs`: all runs in the curves by name, the shown one first. `charts`
+    show the metrics `names`, or the usual ones. `steps` are complete; `coming` is a later step and its number of
+    rollouts so far. `scores`: evaluations of checkpoints. `working`: the action in progress beside the run. `notice`: the error of the last
     press. `is_late`: whether the kernel takes presses only between cells. `is_plotted`: whether plotly draws the curves.
     """
 
@@ -159,7 +159,7 @@ PHASES = ("generating", "scoring", "training", "syncing")
 
 
 def phases_html(view: DashboardState) -> str:
-    """Draw the phases of a step, the present one marked, and how many rollouts are done."""
+    """Draw the phases of a step with the current one marked, and how many rollouts are done."""
     is_shown = view.state is not None and view.is_active
     return fill("run_view.html", "phases", view.state, PHASES) if is_shown else ""
 
@@ -168,7 +168,7 @@ SPLIT = {name: name for name in (*PHASES, "evaluating", "saving")} | {"starting"
 
 
 def split_html(history: RunHistory) -> str:
-    """Draw which share of the time each phase has taken."""
+    """Draw the share of the time that each phase has taken."""
     spent = {name: seconds for name, seconds in history.seconds().items() if seconds > 0}
     total = sum(spent.values())
     if not total:
@@ -195,7 +195,7 @@ def metrics_html(view: DashboardState) -> str:
 
 # %% ../../nbs/widgets/09_run_view.ipynb #12c6fc06
 def curves_html(view: DashboardState, live: bool) -> str:
-    """Draw all curves, and what changes them; where they are live, plotly draws them again."""
+    """Draw all curves and the controls that change them; in a live widget plotly draws them again."""
     if not any(run.columns for run in view.runs.values()):
         return '<p class="vf-soft vf-empty">The first step has not been logged yet: curves begin with it.</p>'
     charts = [] if view.is_plotted else [chart_html(chart) for chart in view.charts]
@@ -282,7 +282,7 @@ def evaluations(view: DashboardState) -> dict[int, dict[str, float]]:
 
 # %% ../../nbs/widgets/09_run_view.ipynb #bab325a8
 def checkpoints_html(view: DashboardState, live: bool) -> str:
-    """Draw the checkpoints, the newest first, with what they scored and what can be done with them."""
+    """Draw the checkpoints, the newest first, with their scores and buttons."""
     if not view.checkpoints:
         return ""
     live, off = live and view.state is not None, view.is_active or bool(view.working)

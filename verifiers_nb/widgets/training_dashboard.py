@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.control import CHANGEABLE
 from .html import Snapshot, widget_file
-from .rollouts import follow_all, step_files, written
+from .rollouts import start_following, step_files, written
 from verifiers_nb.widgets.run import (
     CurveLook,
     PromptPath,
@@ -239,8 +239,7 @@ class TrainingDashboard(Panel):
             if self._following:
                 return
             self._following = True
-        panel = weakref.ref(self)
-        threading.Thread(target=follow_all, args=(panel,), name="dashboard", daemon=True).start()
+        start_following(self)
 
     def still(self) -> Snapshot:
         """Return the run as it is now, not as it was last drawn."""
