@@ -1,4 +1,4 @@
-"""The quick start learns, on more than one seed, and its adapter is one that plain PEFT loads."""
+"""The quick start learns, and its adapter is one that plain PEFT loads."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def check_run(folder: Path) -> None:
 
 
 def test_quick_start_learns(tmp_path: Path) -> None:
-    """With another seed than in JupyterLab, where tests/browser/test_lab.py runs it."""
+    """Half of it runs in JupyterLab, too, with another seed: tests/browser/test_lab.py."""
     nb = nbformat.read(NOTEBOOK, 4)
     set_parameters(nb, output_dir="run", seed=0)
     run_notebook(nb, tmp_path / "executed.ipynb", tmp_path)

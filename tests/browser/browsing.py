@@ -105,7 +105,7 @@ def run_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode, seconds: float
 
 def wait_for_end(page, seconds: float = 120) -> None:
     """Wait until every cell has run, and refuse any error."""
-    page.wait_for_function(ENDED, timeout=seconds * 1000)
+    page.wait_for_function(ENDED, timeout=seconds * 1000, polling=200)
     errors = [o["evalue"] for o in page.evaluate(OUTPUTS) if o["output_type"] == "error"]
     assert not errors, errors
 
@@ -122,7 +122,7 @@ def wait_for_steps(page, folder: Path, count: int, seconds: float = 90) -> None:
     while steps_logged(folder) < count:
         assert not page.evaluate(ENDED), page.evaluate(OUTPUTS)
         assert time.monotonic() < deadline, f"{steps_logged(folder)} steps after {seconds} s"
-        page.wait_for_timeout(50)
+        page.wait_for_timeout(200)
 
 
 SAVE = """async () => {

@@ -97,9 +97,9 @@ def lab(running_lab: Lab) -> Iterator[Lab]:
         urllib.request.urlopen(request, timeout=60).close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def browser() -> Iterator:
-    """Return the browser of a file of tests; others have none: while Playwright runs, so does an event loop."""
+    """Return the browser of all tests in this folder; others have none: while Playwright runs, so does an event loop."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = next(filter(None, map(shutil.which, NAMES)), None)
     if chromium is None:
@@ -110,7 +110,7 @@ def browser() -> Iterator:
         started.close()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def visitor(browser):
     """Return who opens all pages of JupyterLab: its scripts are fetched and compiled once."""
     context = browser.new_context(viewport=WINDOW)
@@ -118,9 +118,9 @@ def visitor(browser):
     return context
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def window(visitor):
-    """Return the page in which the tests of a file open their notebooks, one after the other."""
+    """Return the page in which the tests open their notebooks, one after the other."""
     return visitor.new_page()
 
 

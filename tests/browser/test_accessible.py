@@ -42,6 +42,7 @@ def told(page) -> list[tuple[str, str]]:
     # In one call, since a widget that draws itself again changes its nodes.
     collect(session.send("DOM.getDocument", {"depth": -1})["root"])
     nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    session.detach()  # while the tree is kept up to date, scrolling is slow
     return [
         (node["role"]["value"], node.get("name", {}).get("value", "").strip())
         for node in nodes
