@@ -6,17 +6,16 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FEWEST_WORDS', 'CONTINUATION_JUDGE_PROMPT', 'GRADES', 'grade_reward', 'ABOUT', 'continuation_row', 'grade_value',
-           'load_environment']
+__all__ = ['FEWEST_WORDS', 'CONTINUATION_JUDGE_PROMPT', 'GRADES', 'grade_reward', 'ABOUT', 'continuation_row', 'load_environment']
 
 # %% ../../nbs/environments/continuation_quality.ipynb #77de68da
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .load import EnvironmentCard
 from ..envs.data import load_rows
 from ..envs.multiturn import SingleTurnEnv
-from ..parsers.xml import OneAnswerParser
-from ..rubrics.judge import JudgeClient, JudgeRubric, judge_reward
+from ..rubrics.judge import JudgeClient, JudgeRubric, judge_reward, value_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -52,13 +51,7 @@ Grade how well the continuation fits: A reads as well as the true one and says n
 GRADES = {"A": 1.0, "B": 0.75, "C": 0.5, "D": 0.25, "F": 0.0}
 
 # %% ../../nbs/environments/continuation_quality.ipynb #c76bcdaf
-def grade_value(verdict: str) -> float:
-    """Return the value of the one grade in a judge's answer; none, several or another one is 0.0."""
-    grade = OneAnswerParser(["grade"], answer_field="grade").parse_answer(verdict) or ""
-    return GRADES.get(grade.strip().rstrip("+-").upper(), 0.0)
-
-# %% ../../nbs/environments/continuation_quality.ipynb #8684162e
-grade_reward = judge_reward(grade_value, "grade_reward")
+grade_reward = judge_reward(partial(value_of, values=GRADES), "grade_reward")
 
 # %% ../../nbs/environments/continuation_quality.ipynb #f1abd670
 ABOUT = EnvironmentCard(tags=("single-turn", "completions", "base-model"), judge=True)

@@ -11,11 +11,9 @@ __all__ = ['REASONING_SYSTEM_PROMPT', 'ABOUT', 'make_tasks', 'ReasoningGymEnv', 
 # %% ../../nbs/environments/reasoning_gym_env.ipynb #77de68da
 from collections.abc import Sequence
 from functools import partial
-from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from .load import EnvironmentCard
+from .load import EnvironmentCard, check_packages
 from ..envs.data import generated_sets
 from ..envs.multiturn import SingleTurnEnv
 from ..envs.prompts import Once
@@ -29,22 +27,16 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/environments/reasoning_gym_env.ipynb #2436c13b
 def make_tasks(gym: str | Sequence[str | dict[str, Any]], size: int, seed: int) -> Any:
-    """Return `size` generated tasks.
+    """Return `size` generated tasks; raises `ValueError` for what can't be generated."""
+    from reasoning_gym import create_dataset
+    from reasoning_gym.composite import DatasetSpec
 
-    Raises `ImportError` with the extra to install, `ValueError` for what can't be generated.
-    """
-    try:
-        package = import_module("reasoning_gym")
-        composite = import_module("reasoning_gym.composite")
-    except ModuleNotFoundError as error:
-        hint = f"ReasoningGymEnv needs {error.name}: pip install 'verifiers_nb[envs]'"
-        raise ImportError(hint, name=error.name) from error
-    make = partial(package.create_dataset, size=size, seed=seed)
+    make = partial(create_dataset, size=size, seed=seed)
     try:
         if isinstance(gym, str):
             return make(gym)
         mixed = [{"name": entry} if isinstance(entry, str) else entry for entry in gym]
-        specs = [composite.DatasetSpec(**{"weight": 1.0, "config": {}, **entry}) for entry in mixed]
+        specs = [DatasetSpec(**{"weight": 1.0, "config": {}, **entry}) for entry in mixed]
         return make("composite", datasets=specs)
     except (TypeError, AssertionError) as error:  # of a setting's name, of its value
         raise ValueError(f"Reasoning Gym can't make {gym!r}: {error}") from error
@@ -58,7 +50,7 @@ class ReasoningGymEnv(SingleTurnEnv):
 
     `gym`: the name of a task, or a list of names or of dicts `name, weight, config`. The first
     `num_train_examples` puzzles are for training, the others for evaluation; each set is generated,
-    and the package imported, when it is first wanted. Without a rubric the reward is the task's
+    and the package imported, on first use. Without a rubric the reward is the task's
     score, which may be partial, and 0.2 times the format's.
     """
 
@@ -73,9 +65,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         seed: int = 0,
         **kwargs: Any,
     ) -> None:
-        if find_spec("reasoning_gym") is None:
-            hint = "ReasoningGymEnv needs reasoning_gym: pip install 'verifiers_nb[envs]'"
-            raise ImportError(hint, name="reasoning_gym")
+        check_packages(("reasoning_gym",))
         sets = generated_sets(self.make_rows, 0, num_train_examples, num_eval_examples)
         size = num_train_examples + num_eval_examples
         self.tasks = Once(partial(make_tasks, gym, size, seed))

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INTERPRETER_SECONDS', 'SMOLAGENTS_PROMPT', 'FEW_SHOT', 'ABOUT', 'checked_calculator', 'python_interpreter',
-           'SmolagentsParser', 'load_environment']
+__all__ = ['INTERPRETER_SECONDS', 'SMOLAGENTS_PROMPT', 'SMOLAGENTS_FIELDS', 'FEW_SHOT', 'ABOUT', 'checked_calculator',
+           'python_interpreter', 'load_environment']
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #77de68da
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,7 @@ from ..envs.data import load_example_dataset
 from verifiers_nb.envs.tool_env import (
     XML_TOOLS_PROMPT,
     XMLToolEnv,
-    tool_execution_reward_func,
-    tool_metrics,
+    add_tool_rewards,
     tool_prompt,
 )
 from ..envs.tools import calculator
@@ -68,6 +67,7 @@ def python_interpreter(code: str) -> str:
 SMOLAGENTS_PROMPT = XML_TOOLS_PROMPT.replace("Think in each", "Reason in each").replace(
     "<think>...</think>", "<reasoning>...</reasoning>"
 )
+SMOLAGENTS_FIELDS = ("reasoning", ("tool", "answer"))
 FEW_SHOT: list[ChatMessage] = [
     {"role": "user", "content": "What is the sum of the squares of the first 20 primes?"},
     {
@@ -83,13 +83,6 @@ FEW_SHOT: list[ChatMessage] = [
         "content": "<reasoning>\nThe program gives 30007.\n</reasoning>\n<answer>\n30007\n</answer>",
     },
 ]
-
-# %% ../../nbs/environments/smolagents_math_tools.ipynb #d9d369c9
-class SmolagentsParser(OneAnswerParser):
-    """Read replies that reason and then call a tool or answer, once."""
-
-    def __init__(self) -> None:
-        super().__init__(["reasoning", ("tool", "answer")])
 
 # %% ../../nbs/environments/smolagents_math_tools.ipynb #fa35e192
 ABOUT = EnvironmentCard(
@@ -120,12 +113,9 @@ def load_environment(
             [load_example_dataset(name, offline=offline) for name in ("aime2024", "aime2025")]
         )
     tools = (checked_calculator, python_interpreter)
-    parser = SmolagentsParser()
+    parser = OneAnswerParser(SMOLAGENTS_FIELDS)
     rubric = MathRubric(parser=parser)
-    rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
-    rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
-    for tool in tools:
-        rubric.add_reward_func(tool_metrics(tool.__name__)[0], weight=0.0)
+    add_tool_rewards(rubric, tools)
     return XMLToolEnv(
         tools,
         dataset=dataset,

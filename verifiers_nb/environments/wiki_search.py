@@ -249,11 +249,9 @@ def load_environment(
         path = "willcb/wiki-trivia-questions"
         dataset = load_rows(path, sample="wiki_trivia", offline=offline)
     pages = sample_pages() if offline else read_pages(Path(wiki_dir))
-    if embed is None and not offline:
-        embed, name = ServedEmbeddings(embed_model, embed_base_url, embed_api_key_var), embed_model
-    else:
-        embed = embed or embed_words
-        name = f"{embed_model} {getattr(embed, '__qualname__', type(embed).__name__)}"
+    served = ServedEmbeddings(embed_model, embed_base_url, embed_api_key_var)
+    embed = embed or (embed_words if offline else served)
+    name = f"{embed_model} {getattr(embed, '__qualname__', type(embed).__name__)}"
     wiki = WikiTools(pages, WikiIndex(pages, embed, name, None if offline else chroma_db_dir))
     tools = (wiki.search_pages, wiki.view_sections, wiki.read_section)
     client = judge_client or JudgeClient(judge_base_url, judge_api_key_var)

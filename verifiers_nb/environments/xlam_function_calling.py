@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['XLAM_PROMPT', 'ABOUT', 'calls_row', 'comparable_json', 'read_calls', 'correct_calls_reward_func', 'load_environment']
+__all__ = ['XLAM_PROMPT', 'ABOUT', 'calls_row', 'read_number', 'read_calls', 'correct_calls_reward_func', 'load_environment']
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #77de68da
 import json
@@ -38,29 +38,21 @@ def calls_row(row: Mapping[str, Any]) -> dict[str, str]:
     return {"question": f"{row['query']}\n\n<tools>\n{tools}\n</tools>", "answer": answers}
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #fe5dbbce
-def comparable_json(value: Any) -> str:
-    """Write a JSON value so that equal values have equal texts: 5 and 5.0, keys in any order."""
-    if isinstance(value, dict):
-        return (
-            f"{{{','.join(sorted(json.dumps(k) + comparable_json(v) for k, v in value.items()))}}}"
-        )
-    if isinstance(value, list):
-        return f"[{','.join(map(comparable_json, value))}]"
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value)
+def read_number(text: str) -> int | float:
+    """Read a JSON number with a point or an exponent; a whole one, such as 5.0, is an `int`."""
+    number = float(text)
+    return int(number) if number.is_integer() else number
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #dc8785e4
 def read_calls(text: str) -> Counter[str] | None:
     """Count the calls in a JSON array; `None` for anything else."""
     try:
-        calls = json.loads(text)
+        calls = json.loads(text, parse_float=read_number)
         if not isinstance(calls, list) or not all(isinstance(c, dict) for c in calls):
             return None
-        return Counter(
-            comparable_json({"name": call["name"], "arguments": call.get("arguments") or {}})
-            for call in calls
-        )
-    except (ValueError, KeyError, RecursionError, OverflowError):
+        pairs = ([call["name"], call.get("arguments") or {}] for call in calls)
+        return Counter(json.dumps(pair, sort_keys=True) for pair in pairs)
+    except (ValueError, KeyError, RecursionError):
         return None
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #626548b8

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SourceRow', 'LETTERS', 'EXAMPLE_SETS', 'sample_rows', 'replaced', 'load_rows', 'row_count', 'first_rows',
-           'split_rows', 'check_counts', 'generated_sets', 'row_random', 'with_options', 'read_gpqa', 'read_problem',
-           'read_aime2024', 'read_aime2025', 'read_gsm8k', 'read_math', 'read_mmlu', 'read_mmlu_pro', 'read_open_book',
-           'read_code', 'is_python', 'ExampleSet', 'load_example_dataset']
+           'split_rows', 'generated_sets', 'row_random', 'with_options', 'read_gpqa', 'read_problem', 'read_aime2024',
+           'read_aime2025', 'read_gsm8k', 'read_math', 'read_mmlu', 'read_mmlu_pro', 'read_open_book', 'read_code',
+           'is_python', 'ExampleSet', 'load_example_dataset']
 
 # %% ../../nbs/envs/09_data.ipynb #77de68da
 import json
@@ -116,24 +116,20 @@ def split_rows(
         train = min(train, len(dataset) - held_out)
     return dataset.select(range(train)), dataset.select(range(train, train + held_out))
 
-# %% ../../nbs/envs/09_data.ipynb #be16d464
-def check_counts(num_train_examples: int, num_eval_examples: int) -> None:
-    """Raise `ValueError` for invalid numbers of generated rows, for which -1 has no meaning."""
-    if min(num_train_examples, num_eval_examples) < 0 or num_train_examples + num_eval_examples < 1:
-        raise ValueError(
-            "The rows are generated, so num_train_examples and num_eval_examples must be 0 or more, "
-            f"and not both 0; they are {num_train_examples} and {num_eval_examples}."
-        )
-
 # %% ../../nbs/envs/09_data.ipynb #f9336060
 def generated_sets(
     make: Callable[[range], Dataset], first: int, train: int, held_out: int
 ) -> dict[str, Callable[[], Dataset] | None]:
     """Return functions that generate the `dataset` and the `eval_dataset` of an environment.
 
-    They call `make` with a range of numbers, from `first` on; None for an empty range.
+    They call `make` with a range of numbers, from `first` on; None for an empty range. Raises
+    `ValueError` for invalid numbers of rows, for which -1 has no meaning.
     """
-    check_counts(train, held_out)
+    if min(train, held_out) < 0 or train + held_out < 1:
+        raise ValueError(
+            "The rows are generated, so num_train_examples and num_eval_examples must be 0 or more, "
+            f"and not both 0; they are {train} and {held_out}."
+        )
     middle = first + train
     splits = {"dataset": range(first, middle), "eval_dataset": range(middle, middle + held_out)}
     return {name: partial(make, numbers) if numbers else None for name, numbers in splits.items()}
