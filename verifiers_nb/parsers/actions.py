@@ -408,13 +408,17 @@ BLOCK_MARK = "<extracted_code_block>"
 # %% ../../nbs/parsers/05_actions.ipynb #f1f836cb
 def read_blocks(text: str) -> tuple[int, ActionTurn]:
     """Return the number of bash blocks and the turn that joins them; raises `FormatError` without any."""
-    blocks = [block for block in BASH_BLOCK.finditer(text) if block[1] is not None]
-    if not blocks:
+    actions: list[str] = []
+    begin = end = 0
+    for block in BASH_BLOCK.finditer(text):
+        if block[1] is not None:
+            begin = begin if actions else block.start()
+            actions.append(block[1])
+            end = block.end()
+    if not actions:
         raise unfinished("bash block", re.search(BASH_FENCE, text), text)
-    begin, end = blocks[0].start(), blocks[-1].end()
     thought = BASH_BLOCK.sub(BLOCK_MARK, text[:end]) + text[end:]
-    action = "\n".join(block[1] for block in blocks)
-    return len(blocks), ActionTurn(thought, action, (begin, end))
+    return len(actions), ActionTurn(thought, "\n".join(actions), (begin, end))
 
 # %% ../../nbs/parsers/05_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:
