@@ -149,7 +149,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "is a int: give a datasets.Dataset or a list of dicts",
     ),
     "a misspelt argument of a reward function": (
-        lambda: vf.Rubric([right, misspelt]),
+        lambda: environment(rubric=vf.Rubric([right, misspelt])),
         "'misspelt' asks for anwser. It may ask for prompt, completion, answer, state, task, info",
     ),
     "one in a rubric of one's own": (

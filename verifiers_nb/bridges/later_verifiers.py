@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
            'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks', 'first_argument',
-           'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far', 'play_turns', 'LaterRubric',
+           'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far', 'play_turns',
            'LaterXMLParser', 'LaterBoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv',
            'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
@@ -37,7 +37,6 @@ from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from ..parsers.xml import FieldSpans, XMLParser
 from ..rubrics.math import MathRubric
-from ..rubrics.rubric import Rubric
 from verifiers_nb.types import (
     ChatMessage,
     Info,
@@ -208,10 +207,6 @@ async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: 
         await maybe_await(env.add_model_response, state, prompt, await ask(prompt))
         if not env.is_later and 0 < env.max_turns <= state["turn"]:
             return
-
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #524fefd1
-class LaterRubric(Rubric):
-    """A rubric whose functions may take objects that are added later, so only the environment checks."""
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
@@ -435,7 +430,7 @@ def ensure_keys(keys: Iterable[str]) -> None:
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8b5fac5a
 CLASSES = (
     *(LaterMultiTurnEnv, LaterSingleTurnEnv, LaterToolEnv, LaterStatefulToolEnv),
-    *(LaterXMLParser, LaterMathRubric, LaterRubric),
+    *(LaterXMLParser, LaterMathRubric),
 )
 LATER_NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in MESSAGES.values()},
