@@ -128,7 +128,7 @@ def find_checkpoint(output_dir: str | Path, which: int | str | Path) -> str:
     """Return the checkpoint of a step, the "best" or "last" one, or the one in a folder.
 
     "best" is the one whose evaluation was best by `metric_for_best_model`. Raises `FileNotFoundError`,
-    listing those there are.
+    listing the existing ones.
     """
     steps = whole_checkpoints(output_dir)
     last = last_checkpoint(output_dir)
@@ -149,7 +149,7 @@ METRICS = "metrics.jsonl"
 def keep_metrics(output_dir: str | Path, until: int) -> None:
     """Drop the lines of steps after `until` from a run's metrics.
 
-    A half-written last line goes too, and the summary of a run that ended: it goes on.
+    Also drop a half-written last line, and the summary of a run that ended, since it now continues.
     """
     path = Path(output_dir) / METRICS
     if path.exists():
@@ -161,7 +161,7 @@ def keep_metrics(output_dir: str | Path, until: int) -> None:
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #96ee00bc
 def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
-    """Move what a run did after a step to `previous-<n>`; returns that folder, if there was any."""
+    """Move what a run did after a step to `previous-<n>`; return that folder, or None if there was nothing to move."""
     output_dir = Path(output_dir)
     patterns = (
         "checkpoint-*",
@@ -329,7 +329,7 @@ def peak_memory() -> float:
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #fdcf28f6
 def set_learning_rate(optimizer: Any, scheduler: LRScheduler, rate: float) -> None:
-    """Let a schedule go on with another learning rate; the optimizer has it at once."""
+    """Continue a schedule with another learning rate, which the optimizer uses at once."""
     for group in optimizer.param_groups:
         base = group.get("initial_lr", group["lr"])
         group["lr"] = rate * (group["lr"] / base if base else 1.0)
@@ -586,7 +586,7 @@ class ResumableTrainer(Trainer):
         self.weights_replaced()
 
     def find_start(self, resume_from_checkpoint: str | bool | None) -> str | None:
-        """Return the checkpoint to go on from; moves aside what does not belong to its past."""
+        """Return the checkpoint to resume from; move aside what does not belong to its past."""
         start: str | bool | None = resume_from_checkpoint or self.forked_from is not None or None
         if start is True:
             start = last_checkpoint(self.folder)  # later rollouts are of the same run: they serve

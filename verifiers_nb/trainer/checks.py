@@ -44,7 +44,7 @@ CONSTRAINTS = (
 
 
 def warn_of_constraints(sampling_args: Mapping[str, Any] | None) -> list[str]:
-    """Warn of sampling arguments that forbid tokens; returns their names."""
+    """Warn of sampling arguments that forbid tokens; return their names."""
     given = {**(sampling_args or {}), **((sampling_args or {}).get("extra_body") or {})}
     names = [name for name in CONSTRAINTS if given.get(name) not in (None, {"type": "text"})]
     if names:
@@ -59,7 +59,7 @@ def warn_of_constraints(sampling_args: Mapping[str, Any] | None) -> list[str]:
 
 # %% ../../nbs/trainer/12_checks.ipynb #91032ad7
 def claim_client(client: Any) -> None:
-    """Take a client for one run; raises `RuntimeError` when another run has it."""
+    """Take a client for one run; raise `RuntimeError` if another run has it."""
     if hasattr(client, "claim"):
         client.claim()
     elif getattr(client, "is_training", False):
@@ -122,7 +122,7 @@ def check_rewards(env: Environment) -> None:
 def training_prompts(
     env: Environment, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
 ) -> Dataset:
-    """Return the training set without prompts that are too long; says how many those were.
+    """Return the training set without prompts that are too long; log how many were left out.
 
     First checks what the environment asks of tokenizer and sampler. Raises `ValueError` when too few
     prompts are left for a generation.
@@ -137,9 +137,10 @@ def training_prompts(
     room = args.max_seq_len - 1
     limit = room if args.max_prompt_length is None else min(args.max_prompt_length, room)
     texts = [render(prompt, tokenizer, env.oai_tools) for prompt in dataset["prompt"][:]]
-    long = {i: text for i, text in enumerate(texts) if len(text.encode()) > limit}
     lengths = {
-        i: len(tokenizer(text, add_special_tokens=False).input_ids) for i, text in long.items()
+        i: len(tokenizer(text, add_special_tokens=False).input_ids)
+        for i, text in enumerate(texts)
+        if len(text.encode()) > limit  # a token has at least one byte
     }
     too_long = {i: length for i, length in lengths.items() if length > limit}
     if too_long:
