@@ -133,8 +133,7 @@ def init_package(given: Any) -> int:
 # %% ../../nbs/cli/06_init.ipynb #1a9b32bd
 def main(argv: Sequence[str] | None = None) -> int:
     """Make a package and return 0, or 2 for a wrong call."""
-    given = init_parser().parse_args(argv)
-    return run_command("vf-init", lambda: init_package(given))
+    return run_command("vf-init", lambda: init_package(init_parser().parse_args(argv)))
 
 # %% ../../nbs/cli/06_init.ipynb #e8b87d77
 @dataclass(frozen=True, slots=True)
@@ -342,8 +341,7 @@ def ship_named(given: Any) -> int:
 # %% ../../nbs/cli/06_init.ipynb #711e883f
 def ship_main(argv: Sequence[str] | None = None) -> int:
     """Ship an environment; return 0, or 1 if a score differs, or 2 if it can't be shipped."""
-    given = ship_parser().parse_args(argv)
-    return run_command("vf-ship", lambda: ship_named(given))
+    return run_command("vf-ship", lambda: ship_named(ship_parser().parse_args(argv)))
 
 # %% ../../nbs/cli/06_init.ipynb #de592aa2
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table',
            'last_message_row', 'examples_table', 'folded_rollout', 'notable_rollouts', 'settings_line', 'large_figures',
            'trouble_notes', 'report_html', 'write_page', 'write_html_report', 'verdict', 'differences_table',
-           'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'read_run', 'report_parser',
-           'report_runs', 'main']
+           'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'rollouts_file', 'read_run',
+           'report_parser', 'report_runs', 'main']
 
 # %% ../../nbs/cli/02_report.ipynb #77de68da
 import hashlib
@@ -305,13 +305,17 @@ def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
     return ReportMeta(**settings, env_version=version, api_base_url=metadata.get("base_url") or "")
 
 # %% ../../nbs/cli/02_report.ipynb #1309cfe6
+def rollouts_file(path: str | Path) -> Path:
+    """Return the file of rollouts of an evaluation, given by this file or by its folder."""
+    given = Path(path).expanduser()
+    return given / "results.jsonl" if given.is_dir() else given
+
+
 def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
     """Return the settings and rollouts of an evaluation from its folder or its file of rollouts."""
     from verifiers_nb.envs.store import load_results
 
-    given = Path(path).expanduser()
-    file = given / "results.jsonl" if given.is_dir() else given
-    if not file.is_file():
+    if not (file := rollouts_file(path)).is_file():
         raise CommandError(f"there is no evaluation at {path}: give a folder with results.jsonl")
     try:
         results = load_results(file)
@@ -333,9 +337,9 @@ def report_parser() -> CommandParser:
 def report_runs(given: Any) -> int:
     """Write the page for the arguments of the command, and print its path."""
     runs = [read_run(path) for path in (given.run, given.second) if path]
-    beside = Path(given.run) if Path(given.run).is_dir() else Path(given.run).parent
     about = runs[0][0]
-    path = given.output or beside / (report_name(about) if len(runs) == 1 else "comparison.html")
+    name = report_name(about) if len(runs) == 1 else "comparison.html"
+    path = given.output or rollouts_file(given.run).with_name(name)
     try:
         if len(runs) == 2:
             write_html_comparison(path, *runs)
@@ -349,8 +353,7 @@ def report_runs(given: Any) -> int:
 # %% ../../nbs/cli/02_report.ipynb #dba8e97f
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a page and return 0, or 2 for a wrong call."""
-    given = report_parser().parse_args(argv)
-    return run_command("vf-report", lambda: report_runs(given))
+    return run_command("vf-report", lambda: report_runs(report_parser().parse_args(argv)))
 
 # %% ../../nbs/cli/02_report.ipynb #4f90f37d
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CONFIG', 'SOURCES', 'LEFT_OUT', 'Tables', 'WORDS', 'TITLES', 'SERVERS', 'RUN_FILE', 'SERVER_KEY', 'OWN',
-           'SHOWN_SETTINGS', 'HARMLESS_STRINGS', 'Setting', 'read_field', 'read_class', 'source_tree',
+           'SHOWN_SETTINGS', 'HARMLESS_STRINGS', 'Setting', 'read_field', 'read_fields_of', 'definition',
            'first_run_defaults', 'training_settings', 'readings', 'fits', 'read_value', 'flag_of', 'short_help',
            'add_training_flags', 'unknown_key', 'read_settings_file', 'toml_value', 'write_settings_file',
            'list_settings', 'TrainSettings', 'with_suitable_defaults', 'train_parser', 'settings_files',
@@ -108,38 +108,33 @@ def read_field(statement: ast.AnnAssign) -> Setting:
     return Setting(ast.unparse(statement.target), ast.unparse(statement.annotation), written, words)
 
 # %% ../../nbs/cli/05_train.ipynb #e22ce5af
-def read_class(name: str, classes: Mapping[str, ast.ClassDef]) -> dict[str, Setting]:
-    """Return the public fields of a dataclass by name, inherited ones first; an unknown base adds none."""
-    found: dict[str, Setting] = {}
-    if name not in classes:
-        return found
-    for base in reversed(classes[name].bases):
-        found |= read_class(ast.unparse(base), classes)
-    for statement in classes[name].body:
+def read_fields_of(body: ast.ClassDef, inherited: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Return the public fields of a dataclass by name, inherited ones first."""
+    found = dict(inherited)
+    for statement in body.body:
         if isinstance(statement, ast.AnnAssign):
             each = read_field(statement)
-            inherited = found[each.name].help if each.name in found else ""
             if not each.name.startswith("_"):
-                found[each.name] = replace(each, help=each.help or inherited)
+                about = each.help or (found[each.name].help if each.name in found else "")
+                found[each.name] = replace(each, help=about)
     return found
 
 # %% ../../nbs/cli/05_train.ipynb #bd307a3e
-def source_tree(path: str) -> ast.Module:
-    """Return the syntax tree of a file in an installed package, without importing the package."""
+def definition(path: str, name: str) -> Any:
+    """Return the syntax tree of a class or function in an installed package, without importing it."""
     package, _, inside = path.partition("/")
     spec = find_spec(package)
     if spec is None or spec.origin is None:
         raise CommandError(f"training needs {package}: pip install 'verifiers_nb[train]'")
-    return ast.parse((Path(spec.origin).parent / inside).read_text(encoding="utf-8"))
+    tree = ast.parse((Path(spec.origin).parent / inside).read_text(encoding="utf-8"))
+    return next(each for each in tree.body if getattr(each, "name", "") == name)
 
 # %% ../../nbs/cli/05_train.ipynb #be28c868
-def first_run_defaults(tree: ast.Module, function: str) -> dict[str, str]:
+def first_run_defaults(function: ast.FunctionDef) -> dict[str, str]:
     """Return the keyword arguments that a function passes to its largest call, as source code."""
-    body = next(each for each in tree.body if getattr(each, "name", "") == function)
-    assert isinstance(body, ast.FunctionDef)
-    names, defaults = reversed(body.args.args), reversed(body.args.defaults)
+    names, defaults = reversed(function.args.args), reversed(function.args.defaults)
     own = {a.arg: ast.unparse(value) for a, value in zip(names, defaults, strict=False)}
-    calls = [each for each in ast.walk(body) if isinstance(each, ast.Call)]
+    calls = [each for each in ast.walk(function) if isinstance(each, ast.Call)]
     longest = max(calls, key=lambda call: len(call.keywords))
     passed = {str(k.arg): ast.unparse(k.value) for k in longest.keywords}
     return {name: own.get(value, value) for name, value in passed.items()}
@@ -147,8 +142,8 @@ def first_run_defaults(tree: ast.Module, function: str) -> dict[str, str]:
 # %% ../../nbs/cli/05_train.ipynb #b5963fe2
 CONFIG = "verifiers_nb/trainer/config.py"
 SOURCES = {
-    "grpo": ("GRPOConfig", ("transformers/training_args.py", CONFIG)),
-    "lora": ("LoraConfig", ("peft/tuners/lora/config.py",)),
+    "grpo": {"TrainingArguments": "transformers/training_args.py", "GRPOConfig": CONFIG},
+    "lora": {"LoraConfig": "peft/tuners/lora/config.py"},
 }
 LEFT_OUT = {"resume_from_checkpoint", "do_train", "do_eval", "do_predict", "local_rank"}
 Tables = Mapping[str, Mapping[str, Setting]]
@@ -157,13 +152,14 @@ Tables = Mapping[str, Mapping[str, Setting]]
 def training_settings() -> dict[str, dict[str, Setting]]:
     """Return the settings of GRPO and of LoRA, by table and name."""
     tables = {}
-    for table, (name, paths) in SOURCES.items():
-        parts = [each for path in paths for each in source_tree(path).body]
-        classes = {each.name: each for each in parts if isinstance(each, ast.ClassDef)}
-        first = first_run_defaults(source_tree(CONFIG), f"{table}_defaults")
+    for table, classes in SOURCES.items():
+        found: dict[str, Setting] = {}
+        for name, path in classes.items():
+            found = read_fields_of(definition(path, name), found)
+        first = first_run_defaults(definition(CONFIG, f"{table}_defaults"))
         tables[table] = {
             key: replace(each, default=first.get(key, each.default))
-            for key, each in read_class(name, classes).items()
+            for key, each in found.items()
             if key not in LEFT_OUT
         }
     return tables

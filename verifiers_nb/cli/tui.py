@@ -546,8 +546,8 @@ class TerminalBrowser(App[None]):
     def on_mount(self) -> None:
         """Show the tree of runs, or directly the only run that the user named."""
         runs = [run for path in self.paths for run in find_runs(path)]
-        named = runs and (self.paths[0].is_file() or runs[0].files[0].parent == self.paths[0])
-        alone = len(runs) == 1 and named
+        named = {path for run in runs for path in (run.files[0], run.files[0].parent)}
+        alone = len(runs) == 1 and self.paths[0] in named
         self.push_screen(
             RunScreen(runs[0], self.env) if alone else RunsScreen(self.paths, self.env)
         )
@@ -563,10 +563,10 @@ def tui_parser() -> CommandParser:
 # %% ../../nbs/cli/04_tui.ipynb #9a5d089b
 def browse(paths: Sequence[Path], env: str | None) -> int:
     """Open the browser; raise `CommandError` if there are no rollouts or no terminal."""
+    paths = [path.expanduser() for path in paths] or [Path(".")]
     for path in paths:
         if not path.exists():
             raise CommandError(f"there is nothing at {path}")
-    paths = [path.expanduser() for path in paths] or [Path(".")]
     if not any(find_runs(path) for path in paths):
         below = f"there are no rollouts below {', '.join(map(str, paths))}"
         raise CommandError(f"{below}; create some with vf-eval addition -s")
