@@ -54,7 +54,7 @@ def test_rollouts_without_tokens(stored: tuple[vf.Environment, Path]) -> None:
     bench.replace("right", lambda completion, answer: -right(completion, answer))
     assert len(bench.effects.flipped) > 0
     bench.show(int(bench.effects.flipped[0]))
-    assert "without tokens: there is no colour by token, and all else works" in bench.view.html
+    assert "stored without tokens, so none can be coloured" in bench.view.html
 
 
 def test_a_rubric_that_wants_what_the_file_has_not(stored: tuple[vf.Environment, Path]) -> None:

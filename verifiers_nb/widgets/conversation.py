@@ -253,8 +253,9 @@ def message_html(
     message: Mapping[str, Any], number: int, answers: str, editor: str, press: str,
     draw: Callable[..., str] = marked_text, closed: bool = False, turn: int = 0,
 ) -> str:  # fmt: skip
-    """Draw a message; `answers` names the call whose result it is, `editor` replaces its content, `closed` folds a long one,
-    `turn` is the turn that it begins.
+    """Draw a message; `answers` names the call whose result it is, `editor` replaces its content, `closed` folds a long one.
+
+    `turn`: the number of the turn that it begins, or 0.
     """
     role = str(message.get("role"))
     kind, named = role if role in ROLES else "other", f"{role}, message {number + 1}"
@@ -264,8 +265,8 @@ def message_html(
         thought = draw(str(thought), label="Reasoning")
         body = f"<details><summary>reasoning</summary>{thought}</details>"
     content = message.get("content")
-    said = content_html(content, named, draw)
-    body += "" if editor else folded(said, len(spoken_text(content)), closed)
+    drawn = content_html(content, named, draw)
+    body += "" if editor else folded(drawn, len(spoken_text(content)), closed)
     body += calls_html(message)
     body = body or '<p class="vf-soft">An empty message.</p>'
     head = f'<header><b>{escaped(visible(role)[:40])}</b>{f"<small>turn {turn}</small>" * bool(turn)}{result * bool(answers)}<span class="vf-gap-wide"></span>{press}</header>'
@@ -318,7 +319,7 @@ def conversation_html(
 
 # %% ../../nbs/widgets/06_conversation.ipynb #9e6a55b6
 def rewards_html(record: Mapping[str, Any], weights: Mapping[str, float]) -> str:
-    """Draw what each reward function gave and, where its weight is known, what that adds."""
+    """Draw the score of each reward function and, where its weight is known, what it adds to the reward."""
     metrics, rows = record.get("metrics") or {}, []
     weighed = any(name in weights for name in metrics)
     for name, score in [(name, as_score(each)) for name, each in metrics.items()][:40]:
@@ -334,7 +335,7 @@ def rewards_html(record: Mapping[str, Any], weights: Mapping[str, float]) -> str
 
 # %% ../../nbs/widgets/06_conversation.ipynb #21ffa440
 def stored_weights(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the weights of the rubric that a record's run had, by name; none if it does not say."""
+    """Return the weights of a record's run by name; none if the record doesn't have them."""
     try:
         return {str(name): float(weight) for name, weight in record["run"]["rewards"]}
     except (KeyError, TypeError, ValueError):
@@ -418,14 +419,14 @@ def sequence_html(
         marks.append(Mark(edges[at], edges[at + 1], "", key))
         token = f"<code>{escaped(repr(texts[at])[1:-1][:60])}</code>"
         rows.append([{"tabindex": 0, "data-for": key}, token, f"{logprobs[at]:.2f}"])
-    said = f"{sum(sequence.mask):,} tokens sampled, {count - sum(sequence.mask):,} read. "
+    counts = f"{sum(sequence.mask):,} tokens sampled, {count - sum(sequence.mask):,} read. "
     before = f"{part.start:,} tokens of the prompt before these are not drawn."
     after = f"{count - part.stop:,} tokens after these are not drawn."
-    said += " ".join([before] * (part.start > 0) + [after] * (part.stop < count))
+    counts += " ".join([before] * (part.start > 0) + [after] * (part.stop < count))
     least = table(["Token", "Log-probability"], rows, "Least likely", [1])
     named = f"<div data-list>{least}</div>" if rows else ""
     text = marked_text("".join(texts), marks, name, most=40_000)
-    return f'<div class="vf-sequence"><p class="vf-soft">{said}</p>{text}{named}</div>'
+    return f'<div class="vf-sequence"><p class="vf-soft">{counts}</p>{text}{named}</div>'
 
 # %% ../../nbs/widgets/06_conversation.ipynb #482f0e66
 LEGENDS = {

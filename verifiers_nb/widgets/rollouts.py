@@ -392,7 +392,7 @@ def follow_all(panel: Callable[[], Any], pause: float) -> None:
     except (FileNotFoundError, ValueError) as error:
         logger.warning("A widget no longer follows its run, because files are gone: %s", error)
 
-
+# %% ../../nbs/widgets/04_rollouts.ipynb #6f84a909
 def start_following(panel: Any, pause: float = PAUSE) -> threading.Thread:
     """Start and return the thread that follows a widget."""
     thread = threading.Thread(target=follow_all, args=(weakref.ref(panel), pause), daemon=True)
