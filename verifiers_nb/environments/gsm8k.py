@@ -53,7 +53,8 @@ def load_environment(
     """
     if dataset is None:
         dataset = load_example_dataset("gsm8k", "train", offline=offline)
-        eval_dataset = eval_dataset or load_example_dataset("gsm8k", "test", offline=offline)
+        if eval_dataset is None:
+            eval_dataset = load_example_dataset("gsm8k", "test", offline=offline)
     if eval_dataset is not None:
         eval_dataset = first_rows(eval_dataset, num_eval_examples, "num_eval_examples")
     parser = ThinkBoxedParser()

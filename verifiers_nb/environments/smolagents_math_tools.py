@@ -109,9 +109,11 @@ def load_environment(
 
     if dataset is None:
         dataset = load_example_dataset("math", "train", offline=offline)
-        eval_dataset = eval_dataset or concatenate_datasets(
-            [load_example_dataset(name, offline=offline) for name in ("aime2024", "aime2025")]
-        )
+        if eval_dataset is None:
+            competitions = "aime2024", "aime2025"
+            eval_dataset = concatenate_datasets(
+                [load_example_dataset(name, offline=offline) for name in competitions]
+            )
     tools = (checked_calculator, python_interpreter)
     parser = OneAnswerParser(SMOLAGENTS_FIELDS)
     rubric = MathRubric(parser=parser)

@@ -50,8 +50,9 @@ def read_calls(text: str) -> Counter[str] | None:
         calls = json.loads(text, parse_float=read_number)
         if not isinstance(calls, list) or not all(isinstance(c, dict) for c in calls):
             return None
-        pairs = ([call["name"], call.get("arguments") or {}] for call in calls)
-        return Counter(json.dumps(pair, sort_keys=True) for pair in pairs)
+        pairs = ([call["name"], call.get("arguments")] for call in calls)
+        named = ([name, {} if given is None else given] for name, given in pairs)
+        return Counter(json.dumps(call, sort_keys=True) for call in named)
     except (ValueError, KeyError, RecursionError):
         return None
 

@@ -132,6 +132,10 @@ class EnvGroupRubric(Rubric):
         """Return the names of all environments' reward functions, each once."""
         return self.all_reward_names
 
+    def overlaps(self) -> bool:
+        """Return whether calls of any environment's reward functions can run concurrently."""
+        return any(env.rubric.overlaps() for env in self.env_map.values())
+
     def rubric_of(self, task: str) -> Rubric:
         """Return the rubric of a task's environment, or an empty one with a warning."""
         if task in self.env_map:
