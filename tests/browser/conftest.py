@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from browsing import WINDOW, Lab, close_notebooks, no_script_errors, notebook_of, run_all
+
+from .browsing import WINDOW, Lab, close_notebooks, no_script_errors, notebook_of, run_all
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SETTINGS = {
@@ -36,7 +37,7 @@ def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 120
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def running_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder, home = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("home")
     for plugin, values in SETTINGS.items():
@@ -99,7 +100,7 @@ def lab(running_lab: Lab) -> Iterator[Lab]:
 
 @pytest.fixture(scope="package")
 def browser() -> Iterator:
-    """Return the browser of all tests in this folder; others have none: while Playwright runs, so does an event loop."""
+    """Return the browser of all tests in this folder, and of no other: while Playwright runs, so does an event loop."""
     playwright = pytest.importorskip("playwright.sync_api")
     chromium = next(filter(None, map(shutil.which, NAMES)), None)
     if chromium is None:
@@ -128,6 +129,7 @@ def window(visitor):
 def page(window) -> Iterator:
     """Return a page without notebooks; when the test ends, its scripts must have raised no error."""
     window.set_viewport_size(WINDOW)
+    window.bring_to_front()  # Chromium draws about one frame a second of a page behind another
     with no_script_errors(window):
         yield window
         if window.locator(".jp-Dialog").count():

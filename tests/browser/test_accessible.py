@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from browsing import show
 from everything import FAINT
+
+from .browsing import show
 
 pytestmark = pytest.mark.browser
 

@@ -7,8 +7,9 @@ import math
 import time
 
 import nbformat
-from browsing import live_widget, notebook_of, run_again, save, show, write_and_open
 from nbformat.sign import NotebookNotary
+
+from .browsing import live_widget, notebook_of, run_again, save, show, write_and_open
 
 RUNS = """
 import json, math, pathlib, random

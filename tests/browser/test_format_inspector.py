@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import nbformat
 import pytest
-from browsing import OUTPUT, live_widget, save, show
 from nbformat.sign import NotebookNotary
+
+from .browsing import OUTPUT, live_widget, save, show
 
 pytestmark = pytest.mark.browser
 
@@ -48,7 +49,7 @@ inspector
 def widget_of(page):
     """Return the inspector's drawing once it is there."""
     widget = live_widget(page, "Format inspector")
-    widget.get_by_role("status").wait_for()
+    widget.get_by_role("status").first.wait_for()
     return widget
 
 
@@ -61,11 +62,11 @@ def test_typing_changes_the_score(notebook, page) -> None:
     patch = "import nest_asyncio\nnest_asyncio.apply()"  # as many notebooks begin
     notebook("typing.ipynb", patch, SETUP, "vf.FormatInspector(parser)")
     widget, editor = widget_of(page), page.get_by_label("Text", exact=True)
-    assert "1.00 of 1.00" in widget.get_by_role("status").inner_text()
+    assert "1.00 of 1.00" in widget.get_by_role("status").first.inner_text()
 
     editor.fill("<think>3+4=7</think><answer>7</answe")
     widget.get_by_text("2 of 5 checks lose points").wait_for()
-    assert "0.60" in widget.get_by_role("status").inner_text()
+    assert "0.60" in widget.get_by_role("status").first.inner_text()
     named = widget.locator(".vf-name").all_inner_texts()
     assert [name.strip() for name in named] == ["think", "answer"]
     assert widget.locator(".vf-caret").count() == 0  # not before it is asked for: that loads torch
@@ -121,7 +122,7 @@ def test_ten_thousand_completions_by_keyboard(notebook, page) -> None:
     widget.get_by_role("button", name="Insert it").wait_for()
     page.keyboard.press("i")
     widget.get_by_text("Completion 4 of 10,000 (edited)").wait_for()
-    assert "1.00 of 1.00" in widget.get_by_role("status").inner_text()
+    assert "1.00 of 1.00" in widget.get_by_role("status").first.inner_text()
 
     widget.locator(".vf-histogram [data-act]").first.focus()
     page.keyboard.press("Enter")

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import nbformat
 import pytest
-from browsing import SHOTS, live_widget, open_notebook, save
 from nbconvert import HTMLExporter
 from nbformat.sign import NotebookNotary
+
+from .browsing import SHOTS, live_widget, open_notebook, save
 
 pytestmark = pytest.mark.browser
 

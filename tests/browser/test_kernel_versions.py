@@ -12,7 +12,11 @@ import venv
 from pathlib import Path
 
 import pytest
-from browsing import (
+from install import pip_settings
+from nbformat.v4 import new_code_cell, new_notebook
+from wheels import ROOT, run
+
+from .browsing import (
     ENDED,
     OUTPUT,
     OUTPUTS,
@@ -23,9 +27,6 @@ from browsing import (
     wait_for_end,
     wait_for_steps,
 )
-from install import pip_settings
-from nbformat.v4 import new_code_cell, new_notebook
-from wheels import ROOT, run
 
 pytestmark = pytest.mark.browser
 

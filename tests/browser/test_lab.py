@@ -7,10 +7,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from browsing import SHOTS, live_widget, start_all, steps_logged, wait_for_end, wait_for_steps
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from verifiers_nb.cli.demo import FIGURE, notebook_page, set_parameters
+
+from .browsing import SHOTS, live_widget, start_all, steps_logged, wait_for_end, wait_for_steps
 
 pytestmark = pytest.mark.browser
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from browsing import (
+
+from .browsing import (
     WINDOW,
     live_widget,
     no_script_errors,
@@ -90,6 +91,7 @@ def long_page(running_lab, visitor):
 def widget(long_page):
     """Return the explorer of long rollouts, which is made anew in the same page."""
     long_page.set_viewport_size(WINDOW)
+    long_page.bring_to_front()
     with no_script_errors(long_page):
         run_again(long_page)
         yield live_widget(long_page, "Rollout explorer")

@@ -9,11 +9,12 @@ from statistics import median
 
 import pytest
 import torch
-from browsing import SHOTS, live_widget, save, show
 from peft import get_peft_model
 
 import verifiers_nb as vf
 from verifiers_nb.trainer.adapters import save_adapter
+
+from .browsing import SHOTS, live_widget, save, show
 
 pytestmark = pytest.mark.browser
 

@@ -7,7 +7,8 @@ import re
 import time
 
 import pytest
-from browsing import live_widget, show, steps_logged
+
+from .browsing import live_widget, show, steps_logged
 
 SETUP = """
 import itertools

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import nbformat
 import pytest
-from browsing import OUTPUT, live_widget, save, show
 from nbformat.sign import NotebookNotary
 
 from verifiers_nb import load_results
+
+from .browsing import OUTPUT, live_widget, save, show
 
 pytestmark = pytest.mark.browser
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from browsing import live_widget, save, show
+from .browsing import live_widget, save, show
 
 SETUP = """
 import tempfile

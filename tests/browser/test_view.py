@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from browsing import live_widget, save
+
+from .browsing import live_widget, save
 
 pytestmark = pytest.mark.browser
 
