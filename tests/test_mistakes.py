@@ -100,6 +100,19 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: vf.FormatInspector(results()),
         "vf.FormatInspector(parser, completions)",
     ),
+    "completions that are numbers": (
+        lambda: vf.FormatInspector(vf.XMLParser(["answer"]), [3]),
+        "a list of strings or of lists of messages, not [3]",
+    ),
+    "a structural tag of an unknown type": (
+        lambda: vf.FormatInspector({"type": "no such"}),
+        "This is not a structural tag: ['format']: Input tag 'no such'",
+    ),
+    "a dashboard of no run": (lambda: vf.TrainingDashboard([]), "the list is empty"),
+    "the name of a tool": (
+        lambda: vf.ToolEnv("calculator", dataset=ROWS),
+        "A tool is a function, not 'calculator'",
+    ),
     "an adapter of a rank that vLLM does not take": (
         lambda: trainer(MODEL, environment(), config(), client=SERVER, peft_config=RANK_12),
         "which supports the ranks 8, 16, 32, 64, 128, 256, 320, 512: use r=16",

@@ -109,7 +109,7 @@ class ToolEnv(MultiTurnEnv):
     ) -> None:
         if kwargs.get("message_type", "chat") != "chat":
             raise ValueError("Tools need chat messages: message_type must be 'chat'.")
-        self.tools = [tools] if callable(tools) else list(tools or ())
+        self.tools = [tools] if callable(tools) or isinstance(tools, str) else list(tools or ())
         self.error_formatter = error_formatter
         self.tool_map = make_tools(self.tools, self.hidden_args)
         schemas = [tool.schema for tool in self.tool_map.values()]

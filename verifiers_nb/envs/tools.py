@@ -73,6 +73,8 @@ def read_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
 # %% ../../nbs/envs/05_tools.ipynb #b1d57811
 def tool_name(tool: Callable[..., Any]) -> str:
     """Return the name of a tool; raises `ValueError` if it isn't valid as the name of a function."""
+    if not callable(tool):
+        raise TypeError(f"A tool is a function, not {tool!r:.60}: give the function itself.")
     tool = tool.func if isinstance(tool, partial) else tool
     name = getattr(tool, "__name__", type(tool).__name__)
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}", name):

@@ -93,7 +93,7 @@ from ..types import Rollout, print_prompt_completions_sample
 
 # %% ../../nbs/trainer/13_grpo.ipynb #1d682c78
 def check_order(model: Any, env: Any, args: Any, processing_class: Any) -> None:
-    """Raise `TypeError` for arguments of the trainer that are in each other's place."""
+    """Raise `TypeError` for arguments of the trainer in a wrong order."""
     given = dict(model=model, env=env, args=args, processing_class=processing_class)
     ours = (Environment, GRPOConfig, PeftConfig)
     fits = isinstance(env, Environment) and isinstance(args, GRPOConfig)
@@ -119,7 +119,7 @@ def load_policy(
 
 # %% ../../nbs/trainer/13_grpo.ipynb #c1dfd96a
 def sampling_base(model: Any) -> Any:
-    """Return a model's base without quantisation, for an engine to copy; `ValueError` where that can't be."""
+    """Return a model's base without quantisation, for an engine to copy; `ValueError` if it can't be dequantised."""
     adapted = isinstance(model, PeftModel)
     if not getattr(model, "is_quantized", False):
         return copy.deepcopy(model).unload() if adapted else model
@@ -129,8 +129,8 @@ def sampling_base(model: Any) -> Any:
         return copy.deepcopy(model).dequantize()
     except NotImplementedError as error:
         raise ValueError(
-            f"The embedded engine can't serve this quantised base: {error}. Or give a client, such as "
-            "that of vf.serve(model)."
+            f"The embedded engine can't serve this quantised base: {error}. Pass "
+            "client= instead, such as vf.serve(model).client."
         ) from error
 
 # %% ../../nbs/trainer/13_grpo.ipynb #c1dfd96e
@@ -159,7 +159,7 @@ def connect_server(args: GRPOConfig) -> Any:
             if time.monotonic() > deadline:
                 raise ConnectionError(
                     f"No server has answered at {address} within vllm_server_timeout="
-                    f"{args.vllm_server_timeout:g} s. Is it still loading its model? Its log knows."
+                    f"{args.vllm_server_timeout:g} s. Its log says whether it is still loading its model."
                 ) from error
         time.sleep(1)
 
@@ -168,7 +168,7 @@ logger = logging.getLogger(__name__)
 
 
 def tell_quantized(model: Any, client: Any) -> None:
-    """Say, if the base is quantised, which weights the answers come from; `ValueError` if none can be trained."""
+    """Log which weights answer if the base is quantised; `ValueError` for a quantisation that can't be trained on."""
     if not getattr(model, "is_quantized", False):
         return
     settings = getattr(model.config, "quantization_config", None)
@@ -201,7 +201,7 @@ def make_batches(
     step_of: dict[int, int],
     rubric: Any = None,
 ) -> list[StepBatch]:
-    """Return the batch of each part of a generation; the first part is learnt in the step after `step`."""
+    """Return the batch of each part of a generation; the first part is used in the step after `step`."""
     batches, size = [], args.rollouts_per_step
     for part, start in enumerate(range(0, len(rollouts), size)):
         own = rollouts[start : start + size]
@@ -215,7 +215,7 @@ def make_batches(
 # %% ../../nbs/trainer/13_grpo.ipynb #b1d57811
 @dataclass(slots=True)
 class Delivery:
-    """What arrives before a step; without `batches`, those of the last generation serve."""
+    """What a process receives before a step; without `batches`, it goes on with those of the last generation."""
 
     changes: dict[str, float]
     number: int | None = None
@@ -240,7 +240,7 @@ def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
 
 # %% ../../nbs/trainer/13_grpo.ipynb #16aa8e2d
 def with_rubric(env: Environment, rubric: Rubric | None) -> Environment:
-    """Return an environment with another rubric, to which it lends its parser; without one, as it is."""
+    """Return a copy of an environment with another rubric, which gets its parser; without a rubric, the environment itself."""
     if check_rubric(rubric) is None:
         return env
     twin = copy.copy(env)
@@ -251,7 +251,7 @@ def with_rubric(env: Environment, rubric: Rubric | None) -> Environment:
 
 # %% ../../nbs/trainer/13_grpo.ipynb #cb070e4a
 def free_folder(run: Path) -> Path:
-    """Return the first of `<run>-fork-1`, `<run>-fork-2`, ... that is not there."""
+    """Return the first of `<run>-fork-1`, `<run>-fork-2`, ... that does not exist."""
     forks = (run.with_name(f"{run.name}-fork-{number}") for number in itertools.count(1))
     return next(folder for folder in forks if not folder.exists())
 
@@ -264,7 +264,7 @@ def own_adapter(model: Any) -> Any:
 # %% ../../nbs/trainer/13_grpo.ipynb #9a4c6be1
 @contextmanager
 def same_base(checkpoint: str | Path, model: Any, folder: Path) -> Iterator[None]:
-    """Raise `ValueError` if a checkpoint's adapter does not fit `model`, also where loading it in this block shows that.
+    """Raise `ValueError` if a checkpoint's adapter does not fit `model`, before this block or when the block loads it.
 
     The names of the base models are compared for checkpoints of other runs than the one in `folder`: a model may have moved.
     """
@@ -342,7 +342,7 @@ class GRPOTrainer(ResumableTrainer):
         self.add_callback(KeepAdapters())
 
     def make_policy(self, model: Any, peft_config: PeftConfig | None) -> Any:
-        """Return what learns: the model with an adapter."""
+        """Return the policy: the model with an adapter."""
         return with_adapter(model, peft_config)
 
     def train(
@@ -370,7 +370,7 @@ class GRPOTrainer(ResumableTrainer):
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Add the gradient of a step: the `train_step` of the loop, with checks and metrics."""
+        """Add the gradient of a step with the loop's `train_step`; check it and keep its metrics."""
         batch = inputs
         with self.run.phase("training"):
             loss, learnt = self.learn(batch, self.state.global_step + 1)
@@ -413,13 +413,13 @@ class GRPOTrainer(ResumableTrainer):
             self.sampler_checked = True
 
     def move_reference(self) -> None:
-        """Move the reference of the KL penalty when that is due."""
+        """Move the reference of the KL penalty if it is due."""
         args, step = self.args, self.state.global_step
         if args.sync_ref_model and args.beta and step and step % args.ref_model_sync_steps == 0:
             self.reference.move(self.model, args.ref_model_mixup_alpha)
 
     def get_train_dataloader(self) -> Any:
-        """Return the numbers of an epoch's steps; the number of a step says which prompts it has."""
+        """Return the numbers of an epoch's steps; a step's prompts follow from its number."""
         args = self.args
         steps = len(self.prompts) * args.parts * args.num_iterations
         return DataLoader(range(steps), batch_size=1)  # type: ignore[arg-type]
@@ -427,7 +427,7 @@ class GRPOTrainer(ResumableTrainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
     ) -> tuple[list[Any], None]:
-        """Return the batch of the next step; before it, the run may pause, stop or change.
+        """Return the batch of the next step; first the run may pause, stop or change its settings.
 
         A stop, or Ctrl-C, ends the run with a checkpoint.
         """
@@ -452,7 +452,7 @@ class GRPOTrainer(ResumableTrainer):
         return self.delivery.batches[use % args.parts]
 
     def deliver(self, number: int) -> Delivery:
-        """Do in the first process all that comes before a step, and wait for its generation."""
+        """Do all that comes before a step, in the first process: apply changes, and wait for the step's generation."""
         with self.guard.open():
             self.run.hold()
         changes = self.run.take_changes()
@@ -475,7 +475,7 @@ class GRPOTrainer(ResumableTrainer):
         return Delivery(changes, number, batches, generation.temperature)
 
     def take_generation(self, number: int) -> tuple[GenerationJob, list[Rollout]]:
-        """Wait for a generation, and again if it was broken off."""
+        """Wait for a generation, again if it was interrupted."""
         pipeline = self.get_pipeline()
         while True:
             try:
@@ -548,9 +548,9 @@ class GRPOTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Roll out the evaluation set greedily; returns the mean reward and its parts.
+        """Roll out the evaluation set greedily; return the mean reward and its parts.
 
-        A rollout that fails is in no mean; `eval_failed` counts them. During training the rollouts are kept in `<output_dir>/evaluations/step-<n>.jsonl`.
+        The means leave out rollouts that fail; `eval_failed` counts them. During training the rollouts are kept in `<output_dir>/evaluations/step-<n>.jsonl`.
         """
         with self.run.phase("evaluating"):
             means = on_first(self.accelerator, self.evaluate_policy)

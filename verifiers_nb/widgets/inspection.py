@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Spans', 'CLOSERS', 'LONGEST_END', 'FILLERS', 'LONGEST_RUN', 'Insertions', 'MOST_EDGES', 'MOST_GRAMMAR', 'SIGNS',
-           'SEARCH_SECONDS', 'PATIENCE', 'LEAST_TRIES', 'safe_checks', 'tag_of', 'tag_spans', 'think_spans',
-           'named_spans', 'trimmed', 'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar', 'filler',
-           'spell', 'runs', 'missing_part', 'open_brackets', 'insert', 'places', 'candidates', 'continuations',
-           'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop', 'inspect_text', 'Survey', 'inspected_text',
-           'survey_completions', 'survey_table', 'Listed', 'list_html', 'survey_html']
+           'SEARCH_SECONDS', 'PATIENCE', 'LEAST_TRIES', 'NO_COMPLETIONS', 'safe_checks', 'tag_of', 'tag_spans',
+           'think_spans', 'named_spans', 'trimmed', 'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar',
+           'filler', 'spell', 'runs', 'missing_part', 'open_brackets', 'insert', 'places', 'candidates',
+           'continuations', 'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop', 'inspect_text', 'Survey',
+           'inspected_text', 'survey_completions', 'survey_table', 'Listed', 'list_html', 'survey_html']
 
 # %% ../../nbs/widgets/02_inspection.ipynb #77de68da
 import json
@@ -509,6 +509,11 @@ def inspected_text(row: Any) -> str:
     return row if isinstance(row, str) else content_text(row.get("message"))
 
 
+NO_COMPLETIONS = (
+    "completions must be results, or a list of strings or of lists of messages, not {!r:.60}."
+)
+
+
 def survey_completions(source: Any, completions: Any, commands: Sequence[Command] = ()) -> Survey:
     """Prepare completions for a survey, one row per assistant message; `read` reads them.
 
@@ -518,13 +523,12 @@ def survey_completions(source: Any, completions: Any, commands: Sequence[Command
     column = getattr(completions, "completion", completions)
     column = column["completion"] if isinstance(column, Mapping) else column
     if isinstance(column, str) or not isinstance(column, Iterable):
-        raise TypeError(
-            "completions must be results, or a list of strings or of lists of messages, "
-            f"not {column!r:.60}."
-        )
+        raise TypeError(NO_COMPLETIONS.format(column))
     takes_calls = isinstance(contract.source, AbstractParseFunction)
     survey = Survey(contract, [], [])
     for number, completion in enumerate(column, 1):
+        if not isinstance(completion, Sequence):
+            raise TypeError(NO_COMPLETIONS.format([completion]))
         turns = responses_of(completion)
         for turn_number, turn in enumerate(turns, 1):
             whole = takes_calls and turn["tool_calls"]

@@ -152,6 +152,10 @@ class TrainingDashboard(Panel):
         given: Any = (
             trainer if isinstance(trainer, (list, tuple)) else [trainer, left][: 1 + bool(left)]
         )
+        if not given:
+            raise ValueError(
+                "Give a GRPOTrainer, the folder of a run, or several; the list is empty."
+            )
         folders = [run_folder(each) for each in given]
         self.trainer = None if isinstance(given[0], (str, Path)) else given[0]
         self.folder = folders[0]

@@ -1,4 +1,4 @@
-"""What a stranger reaches of a real server: each route that it lists, without a key and from a web page."""
+"""What strangers and web pages reach of a real server: each route that it lists, without the key or from another origin."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def routes(vllm_server: VLLMServer) -> list[tuple[str, str]]:
         (method, re.sub(r"\{\w+\}", "x", p)) for p, all in listed for method in all.split(", ")
     ]
     assert {("POST", "/adapters"), ("POST", "/invocations"), ("POST", "/collective_rpc")} < {*found}
-    print(f"{len(found)} routes, {len(OPEN)} of them open to who has the key")
+    print(f"{len(found)} routes, {len(OPEN)} of them open with the key")
     return found
 
 
@@ -69,7 +69,7 @@ def test_no_route_answers_a_stranger(vllm_server: VLLMServer, routes: Any) -> No
         assert status == 403 and "access-control-allow-origin" not in said
 
 
-def test_routes_that_nobody_uses_are_closed(vllm_server: VLLMServer, routes: Any) -> None:
+def test_unused_routes_are_closed(vllm_server: VLLMServer, routes: Any) -> None:
     key = {"authorization": f"Bearer {vllm_server.api_key}"}
     closed = [(method, path) for method, path in routes if path not in OPEN]
     assert len(closed) > 30
@@ -134,8 +134,8 @@ def test_a_page_in_a_browser_reaches_nothing(
     assert "lora" not in said.lower() and "rpc" not in said and vllm_server.alive
 
 
-def test_an_adapter_that_somebody_replaced(vllm_server: VLLMServer, tmp_path: Path) -> None:
-    """A push notices that the name before it has other weights; who has the key could do that."""
+def test_a_replaced_adapter_is_noticed(vllm_server: VLLMServer, tmp_path: Path) -> None:
+    """A push notices that the name before it has other weights: anybody with the key could load them."""
     policy = Policy()
     url, key = vllm_server.url, vllm_server.api_key
     client = VLLMClient(url, key, server=vllm_server)
