@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from everything import FAINT
 
 from .browsing import show
+from .everything import FAINT
 
 pytestmark = pytest.mark.browser
 

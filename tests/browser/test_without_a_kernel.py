@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from everything import FAINT, dashboard, explorer, inspector
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from verifiers_nb.cli.demo import notebook_page
 
 from .browsing import SHOTS
+from .everything import FAINT, dashboard, explorer, inspector
 
 pytestmark = pytest.mark.browser
 
