@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 import verifiers_nb as vf
+from verifiers_nb.envs.store import rollout_record
+from verifiers_nb.types import Rollout
 
 HEAD = """
 import verifiers as vf
@@ -509,6 +511,49 @@ def test_a_half_stored_group_is_played_again(here: Path, caplog: pytest.LogCaptu
     with pytest.raises(ValueError, match="has rollouts of other inputs"):
         evaluate(count=4)
     assert len(file.read_text().splitlines()) == 3  # nothing of another run is removed
+
+
+CHANGES_REQUESTS = """
+class Budget(vf.MultiTurnEnv):
+    async def setup_state(self, state):
+        state["sampling_args"] = {**(state["sampling_args"] or {}), "temperature": 0.2}
+        state["sampling_args"].setdefault("extra_body", {})["min_p"] = 0.5
+        return await super().setup_state(state)
+
+    async def get_model_response(self, state, prompt, client=None, model=None, tool_defs=None, sampling_args=None):
+        own = dict(sampling_args or state["sampling_args"], max_tokens=7 - len(state["trajectory"]))
+        return await super().get_model_response(state, prompt, client=client, model=model, tool_defs=tool_defs, sampling_args=own)
+
+    async def env_response(self, messages, state):
+        if len(state["trajectory"]) == 2:
+            state["error"] = vf.Error("the budget is spent")
+        return [vf.UserMessage(content="More.")]
+
+def load_environment():
+    def whole(state):
+        steps = {step["trajectory_id"] for step in state["trajectory"]}
+        return float(steps == {state["trajectory_id"]} and state["is_completed"] and not state["is_truncated"])
+    async def seconds(state):
+        return state["timing"]["total_ms"] / 1000
+    env = Budget(dataset=rows(("?", "")), rubric=vf.Rubric([whole]))
+    env.add_rubric(vf.Rubric([seconds], weights=[0.0]))
+    return env
+"""
+
+
+def test_an_environment_changes_its_requests(here: Path) -> None:
+    """In its state or for one request; the run's other sampling arguments stay, and are not changed."""
+    env, client = load(here, "changes_requests", CHANGES_REQUESTS), vf.ScriptedClient("a")
+    given = {"temperature": 1.0, "top_p": 0.9, "extra_body": {"top_k": 5}}
+    results = env.evaluate(client, "scripted", given, progress=False)
+    asked = [(each["temperature"], each["max_completion_tokens"]) for each in client.requests]
+    assert asked == [(0.2, 7), (0.2, 6), (0.2, 5)]
+    assert {each["top_p"] for each in client.requests} == {0.9}
+    assert client.requests[0]["extra_body"] == {"top_k": 5, "min_p": 0.5}
+    assert given["extra_body"] == {"top_k": 5}
+    assert (results.reward, results.state[0]["stop_condition"]) == ([1.0], "has_error")
+    assert len(results.state[0]["trajectory"]) == 3 and 0 < results.metrics["seconds"][0] < 5
+    assert "sampling_args" not in rollout_record(Rollout("?", state=results.state[0]))["state"]
 
 
 def test_later_names_of_calls(here: Path) -> None:

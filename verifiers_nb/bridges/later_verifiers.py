@@ -6,21 +6,26 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'ERRORS', 'CLASSES', 'LATER_NAMES', 'LaterMessage', 'as_message',
-           'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks', 'first_argument',
-           'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far', 'play_turns',
-           'LaterXMLParser', 'LaterBoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv',
-           'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
+__all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'STATE_FIRST', 'ERRORS', 'REQUEST', 'CLASSES', 'LATER_NAMES',
+           'LaterMessage', 'as_message', 'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks',
+           'first_argument', 'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far',
+           'later_state', 'note_completion', 'request_of', 'play_turns', 'LaterXMLParser', 'LaterBoxedParser',
+           'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv',
+           'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
 import atexit
+import copy
 import inspect
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, reduce
 from typing import Any
+from uuid import uuid4
 
+from ..envs.environment import merge_sampling_args
 from verifiers_nb.envs.multiturn import (
     AwaitableState,
     MultiTurnEnv,
@@ -36,6 +41,7 @@ from ..envs.tools import Tool
 from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from ..parsers.xml import FieldSpans, XMLParser
+from ..rubrics.group import RubricGroup
 from ..rubrics.math import MathRubric
 from verifiers_nb.types import (
     ChatMessage,
@@ -120,6 +126,10 @@ def marked_hooks(cls: type, kind: str) -> list[str]:
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #c717514a
 LATER_HOOKS = "add_trajectory_step render_completion get_prompt_messages add_model_response".split()
+STATE_FIRST = (
+    "is_completed",
+    "get_model_response",
+)  # methods whose first argument became the state
 
 
 def first_argument(func: Callable[..., Any]) -> str:
@@ -137,7 +147,7 @@ def is_written_later(body: Mapping[str, Any]) -> bool:
         bool(constants & {"trajectory", "final_env_response"})
         or not functions.keys().isdisjoint(LATER_HOOKS)
         or any(hasattr(func, "mark") for func in functions.values())
-        or first_argument(functions.get("is_completed", first_argument)) == "state"
+        or any(first_argument(functions.get(name, stop)) == "state" for name in STATE_FIRST)
         or not ("tuple" in returns or "any" in returns)
     )
 
@@ -171,7 +181,9 @@ def note_end(state: State, error: RolloutError) -> None:
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #dc2bf202
 class LaterState(AwaitableState):
-    """A state whose `input` is computed from its other keys."""
+    """A state whose `input` is computed from its other keys; `run_args` are the run's sampling arguments."""
+
+    run_args: SamplingArgs | None = None
 
     def __missing__(self, name: str) -> Any:
         """Return the row that the rollout started from."""
@@ -184,6 +196,42 @@ def messages_so_far(state: State) -> Any:
     """Return the prompt and the completion of the last turn; before the first turn, the prompt."""
     last = state["trajectory"][-1:]
     return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #449aefc4
+def later_state(
+    env: Any, given: State, client: Any, model: str, sampling_args: SamplingArgs | None
+) -> LaterState:
+    """Return the state that a rollout begins with, with the keys of later versions."""
+    state = LaterState(given, client=client, model=model, trajectory=[], trajectory_id=uuid4().hex)
+    state.run_args = sampling_args
+    state["sampling_args"] = copy.deepcopy(sampling_args or {})
+    state["oai_tools"] = state["info"].get("oai_tools") or env.oai_tools
+    state["timing"] = {"start_time": time.time(), "generation_ms": 0.0, "total_ms": 0.0}
+    state.update(is_completed=False, is_truncated=False, error=None, final_env_response=None)
+    return state
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #0b124e73
+def note_completion(state: State) -> None:
+    """Record that a rollout is completed, whether a turn was cut off, and how long the rollout took."""
+    cut = any(turn.get("is_truncated") for turn in state["trajectory"])
+    state.update(is_completed=True, is_truncated=cut or state.get("is_truncated", False))
+    if "start_time" in (times := state.get("timing") or {}):
+        times["generation_ms"] = times["total_ms"] = 1000 * (time.time() - times["start_time"])
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #a3205353
+REQUEST = "state prompt client model oai_tools sampling_args".split()
+
+
+def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, Any]:
+    """Return the arguments of a request: those of a call in the later style, else those in its state.
+
+    Sampling arguments are added to the run's, which also ask for tokens and log-probabilities.
+    """
+    call = {**dict(zip(REQUEST, given, strict=False)), **named}
+    state = call.pop("state")
+    call |= {name: call.get(name) or state[name] for name in REQUEST[2:]}
+    arguments = merge_sampling_args(getattr(state, "run_args", None), call["sampling_args"])
+    return {**call, "sampling_args": with_seed(arguments, state["turn"])}
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fb8c8ec9
 async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: Any) -> None:
@@ -247,7 +295,7 @@ def tear_down(env: Any) -> None:
 class LaterMultiTurnEnv(MultiTurnEnv):
     """A multi-turn environment in the older or the later style; `max_turns` is unlimited by default."""
 
-    is_later, wants_messages = False, False
+    is_later, wants_messages, wants_state = False, False, True
     stops: Sequence[str] = ()
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
@@ -263,6 +311,18 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         cls.is_later = cls.is_later or is_written_later(vars(cls))
         cls.stops = marked_hooks(cls, "stop")
         cls.wants_messages = first_argument(cls.is_completed) == "messages"
+        first = first_argument(cls.get_model_response)
+        cls.wants_state = first in ("state", "given") or (cls.is_later and first != "client")
+
+    def add_rubric(self, rubric: Any) -> None:
+        """Add the rewards of one more rubric."""
+        members = getattr(self.rubric, "rubrics", [self.rubric])
+        self.rubric = RubricGroup([*members, rubric])
+
+    @stop(priority=100)
+    async def has_error(self, state: State) -> bool:
+        """Stop if the environment has put an error into the state; in the older style it goes on."""
+        return self.is_later and state.get("error") is not None
 
     @stop
     async def prompt_too_long(self, state: State) -> bool:
@@ -286,6 +346,12 @@ class LaterMultiTurnEnv(MultiTurnEnv):
                 return True
         return False
 
+    async def get_model_response(self, *given: Any, **kwargs: Any) -> Any:
+        """Send a request to the model; takes a state and a prompt, or the arguments of 0.1.3."""
+        if "state" in kwargs or isinstance(given[0] if given else None, dict):
+            given, kwargs = (), request_of(*given, **kwargs)
+        return await super().get_model_response(*given, **kwargs)
+
     async def get_prompt_messages(self, state: State, **kwargs: Any) -> Any:
         """Return the next prompt: the conversation so far, and the environment's answer."""
         messages = messages_so_far(state)
@@ -303,7 +369,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         added = as_messages(take_response(response, state), self.is_later)
         state["completion"] = before + added
         step = dict(prompt=prompt_messages, completion=added, response=response, extras={})
-        step.update(tokens=None, reward=None, advantage=None, is_truncated=False)
+        step.update(tokens=None, reward=None, advantage=None, trajectory_id=state["trajectory_id"])
+        step["is_truncated"] = getattr(response.choices[0], "finish_reason", None) == "length"
         await maybe_await(self.add_trajectory_step, state, step)
 
     async def add_trajectory_step(self, state: State, trajectory_step: Any) -> None:
@@ -327,12 +394,12 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         """Play one rollout and call its cleanup hooks; in a chat, a string prompt becomes a user message."""
         prompt = followed_by("" if self.message_type == "completion" else [], prompt, self.is_later)
         given = initial_state(prompt, answer, task, info or {}, self.message_type)
-        state: Any = LaterState(given, client=client, model=model, trajectory=[])
-        tools = (info or {}).get("oai_tools") or self.oai_tools
+        state: Any = later_state(self, given, client, model, sampling_args)
 
         def ask(messages: Any) -> Any:
-            arguments = with_seed(sampling_args, state["turn"])
-            return self.get_model_response(client, model, messages, tools, arguments)
+            if self.wants_state:
+                return self.get_model_response(state, messages)
+            return self.get_model_response(**request_of(state, messages))
 
         try:
             try:
@@ -340,6 +407,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
                 await play_turns(self, check_state(state, "setup_state"), ask, **kwargs)
             except RolloutError as error:
                 note_end(state, error)
+            note_completion(state)
             state["completion"] = as_messages(state["completion"], calls=self.is_later)
             await maybe_await(self.render_completion, state)
             return state["completion"], state

@@ -68,7 +68,10 @@ INPUTS = ("prompt", "completion", "answer", "task", "info")
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the record of a finished rollout: its inputs, its completion and its scores."""
-    excluded = {*INPUTS, "responses", "turns", "error", "trajectory", "client"}
+    excluded = {
+        *INPUTS,
+        *("responses turns error trajectory client sampling_args oai_tools".split()),
+    }
     return {
         "index": rollout.index,
         "prompt": rollout.prompt,
