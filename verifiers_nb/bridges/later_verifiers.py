@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'STATE_FIRST', 'ERRORS', 'REQUEST', 'CLASSES', 'LATER_NAMES',
            'LaterMessage', 'as_message', 'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks',
            'first_argument', 'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far',
-           'later_state', 'note_completion', 'request_of', 'play_turns', 'LaterXMLParser', 'LaterBoxedParser',
-           'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv',
-           'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
+           'later_state', 'note_completion', 'request_of', 'play_turns', 'last_value', 'LaterXMLParser',
+           'read_last_answer', 'LaterBoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv',
+           'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -38,7 +38,7 @@ from verifiers_nb.envs.multiturn import (
 from ..envs.rollouts import with_seed
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
 from ..envs.tools import Tool
-from ..parsers.base import Parser
+from ..parsers.base import Parser, assistant_texts, content_text, identity
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from ..parsers.xml import FieldSpans, XMLParser
 from ..rubrics.group import RubricGroup
@@ -197,7 +197,7 @@ def messages_so_far(state: State) -> Any:
     last = state["trajectory"][-1:]
     return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #449aefc4
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #bd415901
 def later_state(
     env: Any, given: State, client: Any, model: str, sampling_args: SamplingArgs | None
 ) -> LaterState:
@@ -210,7 +210,7 @@ def later_state(
     state.update(is_completed=False, is_truncated=False, error=None, final_env_response=None)
     return state
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #0b124e73
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #3ba4bdb3
 def note_completion(state: State) -> None:
     """Record that a rollout is completed, whether a turn was cut off, and how long the rollout took."""
     cut = any(turn.get("is_truncated") for turn in state["trajectory"])
@@ -218,7 +218,7 @@ def note_completion(state: State) -> None:
     if "start_time" in (times := state.get("timing") or {}):
         times["generation_ms"] = times["total_ms"] = 1000 * (time.time() - times["start_time"])
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #a3205353
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #eca5bb24
 REQUEST = "state prompt client model oai_tools sampling_args".split()
 
 
@@ -256,14 +256,49 @@ async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: 
         if not env.is_later and 0 < env.max_turns <= state["turn"]:
             return
 
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #c3da2a36
+def last_value(text: str, opening: str, closing: str) -> str | None:
+    """Return the content of the last `opening...closing`; each reaches from the first opening tag to the next closing one."""
+    value, at = None, 0
+    while (begin := text.find(opening, at)) >= 0 and (end := text.find(closing, begin)) >= 0:
+        value, at = text[begin + len(opening) : end], end + len(closing)
+    return value
+
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
-    """Score the format as `verifiers` does: 0.2 for any text, and an unclosed tag counts as a field."""
+    """Read and score tags as `verifiers` does.
+
+    Any text scores 0.2, and an unclosed tag counts as a field. A field with several names has a value only under the
+    name of its tag. `extract_fn` is not called.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._shared, self.extract_fn = [], identity
+
+    def parse(self, text: Any, strip: bool = True, last: bool = False) -> Any:
+        """Return a namespace with each name's first (or last) value, or `None` without one."""
+        result = super().parse(text, strip)
+        for name, opening, closing, _ in self._tags if last else ():
+            value = last_value(content_text(text), opening, closing)
+            setattr(result, name, value.strip() if value and strip else value)
+        return result
 
     def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
         spans, (*_, start, end) = super()._measure(text)
         tagged = [any(t[1] in text or t[2] in text for t in field) for field in self._fields]
         return spans, [*(float(any(spans) and each) for each in tagged), 1.0, start, end]
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #409372ac
+def read_last_answer(parser: Any) -> None:
+    """Have a parser read the answer from the assistant's last message, unless it has its own way."""
+
+    def parse_answer(completion: Messages) -> Any:
+        texts = assistant_texts(completion)
+        return parser.parse(texts[-1]) if texts else None
+
+    if getattr(type(parser), "parse_answer", None) is Parser.parse_answer:
+        parser.parse_answer = parse_answer
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #84e5ebb5
 class LaterBoxedParser(ThinkParser):
@@ -300,9 +335,11 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         super().__init__(max_turns=max_turns, **kwargs)
-        for rubric in (self.rubric, *getattr(self.rubric, "rubrics", ())):
-            if isinstance(parser := getattr(rubric, "parser", None), LaterBoxedParser):
+        for owner in (self, self.rubric, *getattr(self.rubric, "rubrics", ())):
+            if isinstance(parser := getattr(owner, "parser", None), LaterBoxedParser):
                 parser.is_later = self.is_later
+            if self.is_later:
+                read_last_answer(parser)
         if marked_hooks(type(self), "teardown"):
             atexit.register(tear_down, self)
 

@@ -68,6 +68,9 @@ def with_prompts(
         dataset = dataset.rename_column(answer_key, "answer")
     warn_if_numeric(dataset)
     if "prompt" in columns:
+        roles = [m["role"] for m in dataset[0]["prompt"] if isinstance(m, dict)]
+        if system_prompt and "system" not in roles:
+            logger.warning("system_prompt is not used: the dataset has its own column 'prompt'.")
         return dataset
     if question_key not in columns:
         raise ValueError(

@@ -527,7 +527,7 @@ def survey_completions(source: Any, completions: Any, commands: Sequence[Command
     takes_calls = isinstance(contract.source, AbstractParseFunction)
     survey = Survey(contract, [], [])
     for number, completion in enumerate(column, 1):
-        if not isinstance(completion, Sequence):
+        if not isinstance(completion, (str, list)):
             raise TypeError(NO_COMPLETIONS.format([completion]))
         turns = responses_of(completion)
         for turn_number, turn in enumerate(turns, 1):
