@@ -197,7 +197,7 @@ def messages_so_far(state: State) -> Any:
     last = state["trajectory"][-1:]
     return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #bd415901
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #14c16f13
 def later_state(
     env: Any, given: State, client: Any, model: str, sampling_args: SamplingArgs | None
 ) -> LaterState:
@@ -210,7 +210,7 @@ def later_state(
     state.update(is_completed=False, is_truncated=False, error=None, final_env_response=None)
     return state
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #3ba4bdb3
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #defe7f07
 def note_completion(state: State) -> None:
     """Record that a rollout is completed, whether a turn was cut off, and how long the rollout took."""
     cut = any(turn.get("is_truncated") for turn in state["trajectory"])
@@ -218,7 +218,7 @@ def note_completion(state: State) -> None:
     if "start_time" in (times := state.get("timing") or {}):
         times["generation_ms"] = times["total_ms"] = 1000 * (time.time() - times["start_time"])
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #eca5bb24
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #ee28f151
 REQUEST = "state prompt client model oai_tools sampling_args".split()
 
 
@@ -256,7 +256,7 @@ async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: 
         if not env.is_later and 0 < env.max_turns <= state["turn"]:
             return
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #c3da2a36
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #720d4d08
 def last_value(text: str, opening: str, closing: str) -> str | None:
     """Return the content of the last `opening...closing`; each reaches from the first opening tag to the next closing one."""
     value, at = None, 0
@@ -284,12 +284,19 @@ class LaterXMLParser(XMLParser):
             setattr(result, name, value.strip() if value and strip else value)
         return result
 
+    def parse_answer(self, completion: Messages) -> Any:
+        """Return the last answer of a string, or the first of the last assistant message that has one."""
+        whole = isinstance(completion, str)
+        texts = [completion] if whole else reversed(assistant_texts(completion))
+        answers = (getattr(self.parse(t, last=whole), self.answer_field, None) for t in texts)
+        return next((answer for answer in answers if answer is not None), None)
+
     def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
         spans, (*_, start, end) = super()._measure(text)
         tagged = [any(t[1] in text or t[2] in text for t in field) for field in self._fields]
         return spans, [*(float(any(spans) and each) for each in tagged), 1.0, start, end]
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #409372ac
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #a431388a
 def read_last_answer(parser: Any) -> None:
     """Have a parser read the answer from the assistant's last message, unless it has its own way."""
 

@@ -1,0 +1,176 @@
+"""Environments in the style of `verifiers` 0.1.11."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+
+SUMS = Dataset.from_list(
+    [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(2)]
+)
+
+
+def length(completion: Any) -> float:
+    """Score the number of messages."""
+    return float(len(completion))
+
+
+class Ends(vf.MultiTurnEnv):
+    """End in one of several ways."""
+
+    def __init__(self, way: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.way = way
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        if self.way == "tool error":
+            raise vf.ToolError("gone")
+        if self.way == "too long":
+            raise vf.OverlongPromptError("too long")
+        if self.way == "last word":
+            state["final_env_response"] = [{"role": "user", "content": "Bye."}]
+            return state["final_env_response"]
+        return [{"role": "user", "content": "Go on."}]
+
+    @vf.stop(priority=5)
+    async def three_turns(self, state: Any) -> bool:
+        return len(state["trajectory"]) >= 3
+
+    @vf.cleanup
+    async def clean(self, state: Any) -> None:
+        state["cleaned"] = state["is_completed"]
+
+
+def ends(way: str) -> Any:
+    """Return an environment that ends in one way."""
+    parser = vf.Parser()
+
+    def cleaned(state: Any) -> float:
+        return 0.5 * state["cleaned"] + 0.25 * state["is_truncated"]
+
+    def last(completion: Any, parser: Any) -> float:
+        return len(parser.parse_answer(completion) or "") / 100
+
+    rubric = vf.Rubric([length, cleaned, last], parser=parser)
+    return Ends(way, dataset=SUMS, parser=parser, rubric=rubric)
+
+
+class Budget(vf.MultiTurnEnv):
+    """Change the requests: all of them in the state, and each one where it is made."""
+
+    async def setup_state(self, state: Any) -> Any:
+        state["prompt"] = [vf.SystemMessage(content="Be brief."), *state["prompt"]]
+        state["sampling_args"] = {**(state["sampling_args"] or {}), "temperature": 0.5}
+        return await super().setup_state(state)
+
+    async def get_model_response(
+        self, state: Any, prompt: Any, client: Any = None, model: Any = None,
+        tool_defs: Any = None, sampling_args: Any = None,
+    ) -> Any:  # fmt: skip
+        left = dict(
+            sampling_args or state["sampling_args"], max_tokens=9 - len(state["trajectory"])
+        )
+        return await super().get_model_response(
+            state, prompt, client=client, model=model, tool_defs=tool_defs, sampling_args=left
+        )
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        if len(state["trajectory"]) == 2:
+            state["error"] = vf.Error("the budget is spent")
+        return [{"role": "user", "content": "More."}]
+
+
+def budget() -> Any:
+    """Return an environment that ends with an error, with a second rubric."""
+
+    def one_trajectory(state: Any) -> float:
+        steps = {each["trajectory_id"] for each in state["trajectory"]}
+        return float(steps == {state["trajectory_id"]}) + (state["timing"]["total_ms"] > 0)
+
+    env = Budget(dataset=SUMS, rubric=vf.Rubric([length]))
+    env.add_rubric(vf.Rubric([one_trajectory]))
+    return env
+
+
+class Agents(vf.MultiTurnEnv):
+    """Two agents in turn, each with a trajectory and prompts of its own."""
+
+    async def setup_state(self, state: Any) -> Any:
+        state["trajectory_id"], state["order"] = "A", ""
+        return await super().setup_state(state)
+
+    async def get_prompt_messages(self, state: Any) -> Any:
+        state["trajectory_id"] = "AB"[len(state["trajectory"]) % 2]
+        turns = len(state["trajectory"])
+        return [{"role": "user", "content": f"{state['trajectory_id']}, turn {turns}?"}]
+
+    async def add_trajectory_step(self, state: Any, trajectory_step: Any) -> None:
+        state["order"] += trajectory_step["trajectory_id"]
+        trajectory_step["reward"] = 0.5
+        await super().add_trajectory_step(state, trajectory_step)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        return []
+
+
+def agents() -> Any:
+    """Return an environment that builds each prompt anew."""
+
+    def in_turn(state: Any) -> float:
+        rewards = [step["reward"] for step in state["trajectory"]]
+        return sum(rewards) + (state["order"] == "ABA")
+
+    return Agents(dataset=SUMS, max_turns=3, rubric=vf.Rubric([in_turn]))
+
+
+class Bag(vf.StatefulToolEnv):
+    """A tool with hidden arguments."""
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> Any:
+        state["bag"] = []
+        return await super().setup_state(state, **kwargs)
+
+    def update_tool_args(
+        self, tool_name: str, tool_args: Any, messages: Any, state: Any, **kwargs: Any
+    ) -> Any:
+        return {**tool_args, "bag": state["bag"], "turn": len(state["trajectory"])}
+
+
+def shout(text: str, bag: list, turn: int) -> str:
+    """Put a text into the bag.
+
+    Args:
+        text: the text
+        bag: hidden
+        turn: hidden
+    """
+    bag.append(turn)
+    return f"{text}: {len(bag)}"
+
+
+def bag() -> Any:
+    """Return an environment with a tool that has hidden arguments."""
+
+    def turns(state: Any) -> float:
+        return float(sum(state["bag"]))
+
+    env = Bag(tools=[], dataset=SUMS, max_turns=4, rubric=vf.Rubric([turns, length]))
+    env.add_tool(shout, args_to_skip=["bag", "turn"])
+    return env
+
+
+def together() -> Any:
+    """Return an environment whose rewards compare the rollouts of a group."""
+
+    def relative(completions: Any) -> list[float]:
+        return [len(each[-1]["content"]) / 10 for each in completions]
+
+    return vf.SingleTurnEnv(dataset=SUMS, rubric=vf.Rubric([relative]))
+
+
+WAYS = ("tool error", "too long", "last word", "turns")
+ENVIRONMENTS = {way: partial(ends, way) for way in WAYS}
+ENVIRONMENTS |= {each.__name__: each for each in (budget, agents, bag, together)}

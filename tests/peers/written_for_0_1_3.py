@@ -1,0 +1,128 @@
+"""Environments in the style of `verifiers` 0.1.3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import verifiers as vf
+from datasets import Dataset
+
+SUMS = Dataset.from_list(
+    [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(2)]
+)
+
+
+def length(completion: Any) -> float:
+    """Score the number of messages."""
+    return float(len(completion))
+
+
+def length_of_task(completion: Any, task: str) -> float:
+    """Score the name of the task."""
+    return float(len(task))
+
+
+def add(a: int, b: int = 2) -> int:
+    """Add two numbers.
+
+    Args:
+        a: the first
+        b: the second
+    """
+    if a == 13:
+        raise ValueError("unlucky")
+    return a + b
+
+
+async def shout(text: str) -> str:
+    """Write a text in capitals.
+
+    Args:
+        text: the text
+    """
+    return text.upper()
+
+
+class ToolInTags(vf.MultiTurnEnv):
+    """A tag calls a tool, and another one of the same field ends the rollout."""
+
+    async def is_completed(self, messages: Any, state: Any, **kwargs: Any) -> bool:
+        return self.parser.parse(messages[-1]["content"]).answer is not None
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        called = self.parser.parse(messages[-1]["content"]).tool
+        return [{"role": "user", "content": (called or "no tool").upper()}], state
+
+
+class Game(vf.MultiTurnEnv):
+    """Two guesses."""
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> Any:
+        state["left"] = 2
+        return state
+
+    async def is_completed(self, messages: Any, state: Any, **kwargs: Any) -> bool:
+        return state["left"] <= 0 or state.get("won", False)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        state["left"] -= 1
+        state["won"] = state["answer"] in messages[-1]["content"]
+        return [{"role": "user", "content": "Right." if state["won"] else "Wrong."}], state
+
+
+def tool_in_tags() -> Any:
+    """Return an environment whose format has two names for a field."""
+    parser = vf.XMLParser(["think", ("tool", "answer")])
+
+    def right(completion: Any, answer: str, parser: Any) -> float:
+        return float(parser.parse_answer(completion) == answer)
+
+    funcs = [right, length, parser.get_format_reward_func()]
+    rubric = vf.Rubric(funcs, weights=[1.0, 0.1, 0.2], parser=parser)
+    return ToolInTags(dataset=SUMS, parser=parser, rubric=rubric, max_turns=4)
+
+
+def game() -> Any:
+    """Return an environment that has the last word."""
+
+    def won(state: Any) -> float:
+        return state["left"] + 2.0 * state["won"]
+
+    def last(completion: Any, prompt: Any, parser: Any) -> float:
+        return len(prompt) + len(parser.parse_answer(completion) or "")
+
+    rubric = vf.Rubric([won, last, length], weights=[1.0, 0.1, 0.01], parser=vf.Parser())
+    shots = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+    return Game(dataset=SUMS, rubric=rubric, system_prompt="Guess.", few_shot=shots)
+
+
+def group() -> Any:
+    """Return two environments in a group."""
+    first = vf.SingleTurnEnv(dataset=SUMS, rubric=vf.Rubric([length_of_task]), system_prompt="A")
+    rubric = vf.RubricGroup(
+        [vf.Rubric([length], weights=[0.5]), vf.Rubric([length_of_task, length])]
+    )
+    second = vf.SingleTurnEnv(dataset=SUMS, rubric=rubric)
+    return vf.EnvGroup(envs=[first, second], env_names=["one", "another"])
+
+
+def tools() -> Any:
+    """Return an environment with tools, one of which fails."""
+
+    def heard(completion: Any) -> float:
+        return sum(len(str(m["content"])) for m in completion if m["role"] == "tool")
+
+    return vf.ToolEnv(tools=[add, shout], dataset=SUMS, max_turns=5, rubric=vf.Rubric([heard]))
+
+
+def own_prompts() -> Any:
+    """Return an environment whose dataset has prompts."""
+
+    def asked(prompt: Any) -> float:
+        return float(len(prompt))
+
+    data = Dataset.from_list([{"prompt": [{"role": "user", "content": "Hi"}], "answer": "1"}] * 2)
+    return vf.SingleTurnEnv(dataset=data, system_prompt="Be brief.", rubric=vf.Rubric([asked]))
+
+
+ENVIRONMENTS = {each.__name__: each for each in (tool_in_tags, game, group, tools, own_prompts)}
