@@ -171,6 +171,20 @@ def together() -> Any:
     return vf.SingleTurnEnv(dataset=SUMS, rubric=vf.Rubric([relative]))
 
 
+class Ranks(vf.Rubric):
+    """Score the states of a group by rank, after another rubric."""
+
+    async def score_group(self, states: Any) -> None:
+        for place, state in enumerate(states):
+            state["reward"] = place + 0.5 * len(state["completion"])
+            state["metrics"] = {"place": float(place)}
+
+
+def ranks() -> Any:
+    """Return an environment whose rubric scores states."""
+    return vf.SingleTurnEnv(dataset=SUMS, rubric=Ranks())
+
+
 WAYS = ("tool error", "too long", "last word", "turns")
 ENVIRONMENTS = {way: partial(ends, way) for way in WAYS}
-ENVIRONMENTS |= {each.__name__: each for each in (budget, agents, bag, together)}
+ENVIRONMENTS |= {each.__name__: each for each in (budget, agents, bag, together, ranks)}

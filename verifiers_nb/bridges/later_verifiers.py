@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'STATE_FIRST', 'ERRORS', 'REQUEST', 'CLASSES', 'LATER_NAMES',
            'LaterMessage', 'as_message', 'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks',
            'first_argument', 'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far',
-           'later_state', 'note_completion', 'request_of', 'play_turns', 'last_value', 'LaterXMLParser',
-           'read_last_answer', 'LaterBoxedParser', 'LaterMathRubric', 'tear_down', 'LaterMultiTurnEnv',
+           'later_state', 'note_completion', 'request_of', 'play_turns', 'LaterXMLParser', 'read_last_answer',
+           'LaterBoxedParser', 'LaterMathRubric', 'score_states', 'score_by_states', 'tear_down', 'LaterMultiTurnEnv',
            'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
@@ -38,15 +38,17 @@ from verifiers_nb.envs.multiturn import (
 from ..envs.rollouts import with_seed
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
 from ..envs.tools import Tool
-from ..parsers.base import Parser, assistant_texts, content_text, identity
+from ..parsers.base import Parser, assistant_texts, identity
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from ..parsers.xml import FieldSpans, XMLParser
 from ..rubrics.group import RubricGroup
 from ..rubrics.math import MathRubric
+from ..rubrics.rubric import ROW
 from verifiers_nb.types import (
     ChatMessage,
     Info,
     Messages,
+    RolloutScores,
     SamplingArgs,
     State,
     maybe_await,
@@ -197,7 +199,7 @@ def messages_so_far(state: State) -> Any:
     last = state["trajectory"][-1:]
     return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #14c16f13
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #709078c0
 def later_state(
     env: Any, given: State, client: Any, model: str, sampling_args: SamplingArgs | None
 ) -> LaterState:
@@ -210,7 +212,7 @@ def later_state(
     state.update(is_completed=False, is_truncated=False, error=None, final_env_response=None)
     return state
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #defe7f07
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #16c73264
 def note_completion(state: State) -> None:
     """Record that a rollout is completed, whether a turn was cut off, and how long the rollout took."""
     cut = any(turn.get("is_truncated") for turn in state["trajectory"])
@@ -218,7 +220,7 @@ def note_completion(state: State) -> None:
     if "start_time" in (times := state.get("timing") or {}):
         times["generation_ms"] = times["total_ms"] = 1000 * (time.time() - times["start_time"])
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #ee28f151
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #206e565b
 REQUEST = "state prompt client model oai_tools sampling_args".split()
 
 
@@ -228,6 +230,8 @@ def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, An
     Sampling arguments are added to the run's, which also ask for tokens and log-probabilities.
     """
     call = {**dict(zip(REQUEST, given, strict=False)), **named}
+    if tool_defs:
+        call["oai_tools"] = [{"type": "function", "function": {**each}} for each in tool_defs]
     state = call.pop("state")
     call |= {name: call.get(name) or state[name] for name in REQUEST[2:]}
     arguments = merge_sampling_args(getattr(state, "run_args", None), call["sampling_args"])
@@ -256,14 +260,6 @@ async def play_turns(env: Any, state: State, ask: Callable[..., Any], **kwargs: 
         if not env.is_later and 0 < env.max_turns <= state["turn"]:
             return
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #720d4d08
-def last_value(text: str, opening: str, closing: str) -> str | None:
-    """Return the content of the last `opening...closing`; each reaches from the first opening tag to the next closing one."""
-    value, at = None, 0
-    while (begin := text.find(opening, at)) >= 0 and (end := text.find(closing, begin)) >= 0:
-        value, at = text[begin + len(opening) : end], end + len(closing)
-    return value
-
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
     """Read and score tags as `verifiers` does.
@@ -276,19 +272,12 @@ class LaterXMLParser(XMLParser):
         super().__init__(*args, **kwargs)
         self._shared, self.extract_fn = [], identity
 
-    def parse(self, text: Any, strip: bool = True, last: bool = False) -> Any:
-        """Return a namespace with each name's first (or last) value, or `None` without one."""
-        result = super().parse(text, strip)
-        for name, opening, closing, _ in self._tags if last else ():
-            value = last_value(content_text(text), opening, closing)
-            setattr(result, name, value.strip() if value and strip else value)
-        return result
-
     def parse_answer(self, completion: Messages) -> Any:
-        """Return the last answer of a string, or the first of the last assistant message that has one."""
-        whole = isinstance(completion, str)
-        texts = [completion] if whole else reversed(assistant_texts(completion))
-        answers = (getattr(self.parse(t, last=whole), self.answer_field, None) for t in texts)
+        """Return the first answer of the last assistant message that has one; of a string, the last."""
+        if isinstance(completion, str):
+            return super().parse_answer(completion)
+        parsed = map(self.parse, reversed(assistant_texts(completion)))
+        answers = (getattr(fields, self.answer_field, None) for fields in parsed)
         return next((answer for answer in answers if answer is not None), None)
 
     def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
@@ -296,7 +285,7 @@ class LaterXMLParser(XMLParser):
         tagged = [any(t[1] in text or t[2] in text for t in field) for field in self._fields]
         return spans, [*(float(any(spans) and each) for each in tagged), 1.0, start, end]
 
-# %% ../../nbs/bridges/01_later_verifiers.ipynb #a431388a
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #56fd8ec1
 def read_last_answer(parser: Any) -> None:
     """Have a parser read the answer from the assistant's last message, unless it has its own way."""
 
@@ -327,6 +316,26 @@ class LaterMathRubric(MathRubric):
     ) -> None:
         super().__init__(funcs, weights, parser or LaterBoxedParser(extract_boxed_answer), **kwargs)
 
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #b63a5eb8
+async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> RolloutScores:
+    """Score a group with a rubric's `score_group(states)`, or each of its states with `score_rollout(state)`."""
+    states = columns[ROW.index("state")]
+    if hasattr(rubric, "score_group"):
+        await rubric.score_group(states)
+    else:
+        for state in states:
+            await rubric.score_rollout(state)
+    metrics = [state.get("metrics") or {} for state in states]
+    names = dict.fromkeys(name for each in metrics for name in each)
+    columns_of = {name: [each.get(name, 0.0) for each in metrics] for name in names}
+    return RolloutScores(reward=[state["reward"] for state in states], metrics=columns_of)
+
+
+def score_by_states(rubric: Any) -> None:
+    """Have a rubric's own methods score its groups if they take states."""
+    if hasattr(rubric, "score_group") or first_argument(rubric.score_rollout) == "state":
+        rubric.score_rollouts = partial(score_states, rubric)
+
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #b9fd9ae7
 def tear_down(env: Any) -> None:
     """Call an environment's teardown hooks."""
@@ -342,7 +351,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         super().__init__(max_turns=max_turns, **kwargs)
-        for owner in (self, self.rubric, *getattr(self.rubric, "rubrics", ())):
+        rubrics = self.rubric, *self.rubric.members
+        for rubric in rubrics:
+            score_by_states(rubric)
+        for owner in (self, *rubrics):
             if isinstance(parser := getattr(owner, "parser", None), LaterBoxedParser):
                 parser.is_later = self.is_later
             if self.is_later:
@@ -361,6 +373,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def add_rubric(self, rubric: Any) -> None:
         """Add the rewards of one more rubric."""
         members = getattr(self.rubric, "rubrics", [self.rubric])
+        score_by_states(rubric)
         self.rubric = RubricGroup([*members, rubric])
 
     @stop(priority=100)

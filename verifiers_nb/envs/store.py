@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'NOT_METRICS', 'READ_COLUMN', 'PERCENTILES', 'reply_usage', 'rollout_record', 'to_line', 'repair',
-           'from_line', 'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format',
+__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'READ_COLUMN', 'PERCENTILES', 'reply_usage', 'rollout_record', 'to_line',
+           'repair', 'from_line', 'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format',
            'find_steps', 'read_rollouts', 'read_at', 'move_bad_lines', 'changed_settings', 'same_inputs',
            'restore_state', 'restore_rollout', 'RolloutStore', 'owner', 'claimed', 'outputs_from_records',
            'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs',
@@ -64,14 +64,11 @@ def reply_usage(responses: Sequence[Any]) -> dict[str, int]:
 
 # %% ../../nbs/envs/01_store.ipynb #97c2d36f
 INPUTS = ("prompt", "completion", "answer", "task", "info")
+NOT_STORED = {*INPUTS, *"responses turns error trajectory client sampling_args oai_tools".split()}
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the record of a finished rollout: its inputs, its completion and its scores."""
-    excluded = {
-        *INPUTS,
-        *("responses turns error trajectory client sampling_args oai_tools".split()),
-    }
     return {
         "index": rollout.index,
         "prompt": rollout.prompt,
@@ -82,7 +79,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "reward": rollout.reward,
         "metrics": rollout.metrics,
         "error": rollout.error,
-        "state": {k: v for k, v in rollout.state.items() if k not in excluded},
+        "state": {k: v for k, v in rollout.state.items() if k not in NOT_STORED},
         "turns": [{name: getattr(turn, name) for name in Turn.__slots__} for turn in rollout.turns],
         "usage": reply_usage(rollout.state.get("responses") or ()),
     }
