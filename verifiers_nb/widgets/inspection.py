@@ -23,6 +23,8 @@ from functools import cached_property, lru_cache
 from itertools import product
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from pydantic import BaseModel, ValidationError
+
 from ..parsers.actions import AbstractParseFunction, responses_of
 from ..parsers.base import Check
 from ..parsers.think import ThinkParser
@@ -43,7 +45,6 @@ from verifiers_nb.widgets.html import (
 )
 
 if TYPE_CHECKING:
-    from pydantic import BaseModel
     from xgrammar import GrammarMatcher
 
     from verifiers_nb.parsers.commands import Command
@@ -179,7 +180,11 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
     if not callable(getattr(source, "checks", None)):
         from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
 
-        source = StructuralTagVerifier(source)
+        try:
+            source = StructuralTagVerifier(source)
+        except ValidationError as error:
+            wrong = "; ".join(f"{list(each['loc'])}: {each['msg']}" for each in error.errors())
+            raise ValueError(f"This is not a structural tag: {wrong}.") from error
     return Contract(source, commands)
 
 # %% ../../nbs/widgets/02_inspection.ipynb #3fc2d1ff
