@@ -9,9 +9,10 @@ from __future__ import annotations
 __all__ = ['MESSAGES', 'cleanup', 'teardown', 'LATER_HOOKS', 'STATE_FIRST', 'ERRORS', 'REQUEST', 'CLASSES', 'LATER_NAMES',
            'LaterMessage', 'as_message', 'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks',
            'first_argument', 'is_written_later', 'RolloutError', 'note_end', 'LaterState', 'messages_so_far',
-           'later_state', 'note_completion', 'request_of', 'play_turns', 'LaterXMLParser', 'read_last_answer',
-           'LaterBoxedParser', 'LaterMathRubric', 'score_states', 'score_by_states', 'tear_down', 'LaterMultiTurnEnv',
-           'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys']
+           'later_state', 'note_completion', 'request_of', 'play_turns', 'LaterXMLParser', 'last_answer',
+           'read_last_answer', 'LaterBoxedParser', 'LaterMathRubric', 'score_states', 'score_by_states', 'tear_down',
+           'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser',
+           'ensure_keys']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -128,10 +129,7 @@ def marked_hooks(cls: type, kind: str) -> list[str]:
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #c717514a
 LATER_HOOKS = "add_trajectory_step render_completion get_prompt_messages add_model_response".split()
-STATE_FIRST = (
-    "is_completed",
-    "get_model_response",
-)  # methods whose first argument became the state
+STATE_FIRST = ("is_completed", "get_model_response")  # their first argument became the state
 
 
 def first_argument(func: Callable[..., Any]) -> str:
@@ -286,15 +284,16 @@ class LaterXMLParser(XMLParser):
         return spans, [*(float(any(spans) and each) for each in tagged), 1.0, start, end]
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #56fd8ec1
+def last_answer(parser: Any, completion: Messages) -> Any:
+    """Return what a parser reads in the assistant's last message; `None` without one."""
+    texts = assistant_texts(completion)
+    return parser.parse(texts[-1]) if texts else None
+
+
 def read_last_answer(parser: Any) -> None:
     """Have a parser read the answer from the assistant's last message, unless it has its own way."""
-
-    def parse_answer(completion: Messages) -> Any:
-        texts = assistant_texts(completion)
-        return parser.parse(texts[-1]) if texts else None
-
     if getattr(type(parser), "parse_answer", None) is Parser.parse_answer:
-        parser.parse_answer = parse_answer
+        parser.parse_answer = partial(last_answer, parser)
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #84e5ebb5
 class LaterBoxedParser(ThinkParser):
