@@ -137,6 +137,36 @@ def boxed() -> Any:
     return vf.SingleTurnEnv(dataset=SUMS, rubric=rubric)
 
 
+def parsers() -> Any:
+    """Return an environment whose parser is not its rubric's."""
+
+    def is_plain(completion: Any, parser: Any) -> float:
+        return float(parser.parse_answer(completion) == completion[-1]["content"])
+
+    shouting = vf.Parser(extract_fn=str.upper)
+    return vf.SingleTurnEnv(dataset=SUMS, parser=shouting, rubric=vf.Rubric([is_plain]))
+
+
+class Found(vf.ToolEnv):
+    """Find the tools when the first rollout begins."""
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> str:
+            return f"found {sorted(kwargs)}"
+
+        self.tool_map = {"add": call}
+        return await super().setup_state(state, **kwargs)
+
+
+def found() -> Any:
+    """Return an environment that puts a function into its map of tools."""
+
+    def texts(completion: Any) -> float:
+        return sum(len(m["content"]) for m in completion if m["role"] == "tool")
+
+    return Found(tools=[add], dataset=SUMS, max_turns=4, rubric=vf.Rubric([texts, length]))
+
+
 class Checked(vf.MultiTurnEnv):
     """Count how often the end is checked."""
 
@@ -180,5 +210,16 @@ def spent() -> Any:
 
 ENVIRONMENTS = {
     each.__name__: each
-    for each in (tool_in_tags, game, group, tools, own_prompts, boxed, spent, checked)
+    for each in (
+        tool_in_tags,
+        game,
+        group,
+        tools,
+        own_prompts,
+        boxed,
+        spent,
+        checked,
+        parsers,
+        found,
+    )
 }

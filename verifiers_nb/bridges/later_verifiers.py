@@ -44,7 +44,7 @@ from verifiers_nb.envs.multiturn import (
 from ..envs.prompts import chat_prompt
 from ..envs.rollouts import with_seed
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, ToolRubric, make_tools
-from ..envs.tools import Tool
+from ..envs.tools import Tool, make_tool
 from ..envs.verifiers import current_version, is_since
 from ..parsers.base import Parser, assistant_texts, identity
 from ..parsers.think import BOX, ThinkParser
@@ -351,6 +351,10 @@ def with_seen_prompt(rollout: Rollout) -> Rollout:
 class LaterRubric(Rubric):
     """Score rollouts, or states in place; in the later style reward functions get the prompt of the state."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.has_own_parser = True  # it does not get that of the environment
+
     async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
         return await super()._score(with_seen_prompt(rollout), **kwargs)
 
@@ -637,6 +641,12 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
 
     def _should_stop_for_error(self, error: Exception) -> bool:
         return isinstance(error, (*self.stop_errors, ERRORS["ToolCallError"]))
+
+    async def answer_call(self, call: Any, messages: Messages, state: State) -> ChatMessage:
+        """Run a call; functions that were put into `tool_map` become tools first."""
+        added = {name: f for name, f in self.tool_map.items() if not isinstance(f, Tool)}
+        self.tool_map |= {name: replace(make_tool(f), name=name) for name, f in added.items()}
+        return await super().answer_call(call, messages, state)
 
     def content_of(self, result: Any) -> Any:
         """Return a tool's result as the content of a message; in the later style, its parts are kept."""
