@@ -28,9 +28,10 @@ SAMPLING = {"temperature": 1.0, "max_tokens": 50}
 
 
 def plain(message: Any) -> list[Any]:
-    """Return role and content of a message."""
+    """Return role and text of a message; the peer's results have the text of a content's parts alone."""
     content = message["content"] or ""
-    return [message["role"], content if isinstance(content, str) else json.dumps(content)]
+    text = content if isinstance(content, str) else "".join(part["text"] for part in content)
+    return [message["role"], text]
 
 
 def play(env: Any, address: str) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import verifiers as vf
 from datasets import Dataset
-from written_for_0_1_3 import boxed
+from written_for_0_1_3 import boxed, unknown
 
 SUMS = Dataset.from_list(
     [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(2)]
@@ -246,5 +246,6 @@ def rules() -> Any:
 WAYS = ("tool error", "too long", "last word", "turns")
 ENVIRONMENTS = {way: partial(ends, way) for way in WAYS}
 ENVIRONMENTS |= {
-    each.__name__: each for each in (budget, agents, bag, together, ranks, rules, boxed)
+    each.__name__: each
+    for each in (budget, agents, bag, together, ranks, rules, boxed, unknown, parts)
 }

@@ -147,6 +147,15 @@ def parsers() -> Any:
     return vf.SingleTurnEnv(dataset=SUMS, parser=shouting, rubric=vf.Rubric([is_plain]))
 
 
+def unknown() -> Any:
+    """Return an environment with a reward function that asks for what nobody has."""
+
+    def efficiency(state: Any, max_turns: int) -> float:
+        return 1.0 / max_turns
+
+    return vf.SingleTurnEnv(dataset=SUMS, rubric=vf.Rubric([efficiency, length]))
+
+
 class Found(vf.ToolEnv):
     """Find the tools when the first rollout begins."""
 
@@ -220,6 +229,7 @@ ENVIRONMENTS = {
         spent,
         checked,
         parsers,
+        unknown,
         found,
     )
 }

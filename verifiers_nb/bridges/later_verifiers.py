@@ -7,14 +7,14 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'STATE_FIRST', 'ERRORS', 'REQUEST', 'RUBRICS', 'CLASSES',
-           'LATER_TYPES', 'LATER_NAMES', 'LaterMessage', 'as_message', 'as_messages', 'followed_by', 'concat_messages',
-           'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'RolloutError', 'note_end', 'LaterState',
-           'messages_so_far', 'later_state', 'note_completion', 'request_of', 'play_turns', 'LaterXMLParser',
-           'last_answer', 'read_last_answer', 'content_of_box', 'first_boxed_answer', 'last_boxed_answer',
-           'first_hash_answer', 'with_seen_prompt', 'LaterRubric', 'LaterBoxedParser', 'LaterMathRubric',
-           'scores_groups_itself', 'score_states', 'score_by_states', 'tear_down', 'LaterMultiTurnEnv',
-           'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser', 'ensure_keys',
-           'names_since']
+           'LATER_TYPES', 'ANNOTATIONS', 'LATER_NAMES', 'LaterMessage', 'as_message', 'as_messages', 'followed_by',
+           'concat_messages', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'RolloutError', 'note_end',
+           'LaterState', 'messages_so_far', 'later_state', 'note_completion', 'request_of', 'play_turns',
+           'LaterXMLParser', 'last_answer', 'read_last_answer', 'content_of_box', 'first_boxed_answer',
+           'last_boxed_answer', 'first_hash_answer', 'with_seen_prompt', 'LaterRubric', 'LaterBoxedParser',
+           'LaterMathRubric', 'scores_groups_itself', 'score_states', 'score_by_states', 'tear_down',
+           'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser',
+           'MissingKeyError', 'ensure_keys', 'names_since']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -351,6 +351,8 @@ def with_seen_prompt(rollout: Rollout) -> Rollout:
 class LaterRubric(Rubric):
     """Score rollouts, or states in place; in the later style reward functions get the prompt of the state."""
 
+    is_strict = False
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.has_own_parser = True  # it does not get that of the environment
@@ -408,6 +410,14 @@ class LaterMathRubric(MathRubric, LaterRubric):
         default = LaterBoxedParser(names_since(version)["extract_boxed_answer"])
         default.is_later = is_since(version, 0, 1, 6)
         super().__init__(funcs, weights, parser or default, **kwargs)
+        if is_since(version, 0, 1, 9):
+            self.reward_funcs[-1] = self.correct_answer
+
+    async def correct_answer(
+        self, parser: Parser, completion: Messages, answer: Any, **kwargs: Any
+    ) -> float:
+        """Score 1.0 if the answer in `completion` equals `answer`: the metric's name since 0.1.9."""
+        return await self.correct_answer_reward_func(parser, completion, answer, **kwargs)
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #b63a5eb8
 def scores_groups_itself(rubric: Any) -> bool:
@@ -679,10 +689,14 @@ class MaybeThinkParser(Parser):
         return self.extract_fn(text.split("</think>")[-1].strip())
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #e4d2aa60
+class MissingKeyError(ValueError):
+    """Environment variables are not set."""
+
+
 def ensure_keys(keys: Iterable[str]) -> None:
-    """Raise `ValueError` if any of these environment variables is not set."""
+    """Raise `MissingKeyError` if any of these environment variables is not set."""
     if missing := [key for key in keys if not os.environ.get(key)]:
-        raise ValueError(f"These environment variables must be set: {', '.join(missing)}.")
+        raise MissingKeyError(f"These environment variables must be set: {', '.join(missing)}.")
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8b5fac5a
 CLASSES = (
@@ -690,15 +704,21 @@ CLASSES = (
     *(LaterXMLParser, LaterRubric, LaterMathRubric),
 )
 LATER_TYPES = (
-    "Tool ToolCall Response ResponseMessage RolloutInput RolloutOutput TrajectoryStep Usage"
+    "BaseRolloutInput ErrorInfo Response ResponseMessage ResponseTokens RolloutInput "
+    "RolloutOutput RolloutTiming TokenUsage Tool ToolCall TrajectoryStep TrajectoryStepTokens Usage"
+)
+ANNOTATIONS = (
+    "Client ClientType DatasetBuilder Endpoint FinishReason GroupRewardFunc IndividualRewardFunc"
 )
 LATER_NAMES: dict[str, Any] = {
     **{kind.__name__: kind for kind in MESSAGES.values()},
     **{kind.__name__: kind for kind in (*PARTS.values(), *RUBRICS)},
     **{kind.__name__.removeprefix("Later"): kind for kind in CLASSES},
     **dict.fromkeys(LATER_TYPES.split(), LaterMessage),
+    **dict.fromkeys(ANNOTATIONS.split(), Any),
     **dict(ERRORS, Error=RolloutError, ChatMessages=list, MaybeThinkParser=MaybeThinkParser),
-    **dict(stop=stop, cleanup=cleanup, teardown=teardown, ensure_keys=ensure_keys),
+    **dict(stop=stop, cleanup=cleanup, teardown=teardown),
+    **dict(ensure_keys=ensure_keys, MissingKeyError=MissingKeyError),
     **dict(concat_messages=concat_messages, extract_hash_answer=first_hash_answer),
     **dict(from_raw_message=as_message, normalize_messages=lambda m, field_name="": as_messages(m)),
 }

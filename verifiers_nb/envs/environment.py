@@ -101,8 +101,14 @@ def check_evaluation(num_examples: int, rollouts_per_example: int) -> None:
         )
 
 # %% ../../nbs/envs/03_environment.ipynb #11621ce0
+logger = logging.getLogger(__name__)
+
+
 def check_rubric(rubric: Rubric | None) -> Rubric | None:
-    """Return the rubric; raises `TypeError` if it isn't one, or a function has unknown parameters."""
+    """Return the rubric; raises `TypeError` if it isn't one, or a function has unknown parameters.
+
+    If the rubric isn't strict, that is a warning: the function scores 0.0.
+    """
     if rubric is not None and not isinstance(rubric, Rubric):
         raise TypeError(
             f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...], weights=[...])."
@@ -110,13 +116,15 @@ def check_rubric(rubric: Rubric | None) -> Rubric | None:
     for each in getattr(rubric, "rubrics", [rubric] if rubric else []):
         if not any(overrides(each, door) for door in DOORS):
             for func in each.reward_funcs:
-                check_wanted(func, each.class_objects)
+                try:
+                    check_wanted(func, each.class_objects)
+                except TypeError as error:
+                    if each.is_strict:
+                        raise
+                    logger.warning("%s It scores 0.0.", error)
     return rubric
 
 # %% ../../nbs/envs/03_environment.ipynb #28373a47
-logger = logging.getLogger(__name__)
-
-
 def warn_if_misspelt(keyword: str, environment: type) -> None:
     """Log a warning if a keyword is similar to a parameter of an environment class or its bases."""
     inits = [vars(c)["__init__"] for c in environment.__mro__[:-1] if "__init__" in vars(c)]

@@ -376,6 +376,7 @@ class Rubric:
     """
 
     logger = logger
+    is_strict = True  # whether an environment refuses functions with unknown parameters
     base: type[Rubric]  # the class whose methods count as not overridden
 
     def __init__(
