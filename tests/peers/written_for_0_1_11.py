@@ -7,7 +7,7 @@ from typing import Any
 
 import verifiers as vf
 from datasets import Dataset
-from written_for_0_1_3 import boxed, unknown
+from written_for_0_1_3 import boxed, odd, unknown
 
 SUMS = Dataset.from_list(
     [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(2)]
@@ -247,5 +247,5 @@ WAYS = ("tool error", "too long", "last word", "turns")
 ENVIRONMENTS = {way: partial(ends, way) for way in WAYS}
 ENVIRONMENTS |= {
     each.__name__: each
-    for each in (budget, agents, bag, together, ranks, rules, boxed, unknown, parts)
+    for each in (budget, agents, bag, together, ranks, rules, boxed, unknown, odd, parts)
 }

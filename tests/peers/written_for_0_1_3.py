@@ -167,6 +167,31 @@ class Found(vf.ToolEnv):
         return await super().setup_state(state, **kwargs)
 
 
+def odd() -> Any:
+    """Return an environment with a tool that is called with arguments of other types and names."""
+
+    def add(a: str) -> str:
+        """Add.
+
+        Args:
+            a: a number
+        """
+        return f"{a!r} of {type(a)}"
+
+    def shout(words: str) -> str:
+        """Shout.
+
+        Args:
+            words: what
+        """
+        return words
+
+    def texts(completion: Any) -> float:
+        return sum(len(m["content"]) for m in completion if m["role"] == "tool")
+
+    return vf.ToolEnv(tools=[add, shout], dataset=SUMS, max_turns=4, rubric=vf.Rubric([texts]))
+
+
 def found() -> Any:
     """Return an environment that puts a function into its map of tools."""
 
@@ -230,6 +255,7 @@ ENVIRONMENTS = {
         checked,
         parsers,
         unknown,
+        odd,
         found,
     )
 }

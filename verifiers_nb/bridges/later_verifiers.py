@@ -13,8 +13,8 @@ __all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'STATE_FIR
            'LaterXMLParser', 'last_answer', 'read_last_answer', 'content_of_box', 'first_boxed_answer',
            'last_boxed_answer', 'first_hash_answer', 'with_seen_prompt', 'LaterRubric', 'LaterBoxedParser',
            'LaterMathRubric', 'scores_groups_itself', 'score_states', 'score_by_states', 'tear_down',
-           'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'LaterToolEnv', 'LaterStatefulToolEnv', 'MaybeThinkParser',
-           'MissingKeyError', 'ensure_keys', 'names_since']
+           'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv',
+           'LaterTextArenaEnv', 'MaybeThinkParser', 'MissingKeyError', 'ensure_keys', 'names_since']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -25,8 +25,9 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial, reduce
+from random import Random
 from statistics import fmean
 from typing import Any
 from uuid import uuid4
@@ -43,6 +44,7 @@ from verifiers_nb.envs.multiturn import (
 )
 from ..envs.prompts import chat_prompt
 from ..envs.rollouts import with_seed
+from ..envs.textarena import make_game
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, ToolRubric, make_tools
 from ..envs.tools import Tool, make_tool
 from ..envs.verifiers import current_version, is_since
@@ -621,6 +623,23 @@ class LaterSingleTurnEnv(LaterMultiTurnEnv, SingleTurnEnv, either=True):
         """Stop after one response."""
         return bool(state["responses"])
 
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #2a8015b5
+class PlainTool(Tool):
+    """A tool whose arguments are neither checked nor converted."""
+
+    def check_names(self, values: Mapping[str, Any]) -> None:
+        """Accept any names."""
+
+    def read(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments unchanged."""
+        return dict(values)
+
+
+def plain_tool(name: str, func: Callable[..., Any]) -> PlainTool:
+    """Return a function or a tool as a plain tool with this name."""
+    tool = func if isinstance(func, Tool) else make_tool(func)
+    return PlainTool(**{f.name: getattr(tool, f.name) for f in fields(Tool)} | {"name": name})
+
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #33f4c845
 class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
     """A tool environment in the older or the later style."""
@@ -653,9 +672,12 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
         return isinstance(error, (*self.stop_errors, ERRORS["ToolCallError"]))
 
     async def answer_call(self, call: Any, messages: Messages, state: State) -> ChatMessage:
-        """Run a call; functions that were put into `tool_map` become tools first."""
-        added = {name: f for name, f in self.tool_map.items() if not isinstance(f, Tool)}
-        self.tool_map |= {name: replace(make_tool(f), name=name) for name, f in added.items()}
+        """Run a call, also of a function that was put into `tool_map`."""
+        self.tool_map |= {
+            name: plain_tool(name, tool)
+            for name, tool in self.tool_map.items()
+            if not isinstance(tool, PlainTool)
+        }
         return await super().answer_call(call, messages, state)
 
     def content_of(self, result: Any) -> Any:
@@ -680,6 +702,75 @@ class LaterStatefulToolEnv(LaterToolEnv, StatefulToolEnv, either=True):
             return await super().prepare_args(tool, *args, **kwargs)
         return await maybe_await(self.update_tool_args, tool.name, *args, **kwargs)
 
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #7c89ffe4
+class LaterTextArenaEnv(LaterMultiTurnEnv, either=True):
+    """Play a word game of TextArena in the older or the later style; each row's answer is its secret word."""
+
+    def __init__(
+        self,
+        game: str = "Wordle-v0",
+        num_train_examples: int = 1000,
+        num_eval_examples: int = 0,
+        system_prompt: str | None = None,
+        parser: Parser | None = None,
+        rubric: Rubric | None = None,
+        feedback_fn: Callable[[str], str] = identity,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        from datasets import Dataset
+
+        self.ta_env, self.feedback_fn = make_game(game, wrapped=True), feedback_fn
+        self.ta_env.reset(num_players=1)
+        self.question = self.ta_env.get_observation()[1]
+        sizes, draw = (num_train_examples, num_eval_examples), Random(seed)
+        sets = [Dataset.from_list([self.row(draw) for _ in range(size)]) for size in sizes]
+        super().__init__(
+            dataset=sets[0],
+            eval_dataset=sets[1] if num_eval_examples else None,
+            system_prompt=system_prompt,
+            parser=parser or LaterXMLParser(["think", "guess"], answer_field="guess"),
+            rubric=rubric,
+            **kwargs,
+        )
+
+    def row(self, draw: Random) -> dict[str, str]:
+        """Return a row with the next secret word."""
+        return {"question": self.question, "answer": draw.choice(self.ta_env.word_list)}
+
+    async def setup_state(self, state: State, **kwargs: Any) -> Any:
+        """Start the game; games share their words."""
+        words = [getattr(self.ta_env, name, None) for name in ("dictionary", "word_list")]
+        game = copy.deepcopy(self.ta_env, {id(shared): shared for shared in words})
+        game.state.game_state["secret_word"] = state["answer"]
+        state["ta_env"] = game
+        return await super().setup_state(state, **kwargs)
+
+    @cleanup
+    async def end_game(self, state: State) -> None:
+        """Forget the game."""
+        state.pop("ta_env", None)
+
+    @stop
+    async def game_ended(self, state: State) -> bool:
+        """Stop when the game has ended."""
+        return bool(state.get("is_finished"))
+
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """Make the move of the last response; the answer is the text of the game, or why it ended."""
+        game = state["ta_env"]
+        state["is_finished"], _ = game.step(str(self.parser.parse_answer(messages)))
+        if self.is_later and state["is_finished"]:
+            text = game.state.game_info[0]["reason"]
+        else:
+            text = self.feedback_fn(game.get_observation()[1])
+        answered = [MESSAGES["user"](content=str(text))]
+        if not self.is_later:
+            return answered, state
+        if state["is_finished"]:
+            state["final_env_response"] = answered
+        return answered
+
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #df0be0c2
 class MaybeThinkParser(Parser):
     """Keep the text after the last `</think>`, or the whole text if there is none."""
@@ -701,7 +792,7 @@ def ensure_keys(keys: Iterable[str]) -> None:
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #8b5fac5a
 CLASSES = (
     *(LaterMultiTurnEnv, LaterSingleTurnEnv, LaterToolEnv, LaterStatefulToolEnv),
-    *(LaterXMLParser, LaterRubric, LaterMathRubric),
+    *(LaterTextArenaEnv, LaterXMLParser, LaterRubric, LaterMathRubric),
 )
 LATER_TYPES = (
     "BaseRolloutInput ErrorInfo Response ResponseMessage ResponseTokens RolloutInput "

@@ -154,8 +154,8 @@ def read_gpqa(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read a question with shuffled options; the answer is the letter of the right one."""
     names = ["Correct Answer", *(f"Incorrect Answer {i}" for i in (1, 2, 3))]
     rng.shuffle(names)
-    options = [row[name].strip() for name in names]
-    return with_options(row["Question"], options), LETTERS[names.index("Correct Answer")]
+    question = with_options(f"Question: {row['Question']}", [row[name].strip() for name in names])
+    return question, LETTERS[names.index("Correct Answer")]
 
 # %% ../../nbs/envs/09_data.ipynb #cbcd9e96
 def read_problem(row: SourceRow, rng: Random) -> tuple[str, str]:
@@ -185,18 +185,19 @@ def read_math(row: SourceRow, rng: Random) -> tuple[str, str]:
 # %% ../../nbs/envs/09_data.ipynb #b4f70432
 def read_mmlu(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read options with the index of the right one."""
-    return with_options(row["question"], row["choices"]), LETTERS[row["answer"]]
+    return with_options(f"Question: {row['question']}", row["choices"]), LETTERS[row["answer"]]
 
 
 def read_mmlu_pro(row: SourceRow, rng: Random) -> tuple[str, str]:
     """Read up to ten options with the letter of the right one."""
-    return with_options(row["question"], row["options"]), row["answer"]
+    return with_options(f"Question: {row['question']}", row["options"]), row["answer"]
 
 
 def read_open_book(row: SourceRow, rng: Random) -> tuple[str, str]:
-    """Read options with their own labels, which may not be letters."""
-    labels, options = row["choices"]["label"], row["choices"]["text"]
-    return with_options(row["question_stem"], options), LETTERS[labels.index(row["answerKey"])]
+    """Read options with their own labels."""
+    pairs = zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+    options = "\n".join(f"{label}. {text}" for label, text in pairs)
+    return f"Question: {row['question_stem']}\n\nChoices:\n{options}", row["answerKey"]
 
 
 def read_code(row: SourceRow, rng: Random) -> tuple[str, str]:

@@ -53,8 +53,8 @@ SECRETS = ("secret_word", "target_word", "secret", "game_number")
 GAME_ID = -1
 
 
-def make_game(name: str, words: Sequence[str] | None = None) -> Any:
-    """Return a game of TextArena without the wrappers that repeat the conversation.
+def make_game(name: str, words: Sequence[str] | None = None, wrapped: bool = False) -> Any:
+    """Return a game of TextArena, by default without the wrappers that repeat the conversation.
 
     `words`: the words of a word game, instead of those from NLTK. Raises `ImportError` if a package
     is missing, and `ValueError` if the game can't be made.
@@ -71,7 +71,7 @@ def make_game(name: str, words: Sequence[str] | None = None) -> Any:
             f"The game {name!r} needs words that NLTK could not download: pass your own words=[...], "
             "or offline=True to an environment that you load by name."
         ) from error
-    while isinstance(game, arena.Wrapper):
+    while isinstance(game, arena.Wrapper) and not wrapped:
         game = game.env
     return game
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ['logger', 'SECTION', 'ARGUMENT', 'MAX_LENGTH', 'MAX_BITS', 'MAX_FACTORIAL', 'OPERATORS', 'MATH_FUNCTIONS', 'FUNCTIONS',
            'CONSTANTS', 'ASK_MODEL', 'MAX_PAGE', 'PAGE_SECONDS', 'read_docstring', 'tool_name', 'tool_docstring',
            'tool_parameters', 'BriefSchema', 'parameter_type', 'property_schema', 'Tool', 'parameter_adapter',
-           'make_tool', 'convert_func_to_oai_tool', 'python', 'check_bits', 'power', 'multiply', 'factorial',
-           'round_off', 'compute', 'calculator', 'list_results', 'search', 'search_ddg', 'public_socket', 'PageText',
-           'fetch_page', 'read_page', 'ask']
+           'make_tool', 'convert_func_to_oai_tool', 'with_last_value', 'python', 'check_bits', 'power', 'multiply',
+           'factorial', 'round_off', 'compute', 'calculator', 'list_results', 'search', 'search_ddg', 'public_socket',
+           'PageText', 'fetch_page', 'read_page', 'ask']
 
 # %% ../../nbs/envs/05_tools.ipynb #77de68da
 import ast
@@ -262,9 +262,21 @@ def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
     """
     return make_tool(func).schema
 
+# %% ../../nbs/envs/05_tools.ipynb #8391e434
+def with_last_value(code: str) -> str:
+    """Return a program that also prints the value of its last expression, unless it is None.
+
+    Raises `SyntaxError` for text that is not a program.
+    """
+    body = ast.parse(textwrap.dedent(code)).body
+    if not body or not isinstance(last := body[-1], ast.Expr):
+        return code
+    before = ast.unparse(ast.Module(body[:-1], []))
+    return f"{before}\n_ = {ast.unparse(last.value)}\nif _ is not None:\n    print(_)"
+
 # %% ../../nbs/envs/05_tools.ipynb #2f09db84
 def python(code: str) -> str:
-    """Run a Python program and return what it prints, errors included.
+    """Run a Python program and return what it prints, and the value of its last expression.
 
     The program runs for at most 10 seconds, without network, and in a folder of its own, which is
     gone afterwards: nothing is kept from one call to the next.
@@ -272,7 +284,7 @@ def python(code: str) -> str:
     Args:
         code: The program. Print the values that you want to see.
     """
-    return str(run_python(code))
+    return str(run_python(with_last_value(code)))
 
 # %% ../../nbs/envs/05_tools.ipynb #43f95b1f
 MAX_LENGTH, MAX_BITS, MAX_FACTORIAL = 500, 10_000, 1_000
