@@ -17,7 +17,9 @@ VERSIONS = {"0.1.3.post0": "written_for_0_1_3", "0.1.11": "written_for_0_1_11"}
 
 
 def answer_of(request: dict[str, Any]) -> dict[str, Any]:
-    """Return a model's message: calls of the tools that it has, then tags, then an answer; it depends on the turn alone."""
+    """Return a model's message: calls of the tools that it has, then tags, then an answer; nothing if asked for that."""
+    if request["messages"][-1]["content"] == "Say nothing.":
+        return {"role": "assistant", "content": ""}
     turn = sum(message["role"] == "assistant" for message in request["messages"])
     names = [tool["function"]["name"] for tool in request.get("tools") or ()]
     given = {"add": {"a": 13 if turn else 1}, "shout": {"text": "hey"}}

@@ -243,9 +243,19 @@ def rules() -> Any:
     return Ends("turns", dataset=prompts, system_prompt="Be brief.", rubric=vf.Rubric([length]))
 
 
+def silent() -> Any:
+    """Return an environment whose model says nothing, and a reward that counts what it has said."""
+
+    def said(completion: Any, state: Any) -> float:
+        return len(completion) + len(state["trajectory"]) / 10 + bool(state["error"]) / 100
+
+    data = Dataset.from_list([{"question": "Say nothing.", "answer": "1"}] * 2)
+    return vf.SingleTurnEnv(dataset=data, rubric=vf.Rubric([said]))
+
+
 WAYS = ("tool error", "too long", "last word", "turns")
 ENVIRONMENTS = {way: partial(ends, way) for way in WAYS}
 ENVIRONMENTS |= {
     each.__name__: each
-    for each in (budget, agents, bag, together, ranks, rules, boxed, unknown, odd, parts)
+    for each in (budget, agents, bag, together, ranks, rules, boxed, unknown, odd, parts, silent)
 }

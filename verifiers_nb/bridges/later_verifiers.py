@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'STATE_FIRST', 'ERRORS', 'REQUEST', 'RUBRICS', 'CLASSES',
            'LATER_TYPES', 'ANNOTATIONS', 'LATER_NAMES', 'LaterMessage', 'as_message', 'as_messages', 'followed_by',
            'concat_messages', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'RolloutError', 'note_end',
-           'LaterState', 'messages_so_far', 'later_state', 'note_completion', 'request_of', 'play_turns',
-           'LaterXMLParser', 'last_answer', 'read_last_answer', 'content_of_box', 'first_boxed_answer',
+           'check_not_empty', 'LaterState', 'messages_so_far', 'later_state', 'note_completion', 'request_of',
+           'play_turns', 'LaterXMLParser', 'last_answer', 'read_last_answer', 'content_of_box', 'first_boxed_answer',
            'last_boxed_answer', 'first_hash_answer', 'with_seen_prompt', 'LaterRubric', 'LaterBoxedParser',
            'LaterMathRubric', 'scores_groups_itself', 'score_states', 'score_by_states', 'tear_down',
            'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv',
@@ -187,6 +187,7 @@ for names in (
     for name in names.split():
         base = ERRORS.setdefault(name, type(name, (base,), {}))
 ERRORS["ModelError"].is_scored = ERRORS["InfraError"].is_scored = False
+ERRORS["EmptyModelResponseError"].is_scored = True
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #9555e250
 def note_end(state: State, error: RolloutError) -> None:
@@ -198,6 +199,14 @@ def note_end(state: State, error: RolloutError) -> None:
     else:
         ended_by = f"{type(error).__name__}: {error}".removesuffix(": ")
         state.update(error=error, ended_by=ended_by, stop_condition="has_error")
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #15e23ae4
+def check_not_empty(response: Any) -> None:
+    """Raise an error if a response has no text, no reasoning and no tool calls."""
+    said = getattr(response.choices[0], "message", None) or response.choices[0]
+    kinds = ("content", "text", "tool_calls", "reasoning_content", "reasoning")
+    if not any(getattr(said, kind, None) for kind in kinds):
+        raise ERRORS["EmptyModelResponseError"]("The model's response is empty.")
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #dc2bf202
 class LaterState(AwaitableState):
@@ -461,6 +470,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         self.is_later = type(self).is_later or is_since(current_version(), 0, 1, 8)
+        self.refuses_empty = is_since(current_version(), 0, 1, 10)
         super().__init__(max_turns=max_turns, **kwargs)
         rubrics = self.rubric, *self.rubric.members
         for rubric in rubrics:
@@ -533,7 +543,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         """Send a request to the model; takes a state and a prompt, or the arguments of 0.1.3."""
         if "state" in kwargs or isinstance(given[0] if given else None, dict):
             given, kwargs = (), request_of(*given, **kwargs)
-        return await super().get_model_response(*given, **kwargs)
+        response = await super().get_model_response(*given, **kwargs)
+        if self.refuses_empty:
+            check_not_empty(response)
+        return response
 
     async def get_prompt_messages(self, state: State, **kwargs: Any) -> Any:
         """Return the next prompt: the conversation so far, and the environment's answer."""

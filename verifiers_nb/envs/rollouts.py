@@ -33,7 +33,7 @@ from .prompts import RolloutRows
 from .store import INPUTS, RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
 from ..rubrics.changes import func_digests
-from ..rubrics.rubric import Rubric, indices_of, score_many, score_one
+from ..rubrics.rubric import Rubric, indices_of, run_limit, score_many, score_one
 from ..support.calls import without_secrets
 from ..support.threads import as_failure, watch
 from verifiers_nb.types import (
@@ -273,9 +273,6 @@ class RolloutRun:
         self.rewards = array("d", zeros)
         self.metrics: dict[str, array[float]] = defaultdict(lambda: array("d", zeros))
         self.rubric: Rubric | None = self.env.rubric if self.score else None
-        for member in self.rubric.members if self.rubric and self.timeout is not None else ():
-            if member.timeout is None:  # a reward function can hang, too
-                member.timeout = self.timeout
         together = self.rubric is not None and self.rubric.scores_groups
         self.groups = PromptGroups(self.rows.groups) if together else None
         self.bar = tqdm(total=len(self.rows), unit="rollout", disable=not self.progress)
@@ -328,6 +325,7 @@ class RolloutRun:
 
     async def run_one(self, index: int) -> None:
         """Play and score one row, or restore it from the store; the last of a group scores the group."""
+        run_limit.set(self.timeout)  # for this task: a reward function can hang, too
         rollout = self.rows[index]
         if self.store is not None and self.store.restore(rollout):
             self.finish(rollout)

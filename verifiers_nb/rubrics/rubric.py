@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'DOORS', 'wanted_arguments', 'reward_name', 'sees_group',
-           'check_wanted', 'as_scores', 'call_within', 'note_failure', 'copied', 'MessageList', 'call_func', 'is_async',
-           'run_calls', 'combine_scores', 'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group',
-           'overrides', 'score_one', 'score_many', 'rollouts_from_columns', 'check_weights', 'Rubric']
+__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'DOORS', 'wanted_arguments', 'reward_name',
+           'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure', 'copied', 'MessageList',
+           'call_func', 'is_async', 'run_calls', 'combine_scores', 'score_columns', 'score_row', 'group_ids',
+           'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many', 'rollouts_from_columns',
+           'check_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -20,6 +21,7 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from functools import cached_property, lru_cache, partial
 from hashlib import blake2b
 from operator import attrgetter, mul
@@ -119,6 +121,10 @@ async def call_within(
             raise TimeoutError(f"it did not return within {timeout} s{still * apart}") from None
         raise
 
+# %% ../../nbs/rubrics/00_rubric.ipynb #e7f3197e
+# Seconds that a run gives to a call of a reward function whose rubric has no timeout.
+run_limit: ContextVar[float | None] = ContextVar("run_limit", default=None)
+
 # %% ../../nbs/rubrics/00_rubric.ipynb #cf652ebd
 logger = logging.getLogger(__name__)
 NO_TEXT = (
@@ -209,8 +215,9 @@ async def call_func(
         given = offered["completions"]
         offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
     try:
-        if rubric.timeout is not None:
-            returned = await call_within(rubric.timeout, rubric.threads, func, **offered)
+        limit = run_limit.get() if rubric.timeout is None else rubric.timeout
+        if limit is not None:
+            returned = await call_within(limit, rubric.threads, func, **offered)
         elif hasattr(returned := func(**offered), "__await__"):
             returned = await returned
         return as_scores(returned if together else [returned], len(rows))
@@ -452,7 +459,8 @@ class Rubric:
 
     def overlaps(self) -> bool:
         """Return whether calls of reward functions can run concurrently."""
-        return self.timeout is not None or any(map(is_async, self.reward_funcs))
+        timeouts = self.timeout, run_limit.get()
+        return timeouts != (None, None) or any(map(is_async, self.reward_funcs))
 
     async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
         """Score one rollout: every function's score by name, and their weighted sum as reward."""
