@@ -98,6 +98,9 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+OWN = ("extract_boxed_answer", "extract_hash_answer", "TextArenaEnv")
+
+
 @pytest.mark.parametrize("module", NAMES)
 def test_every_public_name_is_in_its_module(module: str) -> None:
     with vf.as_verifiers():
@@ -105,7 +108,7 @@ def test_every_public_name_is_in_its_module(module: str) -> None:
         for name in NAMES[module].split():
             found, ours = getattr(imported, name), getattr(vf, name)
             # what `verifiers` does otherwise than we do is made from ours, or is of its own
-            own = name in ("extract_boxed_answer", "extract_hash_answer", "TextArenaEnv")
+            own = name in OWN and found.__module__ == "verifiers_nb.bridges.later_verifiers"
             assert found is ours or own or issubclass(found, ours), f"{module}.{name}"
 
 

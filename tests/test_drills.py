@@ -441,6 +441,7 @@ for func in (never, blocks):
     env = vf.SingleTurnEnv(dataset=rows(), rubric=rubric, rollout_timeout=1.0)
     results = env.evaluate(Client(), "m", progress=False)
     print(results.reward, results.state[0]["reward_errors"])
+    print([each.timeout for each in rubric.rubrics])
 """
 
 
@@ -450,6 +451,7 @@ def test_a_rollout_timeout_reaches_rewards() -> None:
     print(f"{time.monotonic() - began:.1f} s;", said)
     assert said.count("it did not return within 1.0 s") == 2
     assert said.count("[1.0, 1.0, 1.0, 1.0, 1.0, 1.0]") == 2
+    assert said.count("[None, None]") == 2  # it does not stay in the rubrics
 
 
 ISOLATED = """

@@ -257,5 +257,18 @@ WAYS = ("tool error", "too long", "last word", "turns")
 ENVIRONMENTS = {way: partial(ends, way) for way in WAYS}
 ENVIRONMENTS |= {
     each.__name__: each
-    for each in (budget, agents, bag, together, ranks, rules, boxed, unknown, odd, parts, silent)
+    for each in (
+        budget,
+        agents,
+        bag,
+        together,
+        ranks,
+        raised,
+        rules,
+        boxed,
+        unknown,
+        odd,
+        parts,
+        silent,
+    )
 }

@@ -156,6 +156,11 @@ def unknown() -> Any:
     return vf.SingleTurnEnv(dataset=SUMS, rubric=vf.Rubric([efficiency, length]))
 
 
+def answered(completion: Any) -> float:
+    """Score the number of characters that tools have answered."""
+    return float(sum(len(m["content"]) for m in completion if m["role"] == "tool"))
+
+
 class Found(vf.ToolEnv):
     """Find the tools when the first rollout begins."""
 
@@ -186,19 +191,13 @@ def odd() -> Any:
         """
         return words
 
-    def texts(completion: Any) -> float:
-        return sum(len(m["content"]) for m in completion if m["role"] == "tool")
-
-    return vf.ToolEnv(tools=[add, shout], dataset=SUMS, max_turns=4, rubric=vf.Rubric([texts]))
+    return vf.ToolEnv(tools=[add, shout], dataset=SUMS, max_turns=4, rubric=vf.Rubric([answered]))
 
 
 def found() -> Any:
     """Return an environment that puts a function into its map of tools."""
 
-    def texts(completion: Any) -> float:
-        return sum(len(m["content"]) for m in completion if m["role"] == "tool")
-
-    return Found(tools=[add], dataset=SUMS, max_turns=4, rubric=vf.Rubric([texts, length]))
+    return Found(tools=[add], dataset=SUMS, max_turns=4, rubric=vf.Rubric([answered, length]))
 
 
 class Checked(vf.MultiTurnEnv):

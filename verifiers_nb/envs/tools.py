@@ -264,11 +264,12 @@ def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
 
 # %% ../../nbs/envs/05_tools.ipynb #8391e434
 def with_last_value(code: str) -> str:
-    """Return a program that also prints the value of its last expression, unless it is None.
+    """Return a program, without a common indent, that also prints the value of its last expression if it has one.
 
     Raises `SyntaxError` for text that is not a program.
     """
-    body = ast.parse(textwrap.dedent(code)).body
+    code = textwrap.dedent(code)
+    body = ast.parse(code).body
     if not body or not isinstance(last := body[-1], ast.Expr):
         return code
     before = ast.unparse(ast.Module(body[:-1], []))
@@ -276,7 +277,7 @@ def with_last_value(code: str) -> str:
 
 # %% ../../nbs/envs/05_tools.ipynb #2f09db84
 def python(code: str) -> str:
-    """Run a Python program and return what it prints, and the value of its last expression.
+    """Run a Python program and return what it prints, errors included, and the value of its last expression.
 
     The program runs for at most 10 seconds, without network, and in a folder of its own, which is
     gone afterwards: nothing is kept from one call to the next.
