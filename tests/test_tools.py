@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal, Optional
@@ -46,8 +47,11 @@ def needs(guard: str) -> pytest.MarkDecorator:
 
 def children(pid: int | str = "self") -> list[int]:
     """Return the child processes of all threads of a process."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread may end just now
+            found += map(int, task.read_text().split())
+    return found
 
 
 def run_alone(script: str, *arguments: str) -> str:
