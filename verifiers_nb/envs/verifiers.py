@@ -134,8 +134,11 @@ def as_verifiers(version: str | None = None) -> ExitStack:
     """Let `import verifiers` import this package, from this call on, or only within `with`.
 
     Use it for an environment that you can't edit: call `vf.as_verifiers()`, then import it. `version` is the version that it
-    is written for ("0.1.11"); without it, the classes of the environment show whether it is later than 0.1.3.
+    is written for ("0.1.11"); without it, the classes of the environment show whether it is later than 0.1.3. Raises
+    `ValueError` for a text that is not a version.
     """
+    if version and not re.match(r"\d", version):
+        raise ValueError(f"There is no verifiers {version!r}: give a version, such as '0.1.11'.")
     stack = ExitStack()
     finder = active_finder()
     if finder is None:
