@@ -11,6 +11,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -135,6 +136,17 @@ def page(window) -> Iterator:
         if window.locator(".jp-Dialog").count():
             window.goto("about:blank")
         close_notebooks(window)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Add what the page shows to the report of a test that fails."""
+    report = yield
+    if report.when == "call" and report.failed and "page" in getattr(item, "funcargs", {}):
+        with suppress(Exception):  # the page may have crashed
+            body = item.funcargs["page"].locator("body")
+            report.sections.append(("The page", body.inner_text(timeout=5000)[-5000:]))
+    return report
 
 
 @pytest.fixture

@@ -202,8 +202,9 @@ class Panel(ipywidgets.VBox):
         """Put a snapshot in place of this widget, so that saving the notebook keeps it."""
         with self.lock:  # wait for a picture that is being made
             self._is_shown = False
-        update_display(self.freeze(), display_id=self.model_id)
+        frozen = self.freeze()
         update_display({"text/html": "", "text/plain": ""}, raw=True, display_id=self.view.kept)
+        update_display(frozen, display_id=self.model_id)
 
     def freeze_button(self, live: bool) -> str:
         """Draw the button that freezes the widget in place, or advice on a page that can't."""
