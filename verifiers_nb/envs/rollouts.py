@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import threading
 from array import array
 from collections import defaultdict
@@ -128,7 +129,8 @@ class LentLoop:
 # %% ../../nbs/envs/02_rollouts.ipynb #7338a46e
 @cache
 def lent_loop() -> LentLoop:
-    """Return the one loop for sync calls and for work in the background."""
+    """Return this process's one loop for sync calls and for work in the background."""
+    os.register_at_fork(after_in_child=lent_loop.cache_clear)  # a fork has no thread that runs it
     return LentLoop()
 
 # %% ../../nbs/envs/02_rollouts.ipynb #dd145b6e

@@ -551,8 +551,8 @@ class Scheduler:
             return self.version
 
     def check_open(self) -> None:
-        """Raise `RuntimeError` if it is closed."""
-        if self.closed:
+        """Raise `RuntimeError` if it is closed, or if this is a fork, which has no thread."""
+        if self.closed or not self.thread.is_alive():
             raise RuntimeError("the embedded engine is closed: create a new one")
 
     def close(self) -> None:
