@@ -355,17 +355,20 @@ class RolloutRun:
             sampling_args=with_seed(self.sampling_args, rollout.index),
             **self.kwargs,
         )
+        limit = asyncio.timeout(self.timeout)
         try:
-            if self.timeout is None:  # asyncio.timeout costs more than the rest of this method
+            if self.timeout is None:  # entering it costs more than the rest of this method
                 rollout.completion, rollout.state = await playing
             else:
-                async with asyncio.timeout(self.timeout):
+                async with limit:
                     rollout.completion, rollout.state = await playing
             error = rollout.state.get("error")
             rollout.error = None if getattr(error, "is_scored", False) else error
             rollout.turns = rollout_turns(rollout.state, exact=False)
         except BaseException as error:
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
+            if limit.expired():
+                error = TimeoutError(f"it took longer than its timeout of {self.timeout:g} s")
             fail(rollout, as_failure(error))
 
     def finish(self, rollout: Rollout) -> None:
