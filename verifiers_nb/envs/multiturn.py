@@ -83,7 +83,7 @@ def take_response(response: Any, state: State) -> Any:
     Raises `ValueError` if the response was filtered or its content isn't text. Missing content
     becomes an empty string.
     """
-    if not response.choices:
+    if not getattr(response, "choices", None):  # OpenAI's client returns a web page as text
         raise ValueError(f"The response has no choices: {response!r:.200}")
     choice: Any = response.choices[0]
     is_text = isinstance(state["completion"], str)

@@ -17,6 +17,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import threading
 from array import array
 from collections import defaultdict
@@ -128,7 +129,8 @@ class LentLoop:
 # %% ../../nbs/envs/02_rollouts.ipynb #7338a46e
 @cache
 def lent_loop() -> LentLoop:
-    """Return the one loop for sync calls and for work in the background."""
+    """Return this process's one loop for sync calls and for work in the background."""
+    os.register_at_fork(after_in_child=lent_loop.cache_clear)  # a fork has no thread that runs it
     return LentLoop()
 
 # %% ../../nbs/envs/02_rollouts.ipynb #dd145b6e
@@ -353,17 +355,20 @@ class RolloutRun:
             sampling_args=with_seed(self.sampling_args, rollout.index),
             **self.kwargs,
         )
+        limit = asyncio.timeout(self.timeout)
         try:
-            if self.timeout is None:  # asyncio.timeout costs more than the rest of this method
+            if self.timeout is None:  # entering it costs more than the rest of this method
                 rollout.completion, rollout.state = await playing
             else:
-                async with asyncio.timeout(self.timeout):
+                async with limit:
                     rollout.completion, rollout.state = await playing
             error = rollout.state.get("error")
             rollout.error = None if getattr(error, "is_scored", False) else error
             rollout.turns = rollout_turns(rollout.state, exact=False)
         except BaseException as error:
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
+            if limit.expired():
+                error = TimeoutError(f"it took longer than its timeout of {self.timeout:g} s")
             fail(rollout, as_failure(error))
 
     def finish(self, rollout: Rollout) -> None:

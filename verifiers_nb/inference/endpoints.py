@@ -72,7 +72,7 @@ def find_address(url: str, api_key: str | None) -> tuple[str, str | None]:
 def is_vllm(client: HTTPClient) -> bool:
     """Return whether a server is vLLM; raises `ConnectionError` if it doesn't answer."""
     try:
-        cards = call_server(client, "models")["data"]
+        answer = call_server(client, "models")
     except Exception as error:
         status = getattr(error, "status_code", None)
         if status is None:
@@ -80,7 +80,8 @@ def is_vllm(client: HTTPClient) -> bool:
         if status in (401, 403):
             raise
         return False  # the server has no list of models
-    return any(card.get("owned_by") == "vllm" for card in cards)
+    cards = answer.get("data") if isinstance(answer, dict) else None  # others have other lists
+    return any(card.get("owned_by") == "vllm" for card in cards or ())
 
 # %% ../../nbs/inference/07_endpoints.ipynb #b1d57811
 def connect(

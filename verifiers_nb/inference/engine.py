@@ -29,7 +29,7 @@ from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -454,7 +454,7 @@ def admit(scheduler: Scheduler) -> None:
         for name, weight in (weights or {}).items():
             scheduler.model.get_parameter(name).data = weight
         scheduler.serving = weights
-    first = [each for each in waiting[:room] if each.weights is weights]
+    first = list(takewhile(lambda each: each.weights is weights, waiting[:room]))
     del waiting[: len(first)]
     if joining := [each for each in first if not each.done.cancelled()]:
         scheduler.batch.join(joining)
@@ -551,8 +551,8 @@ class Scheduler:
             return self.version
 
     def check_open(self) -> None:
-        """Raise `RuntimeError` if it is closed."""
-        if self.closed:
+        """Raise `RuntimeError` if it is closed, or if this is a fork, which has no thread."""
+        if self.closed or not self.thread.is_alive():
             raise RuntimeError("the embedded engine is closed: create a new one")
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 def needs_proxy(url: URL) -> bool:
     """Return whether requests to `url` may need a proxy that environment variables set."""
     loopback = url.host in ("localhost", "127.0.0.1", "::1")
-    return not loopback and not getproxies().keys().isdisjoint({"http", "https"})
+    return not loopback and not getproxies().keys().isdisjoint({"http", "https", "all"})
 
 # %% ../../nbs/inference/04_http.ipynb #d1b4b69b
 class DirectRequest(aiohttp.ClientRequest):
@@ -288,7 +288,7 @@ def can_stand_in(client: Any) -> bool:
     openai = sys.modules.get("openai")  # if it isn't loaded, no client can be OpenAI's
     if openai is None or type(client) not in (openai.OpenAI, openai.AsyncOpenAI):
         return False
-    transport, timeout = client._client, client.timeout
+    transport, timeout, url = client._client, client.timeout, URL(str(client.base_url))
     methods = [client.post]
     # Loading the other methods takes longer than sending a hundred requests.
     if "openai.resources" in sys.modules or vars(client).keys() & {"chat", "completions"}:
@@ -298,6 +298,7 @@ def can_stand_in(client: Any) -> bool:
         and not any(transport.event_hooks.values())
         and client.auth_headers == {"Authorization": f"Bearer {client.api_key}"}
         and not client.default_query
+        and not (needs_proxy(url) and url.scheme not in getproxies())  # ALL_PROXY
         and (not hasattr(timeout, "read") or timeout == openai.DEFAULT_TIMEOUT)
         and all(map(is_openais, methods))
     )
