@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import orjson
 
 from ..rubrics.rubric import copied, group_ids
-from ..types import ChatMessage, GenerateInputs, Info, Rollout
+from ..types import ChatMessage, GenerateInputs, Info, Rollout, cleanup_message
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -174,6 +174,9 @@ class RolloutRows(Sequence[Rollout]):
         info = row["info"]  # a dict, or a dict as JSON text
         row["info"] = (json.loads(info) if isinstance(info, str) else copied(info)) or {}
         row["prompt"] = copied(row["prompt"])
+        if isinstance(row["prompt"], list):  # a dataset adds empty keys, which servers refuse
+            cleaned = (cleanup_message(m) if type(m) is dict else m for m in row["prompt"])
+            row["prompt"] = list(cleaned)
         return Rollout(**row, index=index, group=self.groups[index])
 
 # %% ../../nbs/envs/00_prompts.ipynb #5dd61eee
