@@ -38,14 +38,15 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/wiki_search.ipynb #c1dfd96e
-Page: TypeAlias = dict[str, str]
+Page: TypeAlias = list[tuple[str, str]]
 
 
-def page_sections(text: str) -> Page:
-    """Return the sections of a page by their headings; the first heading is the title."""
-    pieces = re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE)
-    headings = zip(pieces[1::2], pieces[2::2], strict=True)
-    return {heading.strip(): body.strip() for heading, body in headings}
+def page_sections(text: str, name: str) -> Page:
+    """Return the heading and the text of each section; the title is the first heading, or else `name`."""
+    pieces = [name, *re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE)]
+    sections = zip(pieces[::2], pieces[1::2], strict=True)
+    found = [(heading.strip(), body.strip()) for heading, body in sections]
+    return found if found[0][1] or len(found) == 1 else found[1:]
 
 # %% ../../nbs/environments/wiki_search.ipynb #a9878cfc
 def read_pages(folder: Path) -> dict[str, Page]:
@@ -56,7 +57,7 @@ def read_pages(folder: Path) -> dict[str, Page]:
             f"There are no pages in {str(folder)!r}. Give wiki_dir='...', a folder of markdown files, "
             "or offline=True for a dozen pages that come with the package."
         )
-    return {file.stem: page_sections(file.read_text(encoding="utf-8")) for file in found}
+    return {file.stem: page_sections(file.read_text(encoding="utf-8"), file.stem) for file in found}
 
 # %% ../../nbs/environments/wiki_search.ipynb #b9e2c815
 def sample_pages() -> dict[str, Page]:
@@ -109,7 +110,7 @@ def open_index(pages: Mapping[str, Page], embed: Embed, name: str, db_dir: str |
     import chromadb
     from chromadb.config import Settings
 
-    texts = {id_: "\n".join(f"{h}\n{text}" for h, text in pages[id_].items()) for id_ in pages}
+    texts = {id_: "\n".join(f"{h}\n{text}" for h, text in pages[id_]) for id_ in pages}
     digest = blake2b(json.dumps([name, texts]).encode(), digest_size=16).hexdigest()
     quiet = Settings(anonymized_telemetry=False)
     client: Any = (
@@ -152,7 +153,7 @@ class WikiTools:
             index = self.index()
         count = min(5, len(self.pages))
         found = index.query(query_embeddings=self.embed([query]), n_results=count)["ids"][0]
-        return [{"page_id": id_, "title": next(iter(self.pages[id_]), id_)} for id_ in found]
+        return [{"page_id": id_, "title": self.pages[id_][0][0]} for id_ in found]
 
     def view_sections(self, page_id: str) -> list[dict[str, str]]:
         """List the sections of a page, with their ids and titles.
@@ -161,7 +162,7 @@ class WikiTools:
             page_id: The id of a page, as search_pages gives it.
         """
         page = enumerate(self.page(page_id))
-        return [{"section_id": f"{page_id}:{i}", "title": title} for i, title in page]
+        return [{"section_id": f"{page_id}:{i}", "title": title} for i, (title, _) in page]
 
     def read_section(self, section_id: str) -> str:
         """Read a section.
@@ -170,10 +171,10 @@ class WikiTools:
             section_id: The id of a section, as view_sections gives it, such as "abacus:1".
         """
         page_id, _, number = section_id.rpartition(":")
-        sections = list(self.page(page_id).values())
+        sections = self.page(page_id)
         if not number.isdecimal() or int(number) >= len(sections):
             raise ValueError(f"There is no section {section_id!r}: view_sections gives the ids.")
-        return sections[int(number)]
+        return sections[int(number)][1]
 
 # %% ../../nbs/environments/wiki_search.ipynb #12c6fc06
 verdict_reward = judge_reward(lambda verdict: value_of(verdict, {"yes": 1.0}, "verdict"))
