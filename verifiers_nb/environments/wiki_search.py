@@ -38,15 +38,17 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/wiki_search.ipynb #c1dfd96e
-Page: TypeAlias = list[tuple[str, str]]
+Page: TypeAlias = dict[str, str]
 
 
 def page_sections(text: str, name: str) -> Page:
-    """Return the heading and the text of each section; the title is the first heading, or else `name`."""
-    pieces = [name, *re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE)]
-    sections = zip(pieces[::2], pieces[1::2], strict=True)
-    found = [(heading.strip(), body.strip()) for heading, body in sections]
-    return found if found[0][1] or len(found) == 1 else found[1:]
+    """Return the sections of a page by their headings; the title is the first heading, or else `name`."""
+    pieces = [*map(str.strip, re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE))]
+    pieces = [name, *pieces] if pieces[0] else pieces[1:]
+    page: Page = {}
+    for heading, body in zip(pieces[::2], pieces[1::2], strict=True):
+        page[f"{heading} ({len(page)})" if heading in page else heading] = body
+    return page
 
 # %% ../../nbs/environments/wiki_search.ipynb #a9878cfc
 def read_pages(folder: Path) -> dict[str, Page]:
@@ -110,7 +112,7 @@ def open_index(pages: Mapping[str, Page], embed: Embed, name: str, db_dir: str |
     import chromadb
     from chromadb.config import Settings
 
-    texts = {id_: "\n".join(f"{h}\n{text}" for h, text in pages[id_]) for id_ in pages}
+    texts = {id_: "\n".join(f"{h}\n{text}" for h, text in pages[id_].items()) for id_ in pages}
     digest = blake2b(json.dumps([name, texts]).encode(), digest_size=16).hexdigest()
     quiet = Settings(anonymized_telemetry=False)
     client: Any = (
@@ -153,7 +155,7 @@ class WikiTools:
             index = self.index()
         count = min(5, len(self.pages))
         found = index.query(query_embeddings=self.embed([query]), n_results=count)["ids"][0]
-        return [{"page_id": id_, "title": self.pages[id_][0][0]} for id_ in found]
+        return [{"page_id": id_, "title": next(iter(self.pages[id_]), id_)} for id_ in found]
 
     def view_sections(self, page_id: str) -> list[dict[str, str]]:
         """List the sections of a page, with their ids and titles.
@@ -162,7 +164,7 @@ class WikiTools:
             page_id: The id of a page, as search_pages gives it.
         """
         page = enumerate(self.page(page_id))
-        return [{"section_id": f"{page_id}:{i}", "title": title} for i, (title, _) in page]
+        return [{"section_id": f"{page_id}:{i}", "title": title} for i, title in page]
 
     def read_section(self, section_id: str) -> str:
         """Read a section.
@@ -171,10 +173,10 @@ class WikiTools:
             section_id: The id of a section, as view_sections gives it, such as "abacus:1".
         """
         page_id, _, number = section_id.rpartition(":")
-        sections = self.page(page_id)
+        sections = list(self.page(page_id).values())
         if not number.isdecimal() or int(number) >= len(sections):
             raise ValueError(f"There is no section {section_id!r}: view_sections gives the ids.")
-        return sections[int(number)][1]
+        return sections[int(number)]
 
 # %% ../../nbs/environments/wiki_search.ipynb #12c6fc06
 verdict_reward = judge_reward(lambda verdict: value_of(verdict, {"yes": 1.0}, "verdict"))
