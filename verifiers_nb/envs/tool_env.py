@@ -308,10 +308,8 @@ class XMLToolEnv(ToolEnv):
 
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
         """End with a reply that has an answer, which its thinking may mention before."""
-        if state["turn"] == 0:
-            return NO
-        thought, close, reply = assistant_texts(messages)[-1].partition(CLOSE)
-        return YES if "<answer>" in (reply if close else thought) else NO
+        text = assistant_texts(messages)[-1] if state["turn"] else ""
+        return YES if "<answer>" in text.rpartition(CLOSE)[2] else NO
 
     async def env_response(
         self, messages: Messages, state: State, **kwargs: Any
