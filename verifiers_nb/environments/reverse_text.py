@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # %% ../../nbs/environments/reverse_text.ipynb #8152b0fc
 def common_length(a: str, b: str) -> int:
     """Return the length of the longest common subsequence of two texts."""
+    a, b = sorted((a, b), key=len)  # a long first text would make long numbers
     places: dict[str, int] = {}
     for i, character in enumerate(a):
         places[character] = places.get(character, 0) | 1 << i

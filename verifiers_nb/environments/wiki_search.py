@@ -41,11 +41,14 @@ if TYPE_CHECKING:
 Page: TypeAlias = dict[str, str]
 
 
-def page_sections(text: str) -> Page:
-    """Return the sections of a page by their headings; the first heading is the title."""
-    pieces = re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE)
-    headings = zip(pieces[1::2], pieces[2::2], strict=True)
-    return {heading.strip(): body.strip() for heading, body in headings}
+def page_sections(text: str, name: str) -> Page:
+    """Return the sections of a page by their headings; the title is the first heading, or else `name`."""
+    pieces = [*map(str.strip, re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE))]
+    pieces = [name, *pieces] if pieces[0] else pieces[1:]
+    page: Page = {}
+    for heading, body in zip(pieces[::2], pieces[1::2], strict=True):
+        page[f"{heading} ({len(page)})" if heading in page else heading] = body
+    return page
 
 # %% ../../nbs/environments/wiki_search.ipynb #a9878cfc
 def read_pages(folder: Path) -> dict[str, Page]:
@@ -56,7 +59,7 @@ def read_pages(folder: Path) -> dict[str, Page]:
             f"There are no pages in {str(folder)!r}. Give wiki_dir='...', a folder of markdown files, "
             "or offline=True for a dozen pages that come with the package."
         )
-    return {file.stem: page_sections(file.read_text(encoding="utf-8")) for file in found}
+    return {file.stem: page_sections(file.read_text(encoding="utf-8"), file.stem) for file in found}
 
 # %% ../../nbs/environments/wiki_search.ipynb #b9e2c815
 def sample_pages() -> dict[str, Page]:

@@ -25,6 +25,7 @@ from .rollouts import run_bounded
 from .tools import Tool, convert_func_to_oai_tool, make_tool, tool_name
 from ..parsers.base import assistant_texts, messages_of
 from ..parsers.function_calls import member
+from ..parsers.think import CLOSE
 from ..parsers.xml import OneAnswerParser, XMLParser
 from ..rubrics.rubric import Rubric, reward_name, wanted_arguments
 from ..support.sandbox import Unconfined
@@ -274,9 +275,9 @@ def tool_prompt(template: str, tools: Sequence[Callable[..., Any]]) -> str:
 # %% ../../nbs/envs/06_tool_env.ipynb #c75209ef
 def read_tool(text: str) -> dict[str, Any]:
     """Return the tool call in a reply; raises `ValueError` unless there is exactly one."""
-    if text.count("<tool>") != 1:
+    content = OneAnswerParser(PARSER_FIELDS, answer_field="tool").parse_answer(text)
+    if content is None:
         raise ValueError("Each reply must have one <tool> call or one <answer>.")
-    content = OneAnswerParser(PARSER_FIELDS, answer_field="tool").parse_answer(text) or ""
     try:
         call = json.loads(content)
     except (json.JSONDecodeError, RecursionError) as error:
@@ -306,8 +307,9 @@ class XMLToolEnv(ToolEnv):
         return super().setup_state(state, **kwargs)
 
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """End with a reply that has an answer."""
-        return YES if state["turn"] > 0 and "<answer>" in assistant_texts(messages)[-1] else NO
+        """End with a reply that has an answer, which its thinking may mention before."""
+        text = assistant_texts(messages)[-1] if state["turn"] else ""
+        return YES if "<answer>" in text.rpartition(CLOSE)[2] else NO
 
     async def env_response(
         self, messages: Messages, state: State, **kwargs: Any

@@ -382,6 +382,9 @@ class Rubric:
 
         `isolate`: call it in a separate process, killed after the rubric's `timeout` or a minute.
         """
+        if not isinstance(func, Hashable):  # such as a dataclass with `__call__`
+            name, func = reward_name(func), partial(func)
+            vars(func)["__name__"] = name
         sees_group(func)  # raise now instead of scoring 0.0 later
         if not math.isfinite(weight):
             raise ValueError(f"The weight of {reward_name(func)!r} is {weight}: it must be finite.")
