@@ -415,19 +415,11 @@ class ResumableTrainer(Trainer):
             else:
                 self.start_afresh()
             self.weights_replaced()
-            stack.callback(self.unwrap)  # even after an error
+            stack.callback(setattr, self, "is_in_train", False)  # even after an error
             result = super().train(start, *args, **kwargs)
             if self.guard.requested:
                 raise KeyboardInterrupt
         return result
-
-    def unwrap(self) -> None:
-        """Leave training, and let go of what wraps the model."""
-        self.is_in_train = False
-        if self.model_wrapped is not self.model:
-            # PyTorch's wrapper would hang a process that ends its process group first.
-            self.model_wrapped = self.model  # type: ignore[assignment]
-            self.accelerator.free_memory()
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> RunControl:
         """Train in a thread, and return at once."""

@@ -584,9 +584,7 @@ class GRPOTrainer(ResumableTrainer):
             self.client.close()
 
     def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.gathered.is_sharded:
-            return self.gathered
-        return super()._wrap_model(model, *args, **kwargs)
+        return self.gathered  # not DDP: the step adds up gradients itself
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self.gathered.is_sharded:  # shards are where they should be
