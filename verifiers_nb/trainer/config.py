@@ -216,6 +216,7 @@ class GRPOConfig(TrainingArguments):
     report_to: None | str | list[str] = "none"
     remove_unused_columns: bool = False
     dataloader_pin_memory: bool = False  # a batch is only the number of a step
+    gradient_checkpointing: bool = field(default_factory=lambda: best_device() != "cpu")
     model_init_kwargs: dict[str, Any] | None = setting(None, "Keywords to load a named model.")
 
     # Which prompts are rolled out, how often, and how tokens are sampled.
@@ -365,7 +366,6 @@ def first_run_settings(run_name: str) -> dict[str, Any]:
         save_steps=100,
         bf16=gpu and dtype == torch.bfloat16,
         fp16=gpu and dtype != torch.bfloat16,
-        gradient_checkpointing=gpu,
         use_cpu=not gpu,
     )
 
