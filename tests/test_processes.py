@@ -205,6 +205,20 @@ def test_a_process_may_have_nothing_to_learn_from(tmp_path: Path) -> None:
     assert "FloatingPointError: The loss of micro-batch 1 of" in done.stderr, done.stderr[-3000:]
 
 
+OWN_SEED = """
+import os, verifiers_nb.trainer.grpo
+verifiers_nb.trainer.grpo.set_seed = lambda seed: torch.manual_seed(int(os.environ["RANK"]))
+"""
+
+
+@pytest.mark.parametrize("how", KINDS)
+def test_adapters_that_differ_become_the_first_one(how: str, tmp_path: Path) -> None:
+    done = launch(tmp_path / "run", how, change=OWN_SEED, max_steps=1, eval_strategy="no")
+    assert done.returncode == 0, done.stderr[-3000:]
+    held = [line.partition("holds ")[2] for line in done.stdout.splitlines() if "holds" in line]
+    assert len(held) == 2 and held[0] == held[1]
+
+
 FULL_DISK = """
 save = vf.GRPOTrainer._save_rng_state
 def save_or_fail(self, folder):

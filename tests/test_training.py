@@ -827,10 +827,13 @@ def test_constrained_sampling_is_pointed_out(
 def test_bf16_is_computed_with(tmp_path: Path) -> None:
     seen = []
     trainer = make_trainer(tmp_path, max_steps=1, bf16=True)
+    make_trainer(tmp_path / "other")  # without bf16
     layer = trainer.model.get_base_model().get_decoder().layers[0].mlp
     layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     trainer.train()
-    assert torch.bfloat16 in seen
+    assert torch.bfloat16 in seen and trainer.accelerator.mixed_precision == "bf16"
+    vf.GRPOConfig(str(tmp_path / "later"), use_cpu=True)  # changes nothing for a trainer
+    assert trainer.evaluate()["eval_failed"] == 0
 
 
 @pytest.fixture(autouse=True)

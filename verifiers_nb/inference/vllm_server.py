@@ -212,7 +212,8 @@ def machine_options(kv_cache_gb: float | None, gpus: Sequence[Gpu]) -> dict[str,
     if not gpu.has_bfloat16:
         warnings.warn(
             f"{gpu.name} (compute capability {gpu.capability}) has no bfloat16, which needs 8.0: vLLM uses "
-            "float16, in which models trained in bfloat16 may overflow (dtype='float32' avoids this).",
+            "float16, in which models trained in bfloat16 may overflow. Its LoRA kernels have no float32, but "
+            "vf.EmbeddedEngine(model, dtype=torch.float32) does.",
             stacklevel=2,
         )
     options: dict[str, Any] = {"dtype": "auto" if gpu.has_bfloat16 else "half"}

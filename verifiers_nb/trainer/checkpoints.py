@@ -31,6 +31,7 @@ from threading import current_thread, main_thread
 from typing import Any
 
 import torch
+from accelerate.state import AcceleratorState, PartialState
 from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
@@ -389,7 +390,9 @@ class ResumableTrainer(Trainer):
         self.run, self.guard = RunControl(), InterruptGuard()
         self.changed: dict[str, float] = {}
         self.first_settings: dict[str, Any] = {}  # original values of changed settings
+        AcceleratorState._reset_state()  # another trainer may have another precision
         super().__init__(*args, **kwargs)
+        self.shared = {s: dict(s._shared_state) for s in (AcceleratorState, PartialState)}
         self.given_optimizer = self.optimizer
         self.add_callback(FollowRequests(self))
         weakref.finalize(self, end_run, self.run, timeout=60)
@@ -400,6 +403,8 @@ class ResumableTrainer(Trainer):
         Ctrl-C ends the run with a checkpoint at the end of the step, and raises
         `KeyboardInterrupt`.
         """
+        for kind, own in self.shared.items():
+            kind._shared_state.update(own)
         with self.run.running(), self.guard, ExitStack() as stack:
             folder = claimed(self.folder / "train")
             on_first(self.accelerator, lambda: stack.enter_context(folder))
@@ -415,19 +420,11 @@ class ResumableTrainer(Trainer):
             else:
                 self.start_afresh()
             self.weights_replaced()
-            stack.callback(self.unwrap)  # even after an error
+            stack.callback(setattr, self, "is_in_train", False)  # even after an error
             result = super().train(start, *args, **kwargs)
             if self.guard.requested:
                 raise KeyboardInterrupt
         return result
-
-    def unwrap(self) -> None:
-        """Leave training, and let go of what wraps the model."""
-        self.is_in_train = False
-        if self.model_wrapped is not self.model:
-            # PyTorch's wrapper would hang a process that ends its process group first.
-            self.model_wrapped = self.model  # type: ignore[assignment]
-            self.accelerator.free_memory()
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> RunControl:
         """Train in a thread, and return at once."""

@@ -22,6 +22,7 @@ from inspect import signature
 from typing import Any, TypeVar
 
 import torch
+from accelerate.state import AcceleratorState
 from peft import LoraConfig
 from transformers import TrainingArguments
 
@@ -215,6 +216,7 @@ class GRPOConfig(TrainingArguments):
     report_to: None | str | list[str] = "none"
     remove_unused_columns: bool = False
     dataloader_pin_memory: bool = False  # a batch is only the number of a step
+    gradient_checkpointing: bool = field(default_factory=lambda: best_device() != "cpu")
     model_init_kwargs: dict[str, Any] | None = setting(None, "Keywords to load a named model.")
 
     # Which prompts are rolled out, how often, and how tokens are sampled.
@@ -284,8 +286,10 @@ class GRPOConfig(TrainingArguments):
         device_batch = self.per_device_train_batch_size
         self.per_device_train_batch_size *= self.gradient_accumulation_steps
         self.gradient_accumulation_steps = 1
+        running = dict(AcceleratorState._shared_state)  # of a trainer, which may be training now
         super().__post_init__()
         self._n_gpu = min(self.n_gpu, 1)  # other GPUs are left to servers, not to DataParallel
+        AcceleratorState._shared_state.update(running)
         if self.steps_per_generation is not None:
             self.generation_batch_size = self.steps_per_generation * device_batch * self.world_size
             self.steps_per_generation = None  # set in one way, so that the config can be copied
@@ -362,7 +366,6 @@ def first_run_settings(run_name: str) -> dict[str, Any]:
         save_steps=100,
         bf16=gpu and dtype == torch.bfloat16,
         fp16=gpu and dtype != torch.bfloat16,
-        gradient_checkpointing=gpu,
         use_cpu=not gpu,
     )
 

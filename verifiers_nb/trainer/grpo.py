@@ -383,8 +383,9 @@ class GRPOTrainer(ResumableTrainer):
 
     def check_sampler(self, batch: StepBatch, learnt: Mapping[str, float]) -> None:
         """Check, in the first step on-policy, that the sampler computes what the trainer does."""
-        if not self.sampler_checked and "gap" in learnt and batch.metrics.get("staleness/max") == 0:
-            check_gap(learnt["gap"])
+        compared = learnt.get("gap")  # 0 if the batch is `resumed`
+        if not self.sampler_checked and compared and batch.metrics.get("staleness/max") == 0:
+            check_gap(compared)
             self.sampler_checked = True
 
     def get_train_dataloader(self) -> Any:
@@ -416,7 +417,9 @@ class GRPOTrainer(ResumableTrainer):
         number, use = divmod(self.state.global_step, args.parts * args.num_iterations)
         if number != self.delivery.number:
             self.delivery = on_first(self.accelerator, lambda: self.deliver(number))
-        return self.delivery.batches[use % args.parts]
+        batch = self.delivery.batches[use % args.parts]
+        batch.resumed = use >= args.parts and batch.micro_batches is None
+        return batch
 
     def take_requests(self) -> dict[str, float]:
         """Pause or stop if that was requested; return the requested changes of settings."""
@@ -584,9 +587,7 @@ class GRPOTrainer(ResumableTrainer):
             self.client.close()
 
     def _wrap_model(self, model: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.gathered.is_sharded:
-            return self.gathered
-        return super()._wrap_model(model, *args, **kwargs)
+        return self.gathered  # not DDP: the step adds up gradients itself
 
     def _move_model_to_device(self, model: Any, device: torch.device) -> None:
         if not self.gathered.is_sharded:  # shards are where they should be

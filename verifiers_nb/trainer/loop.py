@@ -109,6 +109,8 @@ def train_step(
         kind = policy.get_base_model().config._attn_implementation
         cut = micro_batches(samples, budget, args.share_prompts and kind == SHARED, ONE_ROW in kind)
         batch.micro_batches = processes.keep_pace([m.to(policy.device) for m in cut], batch.samples)
+        for micro_batch in batch.micro_batches if batch.resumed else ():
+            micro_batch.old_logprobs = micro_batch.sampler_logprobs
     for micro_batch in batch.micro_batches:
         loss, metrics = processes.run(policy, micro_batch_loss, micro_batch, args, reference)
         processes.backward(loss)

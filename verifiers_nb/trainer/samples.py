@@ -44,12 +44,17 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 # %% ../../nbs/trainer/05_samples.ipynb #b1d57811
 @dataclass(slots=True)
 class StepBatch:
-    """The data of one step; `micro_batches` is this process's share of the samples after packing."""
+    """The data of one step; `micro_batches` is this process's share of the samples after packing.
+
+    `resumed`: steps before a checkpoint learnt from it too, so the old policy is no longer at hand, and
+    the sampler's log-probabilities replace its own.
+    """
 
     samples: list[Sample]
     advantages: list[float]
     metrics: dict[str, float]
     micro_batches: list[MicroBatch] | None = None
+    resumed: bool = False
 
 # %% ../../nbs/trainer/05_samples.ipynb #3452bc50
 def make_samples(

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, gather_object
+from accelerate.utils import broadcast, broadcast_object_list, gather_object
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from verifiers_nb.trainer.batching import (
@@ -151,6 +151,8 @@ class Processes(OneProcess):
     def __init__(self, accelerator: Accelerator, gathered: GatheredPolicy) -> None:
         self.accelerator, self.gathered = accelerator, gathered
         self.scales_gradients = accelerator.scaler is not None
+        # The adapters start at random, in each process from a seed of its own if the user made them.
+        broadcast([weight.data for weight in gathered.parameters() if weight.requires_grad])
 
     def share_of(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples that this process learns from."""
