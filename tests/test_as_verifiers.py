@@ -77,6 +77,7 @@ PLAY = r"""
 import verifiers_nb as vf
 from verifiers_nb.cli.tui import find_rollouts, find_runs
 env = vf.load_environment("their_sums")
+assert (env.env_id, env.env_args) == ("their_sums", {})
 client = vf.ScriptedClient("<answer>\\boxed{4}</answer>")
 print(env.evaluate(client, "scripted").reward)
 import verifiers

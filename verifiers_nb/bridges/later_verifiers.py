@@ -566,6 +566,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     """A multi-turn environment in the older or the later style; `max_turns` is unlimited by default."""
 
     is_later, wants_messages, wants_state = False, False, True
+    env_id, env_args = "", None  # set by load_environment
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         self.is_later = type(self).is_later or is_since(current_version(), 0, 1, 8)
