@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -144,6 +145,30 @@ def test_prime_rl_reads_the_settings_of_a_run(
     read = cli(rl.RLConfig, args=["@", str(file)])
     assert (read.trainer.max_steps, read.orchestrator.train.source[0].group_size) == (20, 8)
     assert (read.trainer.optim.lr, read.trainer.model.lora.rank) == (args.learning_rate, 16)
+
+
+def test_an_environment_with_files_is_installed_with_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "their_package" / "more").mkdir(parents=True)
+    made = "from verifiers_nb.environments.addition import load_environment as made"
+    files = {
+        "__init__.py": "from .more.words import made as load_environment",
+        "more/words.py": made,
+        "data.txt": "a",
+    }
+    for name, text in files.items():
+        (tmp_path / "their_package" / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = ship("their_package", tmp_path / "our-package", "openenv")
+    image = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
+    assert image in (folder / "Dockerfile").read_text()
+    call = [sys.executable, "-m", "uv", "build", "--wheel", "--no-build-isolation", str(folder)]
+    done = run(*call, "--offline")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (folder / "dist").glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"our_package/source/{name}" for name in files} <= set(names)
 
 
 def test_what_can_not_be_shipped_says_why(tmp_path: Path) -> None:

@@ -35,7 +35,8 @@ def plain(message: Any) -> list[Any]:
 
 
 def play(env: Any, address: str) -> list[Any]:
-    """Return reward and completion of four rollouts."""
+    """Return reward, completion and, from environments of 0.1.3, metrics and columns of four rollouts."""
+    more: list[Any] = []
     sizes = dict(num_examples=2, rollouts_per_example=2, max_concurrent=1)
     if hasattr(vf, "ClientConfig") and hasattr(env, "evaluate_sync"):  # the peer, from 0.1.10 on
         kind = dict(client_type="openai_chat_completions", api_key_var="PEER_KEY")
@@ -48,7 +49,10 @@ def play(env: Any, address: str) -> list[Any]:
         client = AsyncOpenAI(api_key="any", base_url=address)
         results = env.evaluate(client, "any", SAMPLING, **sizes)
         found = list(zip(results.reward, results.completion, strict=True))
-    return sorted([round(reward, 6), list(map(plain, said))] for reward, said in found)
+        if vf.__version__.startswith("0.1.3"):
+            more = [results.metrics, sorted(env.make_dataset(results).column_names)]
+    played = sorted([round(reward, 6), list(map(plain, said))] for reward, said in found)
+    return [played, *more]
 
 
 def read() -> list[Any]:

@@ -280,6 +280,89 @@ def spent() -> Any:
     return Spent(tools=[add], dataset=SUMS, max_turns=5, rubric=vf.Rubric([calls, length]))
 
 
+class Short(vf.MultiTurnEnv):
+    """Show the model only the last message, and name each new one."""
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> Any:
+        state["prompt"] = state["prompt"] + [{"role": "user", "content": "not shown"}]
+        return {**state, "extra": 1}
+
+    async def is_completed(self, messages: Any, state: Any, **kwargs: Any) -> bool:
+        if state["turn"] == 2:
+            messages.append({"role": "user", "content": "Almost."})
+        return state["turn"] >= 3
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
+        messages[-1]["content"] += f" ({state['turn']})"
+        messages[:] = messages[-1:]
+        return [{"role": "user", "content": "Go on."}], {**state, "extra": state["extra"] + 1}
+
+
+def short() -> Any:
+    """Return an environment that changes the conversation in place."""
+
+    def extra(state: Any) -> float:
+        return float(state["extra"])
+
+    return Short(dataset=SUMS, rubric=vf.Rubric([extra, length]))
+
+
+class Grown(vf.Rubric):
+    """Find its functions when it scores."""
+
+    def get_reward_funcs(self) -> Any:
+        return [*super().get_reward_funcs(), length]
+
+    def get_reward_weights(self) -> Any:
+        return [*super().get_reward_weights(), 0.5]
+
+
+def passed() -> Any:
+    """Return an environment whose functions change what they get, and of which two have one name."""
+
+    def cut(completion: Any, prompt: Any, **kwargs: Any) -> float:
+        completion[-1]["content"] = completion[-1]["content"].split("</think>")[-1]
+        prompt.append({"role": "user", "content": "?"})
+        return float(len(kwargs))
+
+    def seen(completion: Any, prompt: Any, apply_weights: bool = False) -> float:
+        return len(completion[-1]["content"]) + 100.0 * len(prompt) + 0.5 * apply_weights
+
+    def other(completion: Any) -> float:
+        return 7.0
+
+    other.__name__ = "cut"
+    return vf.SingleTurnEnv(dataset=SUMS, rubric=Grown([cut, seen, other]))
+
+
+class Thought(vf.XMLParser):
+    """Read a tag under another name."""
+
+    def parse(self, text: str, strip: bool = True, last: bool = False) -> Any:
+        return super().parse(text.replace("think>", "thought>"), strip, last)
+
+
+def thought() -> Any:
+    """Return an environment whose parser has its own way."""
+    parser = Thought(["think", "answer"])
+
+    def stripped(parser: Any) -> float:
+        read = vf.XMLParser(["a", "b"]).parse("<a>\n x y </a><b> </b>", strip=False)
+        return len(read.a) + 10.0 * len(read.b)
+
+    funcs = [parser.get_format_reward_func(), stripped]
+    return vf.SingleTurnEnv(dataset=SUMS, parser=parser, rubric=vf.Rubric(funcs, parser=parser))
+
+
+def offered() -> Any:
+    """Return an environment whose reward sees the tools."""
+
+    def tools(info: Any) -> float:
+        return float(len(info["oai_tools"]))
+
+    return vf.ToolEnv(tools=[add, shout], dataset=SUMS, rubric=vf.Rubric([tools]))
+
+
 ENVIRONMENTS = {
     each.__name__: each
     for each in (
@@ -297,5 +380,9 @@ ENVIRONMENTS = {
         own,
         found,
         left,
+        short,
+        passed,
+        thought,
+        offered,
     )
 }

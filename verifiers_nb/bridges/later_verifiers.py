@@ -10,12 +10,12 @@ __all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'LATER_FIR
            'CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'LaterMessage', 'as_message', 'as_messages', 'followed_by',
            'concat_messages', 'stop', 'marked_hooks', 'first_argument', 'is_written_later', 'RolloutError', 'note_end',
            'check_not_empty', 'LaterState', 'messages_so_far', 'later_state', 'note_completion', 'end_rollout',
-           'turn_of', 'request_of', 'play_turns', 'LaterXMLParser', 'content_of_box', 'first_boxed_answer',
-           'last_boxed_answer', 'first_hash_answer', 'score_states', 'with_seen_prompt', 'LaterRubric',
-           'LaterBoxedParser', 'LaterMathRubric', 'last_answer', 'read_as_later', 'tear_down', 'from_row',
-           'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'PlainTool', 'plain_tool', 'LaterToolEnv',
-           'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MaybeThinkParser', 'MissingKeyError', 'ensure_keys',
-           'names_since']
+           'turn_of', 'request_of', 'play_turns', 'answer_of', 'play_older_turns', 'LaterXMLParser', 'content_of_box',
+           'first_boxed_answer', 'last_boxed_answer', 'first_hash_answer', 'score_states', 'with_seen_prompt',
+           'last_scores', 'LaterRubric', 'LaterBoxedParser', 'LaterMathRubric', 'last_answer', 'read_as_later',
+           'tear_down', 'from_row', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'PlainTool',
+           'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MaybeThinkParser',
+           'MissingKeyError', 'ensure_keys', 'names_since']
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #0ad8f1c6
 import asyncio
@@ -29,11 +29,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache, partial, reduce, wraps
+from operator import mul
 from random import Random
 from statistics import fmean
 from typing import Any
 from uuid import uuid4
 
+from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
 from ..envs.environment import merge_sampling_args
 from verifiers_nb.envs.multiturn import (
     AwaitableState,
@@ -56,7 +58,7 @@ from ..parsers.xml import FieldSpans, XMLParser
 from ..rubrics.group import RubricGroup
 from ..rubrics.judge import JudgeRubric
 from ..rubrics.math import MathRubric
-from ..rubrics.rubric import ROW, Rubric, score_columns
+from ..rubrics.rubric import ROW, Rubric, reward_name, row_of, run_calls, score_columns
 from verifiers_nb.types import (
     ChatMessage,
     Messages,
@@ -216,6 +218,7 @@ class LaterState(AwaitableState):
     """A state whose `input` is computed from its other keys; `run_args` are the run's sampling arguments."""
 
     run_args: SamplingArgs | None = None
+    first_prompt: Any = None
     is_later = False
 
     def __missing__(self, name: str) -> Any:
@@ -238,12 +241,12 @@ async def later_state(
     is_text = env.message_type == "completion"
     row = {name: input[name] for name in DEFAULTS}
     row["prompt"] = followed_by("" if is_text else [], row["prompt"], env.is_later)
+    if env.oai_tools and not env.is_later and row["info"] is not None:
+        row["info"].setdefault("oai_tools", env.oai_tools)  # there, info has the tools
     row["info"] = row["info"] or {}
-    if env.oai_tools and not env.is_later:  # there, hooks and rewards find the tools in info
-        row["info"].setdefault("oai_tools", env.oai_tools)
     state = LaterState(initial_state(**row, message_type=env.message_type))
     state.update(client=client, model=model, trajectory=[], trajectory_id=uuid4().hex)
-    state.run_args, state.is_later = sampling_args, env.is_later
+    state.run_args, state.is_later, state.first_prompt = sampling_args, env.is_later, row["prompt"]
     state["sampling_args"] = copy.deepcopy(sampling_args or {})
     state["oai_tools"] = state["info"].get("oai_tools") or env.oai_tools
     state["timing"] = dict(start_time=time.time(), generation_ms=0.0, scoring_ms=0.0, total_ms=0.0)
@@ -299,27 +302,51 @@ async def play_turns(env: Any, state: State, **kwargs: Any) -> None:
     """Play turns until the rollout is completed."""
     start = len(state["prompt"])
 
-    async def is_over(messages: Any) -> Any:
-        given = (messages, state) if env.wants_messages else (state,)
+    async def is_over() -> Any:
+        given = (messages_so_far(state), state) if env.wants_messages else (state,)
         return await maybe_await(env.is_completed, *given, **kwargs)
 
-    while not await is_over(messages_so_far(state)):
+    while not await is_over():
         prompt = await maybe_await(env.get_prompt_messages, state, **kwargs)
         prompt = as_messages(prompt, env.is_later)
         if state.get("final_env_response") is not None:
             state["stop_condition"] = "has_final_env_response"
             return
         state["completion"] = prompt[start:]
-        if not env.is_later and state["trajectory"] and await is_over(prompt):
-            return
         if env.wants_state:
             response = await env.get_model_response(state, prompt)
         else:
             response = await env.get_model_response(**request_of(state, prompt))
         await maybe_await(env.add_model_response, state, prompt, response)
-        if not env.is_later and 0 < env.max_turns <= state["turn"]:
-            await is_over(messages_so_far(state))  # it may score the last turn
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #a3c0de02
+async def answer_of(env: Any, messages: Any, state: State, **kwargs: Any) -> Any:
+    """Return the environment's answer; the state that it may return with it is put into `state`."""
+    answered = await maybe_await(env.env_response, messages, state, **kwargs)
+    if isinstance(answered, tuple):
+        answered, after = check_answer(answered, type(messages))
+        state.update(after)
+    return answered
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #a3c0de03
+async def play_older_turns(env: Any, state: LaterState, **kwargs: Any) -> None:
+    """Play turns as 0.1.3 does: hooks may change the conversation, which is not the completion."""
+    messages = state.first_prompt[:]
+    while not await maybe_await(env.is_completed, messages, state, **kwargs):
+        response = await env.get_model_response(**request_of(state, messages))
+        before = state["completion"]
+        added = as_messages(take_response(response, state), calls=False)
+        turn = turn_of(messages[:], added, response, state["trajectory_id"])
+        state["trajectory"].append(turn)
+        state["completion"] = before + added
+        messages += added
+        is_over = await maybe_await(env.is_completed, messages, state, **kwargs)
+        if is_over or 0 < env.max_turns <= state["turn"]:
             return
+        answered = await answer_of(env, messages, state, **kwargs)
+        answered = followed_by(messages[:0], answered, calls=False)
+        state["completion"] = state["completion"] + answered
+        messages += answered
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
@@ -333,6 +360,10 @@ class LaterXMLParser(XMLParser):
         super().__init__(*args, **kwargs)
         self._shared, self.extract_fn = [], identity
 
+    def parse(self, text: Any, strip: bool = True, last: bool = False) -> Any:
+        """Return a namespace with each name's first (or last) value, always stripped."""
+        return super().parse(text, last=last)
+
     def parse_answer(self, completion: Messages) -> Any:
         """Return the first answer of the last assistant message that has one; of a string, the last."""
         if isinstance(completion, str):
@@ -343,8 +374,13 @@ class LaterXMLParser(XMLParser):
 
     def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
         spans, (*_, start, end) = super()._measure(text)
-        tagged = [any(t[1] in text or t[2] in text for t in field) for field in self._fields]
-        return spans, [*(float(any(spans) and each) for each in tagged), 1.0, start, end]
+        values = vars(self.parse(text))
+        found = {name for name in values if values[name] is not None}
+        tagged = [
+            any(t[0] in found or t[1] in text or t[2] in text for t in field)
+            for field in self._fields
+        ]
+        return spans, [*(float(bool(found) and each) for each in tagged), 1.0, start, end]
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #666d4e0f
 def content_of_box(text: str, start: int) -> str:
@@ -385,15 +421,24 @@ async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> R
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #b6a39b38
 def with_seen_prompt(rollout: Rollout) -> Rollout:
-    """Return a rollout with the prompt of its state if it was played in the later style."""
-    is_later = getattr(rollout.state, "is_later", False)
-    return replace(rollout, prompt=rollout.state["prompt"]) if is_later else rollout
+    """Return a rollout with the prompt that `setup_state` may have changed; up to 0.1.6, only in place."""
+    state = rollout.state
+    if not isinstance(state, LaterState):
+        return rollout
+    return replace(rollout, prompt=state["prompt"] if state.is_later else state.first_prompt)
+
+# %% ../../nbs/bridges/01_later_verifiers.ipynb #a3c0de05
+def last_scores(names: list[str], scores: list[float], weights: list[float]) -> RolloutScore:
+    """Return scores by name, of which the last of a name counts, and their weighted sum."""
+    metrics = dict(zip(names, scores, strict=True))
+    return RolloutScore(reward=sum(map(mul, scores, weights)), metrics=metrics)
 
 
 class LaterRubric(Rubric):
     """Score rollouts, or states in place; in the later style reward functions get the prompt of the state."""
 
-    is_strict = False
+    is_strict = gives_copies = False
+    combine = staticmethod(last_scores)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -406,7 +451,10 @@ class LaterRubric(Rubric):
         self.has_own_parser = True  # it does not get that of the environment
 
     async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
-        return await super()._score(with_seen_prompt(rollout), **kwargs)
+        funcs, row = self.get_reward_funcs(), row_of(with_seen_prompt(rollout))
+        calls = [self.call_reward_func(func, *row, **kwargs) for func in funcs]
+        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
+        return self.combine([*map(reward_name, funcs)], scores, self.get_reward_weights())
 
     async def _score_column(self, func: Any, rollouts: Sequence[Rollout], **kwargs: Any) -> Any:
         return await super()._score_column(func, list(map(with_seen_prompt, rollouts)), **kwargs)
@@ -518,6 +566,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     """A multi-turn environment in the older or the later style; `max_turns` is unlimited by default."""
 
     is_later, wants_messages, wants_state = False, False, True
+    env_id, env_args = "", None  # set by load_environment
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         self.is_later = type(self).is_later or is_since(current_version(), 0, 1, 8)
@@ -526,6 +575,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         owners: list[Any] = [self, self.rubric, *self.rubric.members]
         for owner in owners if self.is_later else ():
             read_as_later(owner.parser)
+        for member in self.rubric.members if not self.is_later else ():
+            member.class_objects["apply_weights"] = True  # up to 0.1.6, functions get it
         if marked_hooks(type(self), "teardown"):
             atexit.register(tear_down, self)
 
@@ -597,11 +648,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         messages = messages_so_far(state)
         if not state["trajectory"]:
             return messages
-        answered = await maybe_await(self.env_response, messages, state, **kwargs)
-        if isinstance(answered, tuple):
-            answered, after = check_answer(answered, type(messages))
-            state.update(after)
-        return followed_by(messages, answered, self.is_later)
+        return followed_by(messages, await answer_of(self, messages, state, **kwargs))
 
     async def add_model_response(self, state: State, prompt_messages: Any, response: Any) -> None:
         """Add a response to the state as a turn."""
@@ -637,8 +684,9 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         try:
             try:
                 prepared = await maybe_await(self.setup_state, state, **kwargs)
-                state = check_state(prepared or state, "setup_state")
-                await play_turns(self, state, **kwargs)
+                state.update(check_state(prepared or state, "setup_state"))
+                play = play_turns if self.is_later else play_older_turns
+                await play(self, state, **kwargs)
             except RolloutError as error:
                 note_end(state, error)
             note_completion(state)
@@ -852,4 +900,6 @@ LATER_NAMES: dict[str, Any] = {
 def names_since(version: str) -> dict[str, Any]:
     """Return the names that differ from ours in a version of `verifiers`, and those that later ones added."""
     boxed = last_boxed_answer if is_since(version, 0, 1, 5) else first_boxed_answer
-    return {**LATER_NAMES, "extract_boxed_answer": boxed}
+    math = replace(EXAMPLE_SETS["math"], read=partial(read_math, boxed=boxed))
+    load = partial(load_example_dataset, sets={**EXAMPLE_SETS, "math": math})
+    return {**LATER_NAMES, "extract_boxed_answer": boxed, "load_example_dataset": load}

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import requires
+from importlib.metadata import packages_distributions, requires
 from importlib.resources import files
 from math import ceil
 from pathlib import Path
@@ -118,12 +118,17 @@ def source_of(env: str | Environment, package: Path) -> str:
     name = env.strip().replace("-", "_")
     if name in shipped_environments():
         return f"from verifiers_nb.environments.{name} import load_environment as make"
-    file = Path(inspect.getfile(find_environment(name)))  # type: ignore[arg-type]
+    maker: Any = find_environment(name)
+    module, called = name, "load_environment"
+    if name not in sys.modules:  # an entry point names it
+        module, called = maker.__module__, maker.__name__
+    root, dot, below = module.partition(".")
+    file = Path(inspect.getfile(sys.modules[root]))
     if file.name == "__init__.py":
         shutil.copytree(file.parent, package / "source", dirs_exist_ok=True)
     else:
         shutil.copy(file, package / "source.py")
-    return "from .source import load_environment as make"
+    return f"from .source{dot}{below} import {called} as make"
 
 # %% ../../nbs/bridges/02_ship.ipynb #390051b2
 def imports_verifiers(env: Any) -> bool:
@@ -186,8 +191,8 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
     "openenv". Raises `ValueError` if the target can't run the environment.
     """
     made = load_environment(env, **arguments) if isinstance(env, str) else env
-    maker = find_environment(env.strip().replace("-", "_")) if isinstance(env, str) else None
-    check_target(made, to, maker)
+    own_name = env.strip().replace("-", "_") if isinstance(env, str) else ""
+    check_target(made, to, find_environment(own_name) if own_name else None)
     folder = Path(folder).expanduser().resolve()
     module = folder.name.replace("-", "_")
     if not module.isidentifier() or module != module.lower():  # prime-rl looks for small letters
@@ -195,13 +200,16 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
             f"{folder.name!r} can't be the name of a package: use small letters, digits and dashes."
         )
     (folder / module).mkdir(parents=True, exist_ok=True)
-    this = f"=={sys.version_info[0]}.{sys.version_info[1]}.*"  # a pickle needs the same version
+    this = f"{sys.version_info[0]}.{sys.version_info[1]}"  # a pickle needs the same version
+    optional = shipped_environments().get(own_name, {}).get("packages", ())
+    needs = [TARGETS[to], *(packages_distributions()[each][0] for each in optional)]
     values = {
         "name": folder.name,
         "module": module,
         "source": source_of(env, folder / module),
-        "needs": TARGETS[to],
-        "python": ">=3.11" if isinstance(env, str) else this,
+        "needs": '", "'.join(needs),
+        "python": ">=3.11" if isinstance(env, str) else f"=={this}.*",
+        "version": this,
         "arguments": repr(json.dumps(arguments)),
     }
     write_package(folder, to, values)

@@ -98,7 +98,10 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     try:
         with as_verifiers(lowest_version(name)):
             if load := find_environment(name):
-                return load(**env_args)
+                made: Any = load(**env_args)
+                if hasattr(made, "env_id"):  # one for `verifiers`
+                    made.env_id, made.env_args = made.env_id or env_id, made.env_args or env_args
+                return made
     except Exception as error:
         raise RuntimeError(f"Environment {env_id!r} failed to load: {error}") from error
     known = sorted({*shipped_environments(), *plugged_environments()})

@@ -160,9 +160,9 @@ def read_gsm8k(row: SourceRow, rng: Random) -> tuple[str, str]:
     return row["question"], extract_hash_answer(row["answer"])
 
 
-def read_math(row: SourceRow, rng: Random) -> tuple[str, str]:
+def read_math(row: SourceRow, rng: Random, boxed: Any = extract_boxed_answer) -> tuple[str, str]:
     """Read a problem whose answer is boxed at the end of the solution."""
-    return row["problem"], extract_boxed_answer(row["solution"])
+    return row["problem"], boxed(row["solution"])
 
 # %% ../../nbs/envs/09_data.ipynb #b4f70432
 def read_mmlu(row: SourceRow, rng: Random) -> tuple[str, str]:
@@ -247,18 +247,19 @@ def load_example_dataset(
     n: int | None = None,
     seed: int = 0,
     offline: bool = False,
+    sets: Mapping[str, ExampleSet] = EXAMPLE_SETS,
 ) -> Dataset:
     """Load an example dataset with the columns `question` and `answer`.
 
     `n`: the number of rows, shuffled by the seed; by default all rows, in order. `offline`: load a
-    small sample instead. Raises `ValueError` for an unknown name, and `OSError` if the dataset
-    can't be loaded.
+    small sample instead. `sets`: the datasets by name. Raises `ValueError` for an unknown name,
+    and `OSError` if the dataset can't be loaded.
     """
     from datasets import Dataset, concatenate_datasets
 
-    if name not in EXAMPLE_SETS:
-        raise ValueError(f"No example dataset {name!r}; the names are {', '.join(EXAMPLE_SETS)}.")
-    source = EXAMPLE_SETS[name]
+    if name not in sets:
+        raise ValueError(f"No example dataset {name!r}; the names are {', '.join(sets)}.")
+    source = sets[name]
     load = partial(load_rows, source.path, split=split or source.split, sample=source.sample)
     configs = source.configs[:1] if offline else source.configs
     rows = concatenate_datasets([load(config, offline=offline) for config in configs])

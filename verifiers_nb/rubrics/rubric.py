@@ -195,7 +195,7 @@ async def call_func(
     """Return a function's scores for one rollout, or for all rollouts of a prompt if it sees groups.
 
     If it fails, all are 0.0. `rows`: each rollout's values in the order of `ROW`. `rubric`: has
-    `class_objects`, `timeout`, `threads`, and `failures`, which counts by name.
+    `class_objects`, `timeout`, `threads`, `gives_copies`, and `failures`, which counts by name.
     """
     together, wanted = sees_group(func), wanted_arguments(func)
     names = GROUP if together else ROW
@@ -203,12 +203,12 @@ async def call_func(
     offered = {**rubric.class_objects, **dict(zip(names, values, strict=True)), **kwargs}
     if wanted is not None:
         offered = {name: offered[name] for name in wanted if name in offered}
-    for name in OWN_COPY:
+    for name in OWN_COPY if rubric.gives_copies else ():
         if name in offered:
             offered[name] = copied(offered[name])
-    if isinstance(offered.get("completion"), list):  # else a string, or not wanted
+    if isinstance(offered.get("completion"), list) and rubric.gives_copies:
         offered["completion"] = MessageList(offered["completion"])
-    if "completions" in offered:
+    if "completions" in offered and rubric.gives_copies:
         given = offered["completions"]
         offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
     try:
@@ -353,8 +353,10 @@ class Rubric:
 
     logger = logger
     is_strict = True  # whether an environment refuses functions with unknown parameters
+    gives_copies = True  # whether a function gets its own messages and info
     base: type[Rubric]  # the class whose methods count as not overridden
     parts: Sequence[Rubric] = ()  # the rubrics that this one combines
+    combine = staticmethod(combine_scores)  # of one rollout
 
     def __init__(
         self,
@@ -446,7 +448,7 @@ class Rubric:
             scores = await run_calls(calls, concurrently=True)
         else:
             scores = [await call for call in calls]
-        return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
+        return self.combine(self.get_reward_func_names(), scores, self.reward_weights)
 
     async def _score_together(self, rollouts: Rollouts, **kwargs: Any) -> list[RolloutScore]:
         """Score rollouts of one or more groups."""
@@ -460,7 +462,7 @@ class Rubric:
         columns = [self._score_column(func, rollouts, **kwargs) for func in self.reward_funcs]
         by_func = await run_calls(columns, self.parallelize_scoring and self.overlaps())
         names, weights = self.get_reward_func_names(), self.reward_weights
-        return [combine_scores(names, list(row), weights) for row in zip(*by_func, strict=True)]
+        return [self.combine(names, list(row), weights) for row in zip(*by_func, strict=True)]
 
     async def _score_column(
         self, func: RewardFunc, rollouts: Rollouts, **kwargs: Any
