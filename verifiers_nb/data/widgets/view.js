@@ -138,6 +138,8 @@ function render({ model, el }) {
     const plain = !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey && event.key.length > 1);
     if (!plain || !el.contains(event.target)) return;
     if (isTyping(event.target) || !root.contains(event.target)) {
+      const { enter } = event.target.dataset;
+      if (enter && event.key === "Enter") { event.target.blur(); event.target.focus(); tell(event.target, { act: enter }); }  // a blur sends what was typed
       if (typedKey(root, event)) event.stopPropagation();
       return;
     }
