@@ -140,8 +140,8 @@ class Panel(ipywidgets.VBox):
         super().close()
         for child in self.children:
             child.close()
-        if shell := get_ipython():
-            with suppress(ValueError):  # it was never shown
+        with suppress(ImportError, ValueError):  # Python is shutting down, or it was never shown
+            if shell := get_ipython():
                 shell.events.unregister("post_execute", self.keep)
 
     @abstractmethod
