@@ -50,6 +50,9 @@ DRAG = """async place => {
 }"""
 
 
+LOOK = "node => ['color', 'backgroundColor', 'border'].map(name => getComputedStyle(node)[name])"
+
+
 def check_drag(slider) -> None:
     """Drag through all steps: on a quiet machine each is painted within 100 ms."""
     times = slider.evaluate(DRAG)
@@ -124,6 +127,7 @@ def test_a_slider_with_and_without_a_kernel(notebook, page, lab, browser) -> Non
     widget.get_by_text("Step 12 of 12").wait_for()
     drag_and_play(page, widget.locator(".vf-slide"))
     asked = widget.get_by_label("Another prompt")
+    assert widget.get_by_label("Compare with").evaluate(LOOK) == asked.evaluate(LOOK)
     asked.fill("What is 12 + 12?")
     asked.press("Enter")
     widget.get_by_role("heading", name="4. What is 12 + 12?").wait_for()

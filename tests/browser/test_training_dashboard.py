@@ -73,7 +73,11 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     assert beta.input_value() == "0.02"
     widget.get_by_role("button", name="Apply from the next step on").click()
     widget.locator("[data-act=apply]:disabled").wait_for()
-    beta.press("Tab")  # out of the field: from here on keys are the widget's
+    temperature = widget.get_by_label("Temperature")
+    temperature.fill("0.9")
+    temperature.press("Enter")  # applies what is typed in all fields
+    widget.get_by_text("s per step").wait_for()
+    temperature.press("Tab")  # out of the field: from here on keys are the widget's
     widget.get_by_role("button", name="Pause after this step").focus()
     page.keyboard.press("p")
     widget.get_by_text("Paused", exact=True).wait_for()
@@ -101,7 +105,8 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     assert not widget.get_by_role("button", name="Freeze").is_visible()
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_text("Stopped").wait_for(timeout=120_000)
-    assert page.evaluate(ASK, "trainer.wait(); print(trainer.args.beta)")[0] == "0.02"
+    args = "trainer.wait(); print(trainer.args.beta, trainer.args.temperature)"
+    assert page.evaluate(ASK, args)[0] == "0.02 0.9"
 
     oldest = widget.locator(".vf-checkpoints tbody tr").last
     oldest.get_by_role("button", name="Evaluate").click()

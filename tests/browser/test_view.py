@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .browsing import live_widget, save
+from .browsing import close_notebooks, live_widget, save
 
 pytestmark = pytest.mark.browser
 
@@ -85,3 +85,17 @@ def test_widget_survives_a_reload(notebook, page, lab) -> None:
     assert page.locator(".vf-kept").count() == 1 and not page.locator(".vf-kept").is_visible()
     save(page)
     assert "chosen ['2', '4']" in (lab.folder / "reload.ipynb").read_text()
+
+
+def test_a_notebook_that_is_closed_and_opened_again_keeps_its_pictures(notebook, page, lab) -> None:
+    notebook("closed.ipynb", ROWS)
+    live_widget(page, "Rows")
+    save(page)
+    close_notebooks(page)
+    page.evaluate("jupyterapp.commands.execute('docmanager:open', { path: 'closed.ipynb' })")
+    widget = live_widget(page, "Rows")
+    widget.locator("tr[data-row='3']").click()
+    widget.get_by_text("chosen ['3']").wait_for()
+    page.wait_for_timeout(6000)  # a picture is made every 5 seconds
+    save(page)
+    assert "chosen ['3']" in (lab.folder / "closed.ipynb").read_text()

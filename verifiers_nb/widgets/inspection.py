@@ -393,7 +393,8 @@ class Survey:
     """Hold the scores of many texts, check by check.
 
     `rows`: the texts, or the responses of an action parser. `names`: number of the completion and of its message.
-    `columns[check][i]` is the score of row `i`, `weights[check]` the largest weight it had, `totals[i]` the sum.
+    `columns[check][i]` is the score of row `i`, `weights[check]` the largest weight it had, `totals[i]` the sum, and
+    `most` the largest sum that a row could have.
     """
 
     contract: Contract
@@ -402,6 +403,7 @@ class Survey:
     columns: dict[str, list[float]] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     totals: list[float] = field(default_factory=list)
+    most: float = 0.0
 
     @property
     def done(self) -> bool:
@@ -427,6 +429,7 @@ class Survey:
             column.extend([math.nan] * (len(self.totals) - len(column)))
             column.append(points[name] / weight if weight else 1.0)
             self.weights[name] = max(weight, self.weights.get(name, 0.0))
+        self.most = max(self.most, math.fsum(weights.values()))
         self.totals.append(math.fsum(points.values()))
 
     def scores(self, check: str) -> list[float]:
@@ -507,6 +510,6 @@ def survey_html(
     for row in listed.rows[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]:
         why = survey.reason(row, listed.check) if listed.check else survey.lost_at(row)
         rows.append((row, why, inspected_text(survey.rows[row])))
-    figures = fmean(survey.totals), math.fsum(survey.weights.values())
+    figures = fmean(survey.totals), survey.most
     drawn = survey, checks, listed, rows, *figures, at, page, PAGE_ROWS
     return fill("survey.html", "survey", *drawn, live)

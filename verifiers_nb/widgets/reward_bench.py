@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['EQUAL', 'StoredStep', 'MOST_LISTED', 'group_view', 'short_earners', 'StoredScores', 'RewardEffects', 'reward_effects',
-           'neighbour_groups', 'read_steps', 'call_on', 'read_scores', 'effects_html', 'stored_rollout', 'flips_html',
-           'opened_html', 'failed_note', 'RewardBench']
+           'neighbour_groups', 'read_steps', 'call_on', 'read_scores', 'effects_html', 'stored_rollout', 'rollout_name',
+           'flips_html', 'opened_html', 'failed_note', 'RewardBench']
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #1836a5cd
 import copy
@@ -81,8 +81,8 @@ def short_earners(
 class StoredScores:
     """Hold the scores of N stored rollouts.
 
-    `scores`: [N, F], of the F functions of a rubric. `rewards`: [N], as stored. `steps`, `groups`: int [N]. `valid`: bool [N],
-    False where a rollout failed. `lengths`: characters of the completions, int [N].
+    `scores`: [N, F], of the F functions of a rubric; 0.0 for one that is no finite number. `rewards`: [N], as
+    stored. `steps`, `groups`: int [N]. `valid`: bool [N], False where a rollout failed or its reward is no finite number. `lengths`: characters of the completions, int [N].
     """
 
     scores: np.ndarray
@@ -191,11 +191,13 @@ def read_scores(
         for rollout, *scores in zip(rollouts, *parts, strict=True):
             length = len(messages_text(rollout.completion).strip())
             group = groups.setdefault((step, rollout.group), len(groups))
-            rows.append((scores, rollout.reward, step, group, not rollout.error, length))
+            is_valid = math.isfinite(rollout.reward) and not rollout.error
+            rows.append((scores, rollout.reward, step, group, is_valid, length))
     if not rows:
         raise ValueError("There is no complete step of rollouts yet: wait for the first.")
     table, rewards, *others = map(np.array, zip(*rows, strict=True))
-    return StoredScores(table.astype(float), rewards.astype(float), *others)
+    scores = np.nan_to_num(table.astype(float), posinf=0.0, neginf=0.0)
+    return StoredScores(scores, rewards.astype(float), *others)
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #a7266d30
 def effects_html(known: StoredScores, effects: RewardEffects) -> str:
@@ -220,6 +222,13 @@ def stored_rollout(source: RolloutSource, number: int) -> tuple[Rollout, str]:
         number -= len(rollouts)
     raise IndexError("There is no such rollout.")
 
+# %% ../../nbs/widgets/11_reward_bench.ipynb #2c7e01ab
+def rollout_name(known: StoredScores, number: int) -> str:
+    """Name a rollout by its place in its step, counted from 1, as the rollout explorer does."""
+    step = int(known.steps[number])
+    place = number - int(np.searchsorted(known.steps, step)) + 1
+    return f"rollout {place:,} of step {step:,}" if step else f"rollout {place:,}"
+
 # %% ../../nbs/widgets/11_reward_bench.ipynb #16d76b27
 MOST_LISTED = 8
 
@@ -229,12 +238,13 @@ def flips_html(known: StoredScores, effects: RewardEffects, opened: int | None, 
     rows = []
     for number in effects.flipped[:MOST_LISTED].tolist():
         figures = [float(each[number]) for each in (*effects.rewards, *effects.advantages)]
-        rows.append((number, int(known.steps[number]), figures, int(known.lengths[number])))
+        name, length = rollout_name(known, number), int(known.lengths[number])
+        rows.append((number, name, figures, length))
     return fill("reward_bench.html", "flips", rows, len(effects.flipped), opened, live)
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #c7ae72ef
 def opened_html(
-    rollout: Rollout, model: str, effects: RewardEffects, number: int, tokenizer: Any
+    rollout: Rollout, model: str, name: str, effects: RewardEffects, number: int, tokenizer: Any
 ) -> str:
     """Draw a rollout: its text, and its tokens coloured by the old advantage and by the new one."""
     decode = decoder(tokenizer) if tokenizer else find_decoder(model)
@@ -243,7 +253,7 @@ def opened_html(
     tokens = [tokens_html(record, decode, "advantage", each) for each in advantages]
     prompt, completion = messages_text(rollout.prompt), messages_text(rollout.completion)
     drawn = prompt, marked_text(completion, label="Completion"), tokens, bool(rollout.turns)
-    return fill("reward_bench.html", "opened", number, *drawn)
+    return fill("reward_bench.html", "opened", name.capitalize(), *drawn)
 
 # %% ../../nbs/widgets/11_reward_bench.ipynb #58f3ad06
 def failed_note(errors: Sequence[str], tried: int) -> str:
@@ -350,6 +360,7 @@ class RewardBench(Panel):
             shortest = messages_text(self.read_rollout(int(effects.short[0]))[0].completion)
         figures = effects_html(self.known, effects) + flips_html(self.known, effects, at, live)
         if at is not None:
-            figures += opened_html(*self.read_rollout(at), effects, at, self.tokenizer)
+            name = rollout_name(self.known, at)
+            figures += opened_html(*self.read_rollout(at), name, effects, at, self.tokenizer)
         steps = checkpoint_steps(self.trainer.folder) if self.trainer is not None else []
         return fill("reward_bench.html", "bench", self, shortest, figures, steps, live)

@@ -239,7 +239,8 @@ class RolloutExplorer(Panel):
 
     def follow(self) -> bool:
         """Draw again if the folder of a training run has changed; return whether to keep polling."""
-        if self.source.folder and (now := written(self.source.folder)) != self._followed:
+        followed = None if self.is_hidden else self.source.folder
+        if followed and (now := written(followed)) != self._followed:
             self._followed = now
             self.refresh()
         return self.comm is not None

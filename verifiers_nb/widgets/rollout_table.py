@@ -146,7 +146,7 @@ def rows_html(
 ) -> str:  # fmt: skip
     """Draw a page of `size` rollouts; `score`: "reward", or the name of a part of it."""
     scores = [rows.rows[number].score(score) for number in numbers]
-    top, drawn = max([1.0, *filter(math.isfinite, scores)]), []
+    top, drawn = max([1.0, *(each for each in scores if abs(each) < MOST_SCORE)]), []
     first = page * size
     for number, value in zip(numbers[first : first + size], scores[first:], strict=False):
         row = rows.rows[number]

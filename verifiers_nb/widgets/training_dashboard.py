@@ -196,10 +196,11 @@ class TrainingDashboard(Panel):
 
     @property
     def is_stale(self) -> bool:
-        """Whether the run may have changed since it was drawn."""
+        """Whether the run may have changed since it was drawn, where a page shows it."""
         path = self.run.path
         unread = path is not None and len(path.seen) < len(self.run.steps)
-        return unread or self.is_busy or self._drawn != self.written()
+        changed = unread or self.is_busy or self._drawn != self.written()
+        return changed and not self.is_hidden
 
     def refresh(self) -> None:
         """Read and draw."""

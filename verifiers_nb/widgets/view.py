@@ -115,6 +115,7 @@ class Panel(ipywidgets.VBox):
     failed = False  # whether `notice` is an error
     pressed = ""  # the name of that press
     draws = 0
+    is_hidden = False  # whether the page removed its last view, as by running the cell again
 
     def __init__(self, controls: tuple[ipywidgets.Widget, ...] = ()) -> None:
         self.view = View()
@@ -122,13 +123,26 @@ class Panel(ipywidgets.VBox):
         self.view.on_action(self.act)
         self.view.observe(lambda _: self.keep_soon(), "restored")
         self.lock, self._is_shown, self._is_due = threading.RLock(), False, False
-        super().__init__([*controls, self.view])
+        super().__init__([*controls, self.view], _view_count=0)
+        self.observe(self._views_counted, "_view_count")
         for widget in (self, *self.children):
             keep_subshell(widget)
         kernel = getattr(self.comm, "kernel", None)
         if kernel is not None and "get_parent" not in vars(kernel):
             let_threads_send(kernel)
         self.refresh()
+
+    def _views_counted(self, change: Mapping[str, Any]) -> None:
+        self.is_hidden = change["new"] == 0
+
+    def close(self) -> None:
+        """Close the panel and what it holds, so that nothing keeps it in memory."""
+        super().close()
+        for child in self.children:
+            child.close()
+        with suppress(ImportError, ValueError):  # Python is shutting down, or it was never shown
+            if shell := get_ipython():
+                shell.events.unregister("post_execute", self.keep)
 
     @abstractmethod
     def drawing(self, live: bool) -> str:

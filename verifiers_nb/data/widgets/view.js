@@ -38,7 +38,8 @@ function press(root, event) {
   return true;
 }
 
-const PAGE = (globalThis.verifiersPage ??= String(Math.random()));
+// One name for a notebook that is open: a reload and closing its tab both forget in which outputs its widgets are.
+const pageOf = (model) => ((model.widget_manager ?? globalThis).verifiersPage ??= String(Math.random()));
 
 const LOST = ["restarting", "autorestarting", "terminating", "dead"];
 
@@ -84,9 +85,10 @@ function keepPicture(model, data) {
 }
 
 function drawing(model, root) {
-  if (!model.get("page")) { model.set("page", PAGE); model.save_changes(); }
-  const isRestored = model.get("page") !== PAGE;
-  if (isRestored) { model.set("restored", PAGE); model.save_changes(); }
+  const page = pageOf(model);
+  if (!model.get("page")) { model.set("page", page); model.save_changes(); }
+  const isRestored = model.get("page") !== page;
+  if (isRestored) { model.set("restored", page); model.save_changes(); }
   root.toggleAttribute("data-restored", isRestored);
   let sight = null;  // nothing scrolls at the first drawing
   return () => {
@@ -138,6 +140,8 @@ function render({ model, el }) {
     const plain = !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey && event.key.length > 1);
     if (!plain || !el.contains(event.target)) return;
     if (isTyping(event.target) || !root.contains(event.target)) {
+      const { enter } = event.target.dataset;
+      if (enter && event.key === "Enter") { event.target.blur(); event.target.focus(); tell(event.target, { act: enter }); }  // a blur sends what was typed
       if (typedKey(root, event)) event.stopPropagation();
       return;
     }
@@ -148,7 +152,7 @@ function render({ model, el }) {
   root.addEventListener("focusin", (event) => scrollToMark(root, event));
   const heard = ({ copy, picture }) => {
     if (copy !== undefined) copyText(root, copy);
-    if (picture && model.get("page") !== PAGE) keepPicture(model, picture);
+    if (picture && model.get("page") !== pageOf(model)) keepPicture(model, picture);
   };
   model.on("msg:custom", heard);
   model.on("change:html", draw);
