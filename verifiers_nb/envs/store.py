@@ -10,10 +10,11 @@ __all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'NEARBY', 'READ_COLUMN', 'Resu
            'rollout_record', 'to_line', 'repair', 'from_line', 'check_record', 'read_with_offsets', 'foreign_record',
            'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten',
            'move_bad_lines', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout', 'RolloutStore',
-           'owner', 'claimed', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
-           'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles', 'trouble_lines', 'results_columns',
-           'results_dataset', 'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates',
-           'student_quantile', 'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
+           'owner', 'claimed', 'check_unclaimed', 'outputs_from_records', 'load_results', 'stored_usage',
+           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles',
+           'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
+           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
+           'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
@@ -415,8 +416,9 @@ def claimed(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        advice = "wait until that process ends, or give another path."
-        raise BlockingIOError(f"{path} is in use by {owner(file)}: {advice}") from None
+        raise BlockingIOError(
+            f"{path} is in use by {owner(file)}: wait until that process ends, or give another path."
+        ) from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         with suppress(OSError):  # on a full disk the lock works without a description
@@ -426,6 +428,13 @@ def claimed(path: str | Path) -> Iterator[None]:
     finally:
         file.unlink(missing_ok=True)
         lock.release()
+
+# %% ../../nbs/envs/01_store.ipynb #fec96c35
+def check_unclaimed(path: str | Path) -> None:
+    """Raise `BlockingIOError` if another process has claimed a path; create nothing."""
+    if Path(path).parent.is_dir():
+        with claimed(path):
+            pass
 
 # %% ../../nbs/envs/01_store.ipynb #7719a1c7
 READ_COLUMN: dict[str, Callable[..., Any]] = {name: itemgetter(name) for name in INPUTS}
