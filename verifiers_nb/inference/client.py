@@ -331,6 +331,8 @@ def read_answer(exchange: Exchange, content: bytes) -> Reply:
         body = orjson.loads(content)
     except ValueError:
         body = content.decode(errors="replace")
+        with suppress(ValueError):  # half an emoji, or NaN as a log-probability
+            body = json.loads(content)
     if b'"error"' in content and (failure := reported_failure(body)):
         code = failure.get("code")
         exchange.status_code = code if isinstance(code, int) and code >= 400 else 500
