@@ -181,8 +181,7 @@ def resumed(given: dict[str, Any]) -> tuple[EvalSettings, Path | None]:
     folder = find_stopped(settings)
     saved = read_metadata(folder).get("settings") or {}
     unused = UNTRUSTED_SETTINGS[1:] if settings.rescore else ()  # rescoring asks no model
-    names = [each for each in SETTINGS_OF_RUN if each not in {*given, *unused}]
-    kept = {each: saved[each] for each in names if each in saved}
+    kept = {n: saved[n] for n in SETTINGS_OF_RUN if n in saved and n not in {*given, *unused}}
     if lost := [name for name, value in kept.items() if REDACTED in json.dumps(value)]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in lost)
         raise CommandError(f"{flags} of that run held a secret, which is not saved: pass it again")

@@ -358,9 +358,8 @@ def check_writable(folder: Path) -> None:
     """Raise `CommandError` if a run's folder can't be created or written to."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        why = f"{folder} can't be written, because {there} is not a writable folder"
-        advice = "Name another folder with -o, or copy this one and --resume the copy"
-        raise CommandError(f"{why}. Nothing was changed. {advice}")
+        message = f"{folder} can't be written, because {there} is not a writable folder. Nothing was changed. Name another folder with -o, or copy this one and --resume the copy"
+        raise CommandError(message)
 
 # %% ../../nbs/cli/05_train.ipynb #eb4e1c24
 def facts_of_step(metrics: Mapping[str, Any], seconds_left: float | None) -> str:

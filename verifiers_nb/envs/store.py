@@ -154,9 +154,8 @@ def read_with_offsets(
                 if strict:
                     check_record(record)
             except ValueError as error:
-                problem = f"{path}, line {number} is not a rollout: {error}."
-                mend = "`move_bad_lines` or `vf-eval --resume --repair`"
-                raise ValueError(f"{problem} {mend} moves such lines to another file.") from error
+                message = f"{path}, line {number} is not a rollout: {error}. `move_bad_lines` or `vf-eval --resume --repair` moves such lines to another file."
+                raise ValueError(message) from error
             yield offset, record
             offset += len(line)
 
@@ -234,9 +233,8 @@ def rollouts_file(path: str | Path) -> Path:
         found = {each for pattern in NEARBY for each in place.glob(pattern)}
         latest = sorted(found, key=lambda each: each.stat().st_mtime)[-3:]
         such = f", such as {', '.join(map(str, latest))}" if latest else "; vf-eval -s saves one"
-        raise FileNotFoundError(
-            f"There are no rollouts at {path}: give a file of rollouts, or the folder of an evaluation{such}."
-        )
+        message = f"There are no rollouts at {path}: give a file of rollouts, or the folder of an evaluation{such}."
+        raise FileNotFoundError(message)
     return file
 
 # %% ../../nbs/envs/01_store.ipynb #7c3e6a54
@@ -416,9 +414,8 @@ def claimed(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        raise BlockingIOError(
-            f"{path} is in use by {owner(file)}: wait until that process ends, or give another path."
-        ) from None
+        message = f"{path} is in use by {owner(file)}: wait until that process ends, or give another path."
+        raise BlockingIOError(message) from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         with suppress(OSError):  # on a full disk the lock works without a description

@@ -412,8 +412,7 @@ class RolloutSource:
         if not files and evaluation.is_file():
             return evaluation
         if not files:
-            about = "a training run writes rollouts/step-*.jsonl there in its first step"
-            message = f"{self.folder} isn't a file of rollouts and contains none: {about}."
+            message = f"{self.folder} isn't a file of rollouts and contains none: a training run writes rollouts/step-*.jsonl there in its first step."
             raise FileNotFoundError(message)
         step = max(files) if step is None else step
         if step not in files:
