@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'NEARBY', 'READ_COLUMN', 'ResultsOrFile', 'PERCENTILES', 'reply_usage',
-           'rollout_record', 'to_line', 'repair', 'from_line', 'check_record', 'read_with_offsets', 'foreign_record',
-           'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten',
-           'move_bad_lines', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout', 'RolloutStore',
-           'owner', 'claimed', 'check_unclaimed', 'outputs_from_records', 'load_results', 'stored_usage',
-           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles',
-           'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
-           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
-           'example_keys', 'example_means']
+__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'ResultsOrFile', 'PERCENTILES',
+           'reply_usage', 'rollout_record', 'to_line', 'repair', 'from_line', 'check_record', 'read_with_offsets',
+           'foreign_record', 'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at',
+           'rewritten', 'move_bad_lines', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout',
+           'RolloutStore', 'owner', 'claimed', 'check_unclaimed', 'outputs_from_records', 'load_results',
+           'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed',
+           'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution',
+           'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference',
+           'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
@@ -217,8 +217,8 @@ def find_steps(folder: str | Path, *patterns: str) -> dict[int, Path]:
     return dict(sorted(steps.items()))
 
 # %% ../../nbs/envs/01_store.ipynb #8febaeb9
-NEARBY = ("results.jsonl", "rollouts/step-*.jsonl", "*/results.jsonl", "*/*/results.jsonl")
-NEARBY += ("outputs/evals/*/*/results.jsonl",)
+RESULTS = ("", "*/", "*/*/", "outputs/evals/*/*/")
+NEARBY = ["rollouts/step-*.jsonl", *(f"{folder}results.jsonl" for folder in RESULTS)]
 
 
 def rollouts_file(path: str | Path) -> Path:
