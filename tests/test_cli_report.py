@@ -88,7 +88,7 @@ def test_pages_of_hostile_runs(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["missing"], "no evaluation at missing"),
+        (["missing"], "no rollouts at missing"),
         (["bad.jsonl"], "the rollouts in bad.jsonl can't be read"),
         (["a", "-o", "/proc/none/a.html"], "/proc/none: No such file"),
         ([], "RUN"),

@@ -21,6 +21,8 @@ import forked
 import pytest
 from accelerate.utils.other import get_free_port
 
+from verifiers_nb.envs.store import claimed
+
 COMMAND = [sys.executable, "-m", "verifiers_nb.cli.train"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
     "OMP_NUM_THREADS": "1"
@@ -87,6 +89,17 @@ def test_stopped_and_continued(tmp_path: Path, sent: signal.Signals) -> None:
     assert done.stdout.count("step ") == 2 and f"step {last + 1}/{last + 2}" in done.stdout
     again = call("--resume", "run", "--max-steps", str(last + 2), cwd=tmp_path)  # nothing is left
     assert again.returncode == 0 and "adapter   run/adapter" in again.stdout
+
+
+def test_a_folder_that_another_run_uses(tmp_path: Path) -> None:
+    """It is refused before the model is loaded, and keeps the settings of the other run."""
+    kept = tmp_path / "run/run.toml"
+    kept.parent.mkdir()
+    kept.write_text('env = "addition"\n')
+    with claimed(tmp_path / "run/train"):
+        refused = call(*SMALL, "--max-steps", "1", cwd=tmp_path)
+    assert refused.returncode == 2 and "run/train is in use by process" in refused.stderr
+    assert not refused.stdout and kept.read_text() == 'env = "addition"\n'
 
 
 def test_secrets_are_not_kept(tmp_path: Path) -> None:

@@ -180,12 +180,13 @@ def resumed(given: dict[str, Any]) -> tuple[EvalSettings, Path | None]:
         return settings, None
     folder = find_stopped(settings)
     saved = read_metadata(folder).get("settings") or {}
-    kept = {each: saved[each] for each in SETTINGS_OF_RUN if each in saved and each not in given}
+    unused = UNTRUSTED_SETTINGS[1:] if settings.rescore else ()  # rescoring asks no model
+    kept = {n: saved[n] for n in SETTINGS_OF_RUN if n in saved and n not in {*given, *unused}}
     if lost := [name for name, value in kept.items() if REDACTED in json.dumps(value)]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in lost)
         raise CommandError(f"{flags} of that run held a secret, which is not saved: pass it again")
     if untrusted := untrusted_flags(kept):
-        why = "A saved run may come from somebody else, so pass these flags again to resume it"
+        why = "A saved run may come from somebody else, so pass these flags again"
         raise CommandError(f"that run used {shlex.join(untrusted)}. {why}")
     return EvalSettings(**kept, **given), folder
 
@@ -299,15 +300,14 @@ class Evaluation:
 # %% ../../nbs/cli/03_eval.ipynb #acaf369a
 def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) -> str:
     """Return a message with the cause of a failure, the saved results and the command to resume."""
-    reason, once = str(error), ""
-    if isinstance(error, OSError):
-        once = " once this is fixed"
-        reason = f"{error.filename}: {error.strerror}." if error.filename else reason
+    if not isinstance(error, OSError):  # the call is refused, and nothing was played
+        return str(error)
+    reason = f"{error.filename}: {error.strerror}." if error.filename else str(error)
     if folder is None:
         return reason
     if not (folder / "results.jsonl").exists():
         return f"{reason} No rollouts were saved: choose a folder that you can write to, or omit -s and --report."
-    command = f"resume the run{once} with: {resume_call(settings, folder)}"
+    command = f"resume the run once this is fixed with: {resume_call(settings, folder)}"
     return f"{reason} Finished rollouts are saved in {folder}; {command}"
 
 # %% ../../nbs/cli/03_eval.ipynb #0dcdfa66
@@ -433,6 +433,7 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
     chosen = choose_endpoint(settings.model, *named, endpoints, environ)
     if chosen.note:
         say(chosen.note)
+    before = read_metadata(folder) if folder else {}
     client, model = open_endpoint(chosen, settings.adapter, settings.timeout)
     try:
         if folder is None and (settings.save_dataset or settings.report):
@@ -442,6 +443,8 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
         results = run_evaluation(settings, env, client, metadata, folder)
         write_metadata(folder, metadata)
     except (OSError, ValueError) as error:
+        if before and isinstance(error, (ValueError, BlockingIOError)):
+            write_metadata(folder, before)  # a run that can't be resumed like this stays as it is
         raise CommandError(failure_text(error, settings, folder)) from error
     finally:
         client.close()

@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table',
            'last_message_row', 'examples_table', 'folded_rollout', 'notable_rollouts', 'settings_line', 'large_figures',
            'trouble_notes', 'report_html', 'write_page', 'write_html_report', 'verdict', 'differences_table',
-           'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'rollouts_file', 'read_run',
-           'report_runs', 'main']
+           'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'read_run', 'report_runs',
+           'main']
 
 # %% ../../nbs/cli/02_report.ipynb #77de68da
 import hashlib
@@ -38,8 +38,10 @@ from verifiers_nb.envs.store import (
     distribution,
     example_keys,
     example_means,
+    load_results,
     paired_difference,
     pass_rates,
+    rollouts_file,
     standard_error,
     trouble_lines,
     without_failed,
@@ -295,18 +297,9 @@ def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
     return ReportMeta(**settings, env_version=version, api_base_url=metadata.get("base_url") or "")
 
 # %% ../../nbs/cli/02_report.ipynb #1309cfe6
-def rollouts_file(path: str | Path) -> Path:
-    """Return the file of rollouts of an evaluation, given by this file or by its folder."""
-    given = Path(path).expanduser()
-    return given / "results.jsonl" if given.is_dir() else given
-
-
 def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
     """Return the settings and rollouts of an evaluation from its folder or its file of rollouts."""
-    from verifiers_nb.envs.store import load_results
-
-    if not (file := rollouts_file(path)).is_file():
-        raise CommandError(f"there is no evaluation at {path}: give a folder with results.jsonl")
+    file = rollouts_file(path)
     try:
         results = load_results(file)
     except (ValueError, KeyError) as error:

@@ -53,6 +53,7 @@ from verifiers_nb.cli.settings import (
     read_endpoints,
 )
 from ..environments.load import shipped_environments
+from ..envs.store import check_unclaimed, claimed
 from ..support.calls import REDACTED, without_secrets
 from ..widgets.html import visible
 from ..widgets.run import RunHistory
@@ -357,9 +358,8 @@ def check_writable(folder: Path) -> None:
     """Raise `CommandError` if a run's folder can't be created or written to."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        why = f"{folder} can't be written, because {there} is not a writable folder"
-        advice = "Name another folder with -o, or copy this one and --resume the copy"
-        raise CommandError(f"{why}. Nothing was changed. {advice}")
+        message = f"{folder} can't be written, because {there} is not a writable folder. Nothing was changed. Name another folder with -o, or copy this one and --resume the copy"
+        raise CommandError(message)
 
 # %% ../../nbs/cli/05_train.ipynb #eb4e1c24
 def facts_of_step(metrics: Mapping[str, Any], seconds_left: float | None) -> str:
@@ -484,6 +484,10 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
         own = {"disable_tqdm": True, **settings.grpo, "output_dir": str(settings.folder)}
         args = grpo_defaults(settings.folder.name, **own)
         lora = replace(lora_defaults(), **settings.lora)
+        about = (
+            f"training {settings.learner} in {settings.env}; the run is saved in {settings.folder}"
+        )
+        print(f"{about}, and Ctrl-C saves a checkpoint", flush=True)
         client = find_client(settings, args, lora, rank, stack)
         trainer = GRPOTrainer(settings.learner, env, args, peft_config=lora, client=client)
     return stack.enter_context(closing(trainer))
@@ -580,14 +584,15 @@ def train(settings: TrainSettings, resume: bool, verbose: bool) -> int:
     """Train and return the status."""
     rank, settings = int(os.environ.get("RANK", "0")), with_suitable_defaults(settings)
     check_writable(folder := settings.folder)
-    about = f"training {settings.learner} in {settings.env}; the run is saved in {folder}"
-    print(f"{about}, and Ctrl-C saves a checkpoint", flush=True)
+    if rank == 0:
+        check_unclaimed(folder / "train")
     log_to_file(log := folder / (f"train-{rank}.log" if rank else "train.log"), verbose)
     with ExitStack() as stack:
         trainer = make_trainer(settings, rank, stack)
         kept = tables_of(settings)
         if rank == 0:
-            write_settings_file(folder / RUN_FILE, without_secrets(kept))
+            with claimed(folder / "train"):  # not the settings of a run that goes on
+                write_settings_file(folder / RUN_FILE, without_secrets(kept))
         presses = Presses(exit_at_once)
         try:
             follow(trainer, StepDisplay(RunHistory(folder), sys.stdout.isatty()), presses, resume)

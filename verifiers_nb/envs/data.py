@@ -68,9 +68,8 @@ def load_rows(
             return datasets.load_dataset(path, config, split=split)
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        problem = f"The dataset {path!r} could not be loaded ({reason})."
-        advice = "Pass offline=True for a small sample, or dataset=... with your own rows."
-        raise OSError(f"{problem} {advice}") from None  # the traceback of the reason is long
+        message = f"The dataset {path!r} could not be loaded ({reason}). Pass offline=True for a small sample, or dataset=... with your own rows."
+        raise OSError(message) from None  # the traceback of the reason is long
 
 # %% ../../nbs/envs/09_data.ipynb #b3f0c7f6
 def row_count(dataset: Dataset, n: int, name: str) -> int:
@@ -109,9 +108,8 @@ def generated_sets(
     `ValueError` for invalid numbers of rows, for which -1 has no meaning.
     """
     if min(train, held_out) < 0 or train + held_out < 1:
-        names = "num_train_examples and num_eval_examples"
-        needed = "must be 0 or more, and not both 0, since the rows are generated"
-        raise ValueError(f"{names} {needed}; they are {train} and {held_out}.")
+        message = f"num_train_examples and num_eval_examples must be 0 or more, and not both 0, since the rows are generated; they are {train} and {held_out}."
+        raise ValueError(message)
     middle = first + train
     splits = {"dataset": range(first, middle), "eval_dataset": range(middle, middle + held_out)}
     return {name: partial(make, numbers) if numbers else None for name, numbers in splits.items()}

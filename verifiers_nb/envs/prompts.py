@@ -43,9 +43,8 @@ def warn_if_numeric(dataset: Dataset) -> None:
     """Log a warning if the answers are numbers: the strings that a parser returns never equal them."""
     dtype = str(getattr(dataset.features.get("answer"), "dtype", ""))
     if dtype.startswith(("int", "float", "uint", "decimal")):
-        found = f"The answers are numbers (the first is {dataset[0]['answer']!r})"
-        advice = "convert the column to strings, or compare with str(answer) in reward functions"
-        logger.warning("%s, but a parser returns strings: %s.", found, advice)
+        message = "The answers are numbers (the first is %r), but a parser returns strings: convert the column to strings, or compare with str(answer) in reward functions."
+        logger.warning(message, dataset[0]["answer"])
 
 # %% ../../nbs/envs/00_prompts.ipynb #0ade7c2c
 def with_prompts(

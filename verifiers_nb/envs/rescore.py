@@ -197,9 +197,7 @@ def stored_rollouts(
     """Return rollouts, the digests of the functions that scored each, and the settings of their run."""
     if isinstance(results, GenerateOutputs):
         return rollouts_from_outputs(results), [], {}
-    path = Path(results).expanduser()
-    path = path / "results.jsonl" if path.is_dir() else path
-    records = [*read_rollouts(path)]
+    records = [*read_rollouts(results)]
     runs = [record.get("run") or {} for record in records]
     digests = [run.get("functions") or {} for run in runs]
     rollouts = rollouts_from_outputs(outputs_from_records(records))

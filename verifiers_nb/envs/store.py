@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'READ_COLUMN', 'ResultsOrFile', 'PERCENTILES', 'reply_usage', 'rollout_record',
-           'to_line', 'repair', 'from_line', 'check_record', 'read_with_offsets', 'foreign_record', 'converted',
-           'in_our_format', 'find_steps', 'read_rollouts', 'read_at', 'rewritten', 'move_bad_lines', 'changed_settings',
-           'same_inputs', 'restore_state', 'restore_rollout', 'RolloutStore', 'owner', 'claimed',
-           'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
-           'stored_outputs', 'without_failed', 'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset',
-           'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
-           'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
+__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'ResultsOrFile', 'PERCENTILES',
+           'reply_usage', 'rollout_record', 'to_line', 'repair', 'from_line', 'check_record', 'read_with_offsets',
+           'foreign_record', 'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at',
+           'rewritten', 'move_bad_lines', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout',
+           'RolloutStore', 'owner', 'claimed', 'check_unclaimed', 'outputs_from_records', 'load_results',
+           'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed',
+           'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution',
+           'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference',
+           'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import json
@@ -153,9 +154,8 @@ def read_with_offsets(
                 if strict:
                     check_record(record)
             except ValueError as error:
-                problem = f"{path}, line {number} is not a rollout: {error}."
-                mend = "`move_bad_lines` or `vf-eval --resume --repair`"
-                raise ValueError(f"{problem} {mend} moves such lines to another file.") from error
+                message = f"{path}, line {number} is not a rollout: {error}. `move_bad_lines` or `vf-eval --resume --repair` moves such lines to another file."
+                raise ValueError(message) from error
             yield offset, record
             offset += len(line)
 
@@ -216,10 +216,34 @@ def find_steps(folder: str | Path, *patterns: str) -> dict[int, Path]:
             steps[int(number[1])] = path
     return dict(sorted(steps.items()))
 
+# %% ../../nbs/envs/01_store.ipynb #8febaeb9
+RESULTS = ("", "*/", "*/*/", "outputs/evals/*/*/")
+NEARBY = ["rollouts/step-*.jsonl", *(f"{folder}results.jsonl" for folder in RESULTS)]
+
+
+def rollouts_file(path: str | Path) -> Path:
+    """Return the file of rollouts at a path, which may be the folder of an evaluation.
+
+    Raises `FileNotFoundError`, which names the latest files of rollouts nearby.
+    """
+    given = Path(path).expanduser()
+    file = given / "results.jsonl" if given.is_dir() else given
+    if not file.exists():
+        place = next(each for each in (given, *given.parents) if each.is_dir())
+        found = {each for pattern in NEARBY for each in place.glob(pattern)}
+        latest = sorted(found, key=lambda each: each.stat().st_mtime)[-3:]
+        such = f", such as {', '.join(map(str, latest))}" if latest else "; vf-eval -s saves one"
+        message = f"There are no rollouts at {path}: give a file of rollouts, or the folder of an evaluation{such}."
+        raise FileNotFoundError(message)
+    return file
+
 # %% ../../nbs/envs/01_store.ipynb #7c3e6a54
 def read_rollouts(path: str | Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file in the order they were written, without a half-written last line."""
-    return (record for _, record in read_with_offsets(in_our_format(path)))
+    """Yield the records of a file or an evaluation's folder in the order they were written.
+
+    A half-written last line is left out. Raises `FileNotFoundError` if there is no file.
+    """
+    return (record for _, record in read_with_offsets(in_our_format(rollouts_file(path))))
 
 # %% ../../nbs/envs/01_store.ipynb #64e3bb3d
 def read_at(path: Path, offset: int) -> dict[str, Any]:
@@ -390,8 +414,8 @@ def claimed(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        advice = "wait until that process ends, or give another path."
-        raise BlockingIOError(f"{path} is in use by {owner(file)}: {advice}") from None
+        message = f"{path} is in use by {owner(file)}: wait until that process ends, or give another path."
+        raise BlockingIOError(message) from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         with suppress(OSError):  # on a full disk the lock works without a description
@@ -401,6 +425,13 @@ def claimed(path: str | Path) -> Iterator[None]:
     finally:
         file.unlink(missing_ok=True)
         lock.release()
+
+# %% ../../nbs/envs/01_store.ipynb #fec96c35
+def check_unclaimed(path: str | Path) -> None:
+    """Raise `BlockingIOError` if another process has claimed a path; create nothing."""
+    if Path(path).parent.is_dir():
+        with claimed(path):
+            pass
 
 # %% ../../nbs/envs/01_store.ipynb #7719a1c7
 READ_COLUMN: dict[str, Callable[..., Any]] = {name: itemgetter(name) for name in INPUTS}
@@ -419,7 +450,7 @@ def outputs_from_records(records: Iterable[dict[str, Any]]) -> GenerateOutputs:
 
 # %% ../../nbs/envs/01_store.ipynb #898559f9
 def load_results(path: str | Path) -> GenerateOutputs:
-    """Load a file of rollouts as `GenerateOutputs`."""
+    """Load a file of rollouts, or the folder of an evaluation, as `GenerateOutputs`."""
     return outputs_from_records(read_rollouts(path))
 
 # %% ../../nbs/envs/01_store.ipynb #fdf23e66

@@ -65,9 +65,8 @@ def make_game(name: str, words: Sequence[str] | None = None, wrapped: bool = Fal
             arena = import_module("textarena")
             game = arena.make(name)
     except LookupError as error:
-        problem = f"The game {name!r} needs words that NLTK could not download"
-        advice = "pass your own words=[...], or offline=True to vf.load_environment"
-        raise ValueError(f"{problem}: {advice}.") from error
+        message = f"The game {name!r} needs words that NLTK could not download: pass your own words=[...], or offline=True to vf.load_environment."
+        raise ValueError(message) from error
     while isinstance(game, arena.Wrapper) and not wrapped:
         game = game.env
     return game

@@ -122,9 +122,8 @@ def parameter_type(tool: str, parameter: Parameter) -> Any:
     try:
         TypeAdapter(kind).json_schema(schema_generator=BriefSchema)
     except PydanticUserError as error:
-        problem = f"Tool {tool!r}: the type of its argument {parameter} has no JSON form."
-        advice = "Use another type, or hide the argument (hidden_args of StatefulToolEnv)."
-        raise TypeError(f"{problem} {advice}") from error
+        message = f"Tool {tool!r}: the type of its argument {parameter} has no JSON form. Use another type, or hide the argument (hidden_args of StatefulToolEnv)."
+        raise TypeError(message) from error
     return kind
 
 # %% ../../nbs/envs/05_tools.ipynb #be56e340
@@ -204,9 +203,8 @@ def make_tool(func: Callable[..., Any], hidden: Collection[str] = ()) -> Tool:
     parameters = tool_parameters(func, hidden)
     description, texts = read_docstring(tool_docstring(func))
     if not description:
-        seen = "so a model sees only its name and arguments"
-        advice = "write one that describes the tool, with a section 'Args:' for its arguments"
-        logger.warning("Tool %r has no docstring, %s: %s.", name, seen, advice)
+        message = "Tool %r has no docstring, so a model sees only its name and arguments: write one that describes the tool, with a section 'Args:' for its arguments."
+        logger.warning(message, name)
     is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     parameters = {n: p for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
     required = [n for n, p in parameters.items() if p.default is p.empty]

@@ -40,7 +40,14 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from ..envs.store import claimed, find_steps, from_line, rewritten, to_line
+from verifiers_nb.envs.store import (
+    check_unclaimed,
+    claimed,
+    find_steps,
+    from_line,
+    rewritten,
+    to_line,
+)
 from ..inference.client import written_whole
 from ..support.calls import without_secrets
 from ..support.memory import best_device
@@ -427,7 +434,9 @@ class ResumableTrainer(Trainer):
         return result
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> RunControl:
-        """Train in a thread, and return at once."""
+        """Train in a thread, and return at once; raises `BlockingIOError` if another process trains here."""
+        if not self.run.is_active:
+            on_first(self.accelerator, lambda: check_unclaimed(self.folder / "train"))
         self.run.start(lambda: self.train(resume_from_checkpoint))
         return self.run
 

@@ -380,5 +380,7 @@ def grpo_defaults(run_name: str, **settings: Any) -> GRPOConfig:
 # %% ../../nbs/trainer/00_config.ipynb #71b4778b
 def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
     """Return a LoRA of rank `r` on the attention projections."""
+    if r < 1:
+        raise ValueError(f"r is the rank of the LoRA, so it must be 1 or more, not {r}.")
     attention = ["q_proj", "k_proj", "v_proj", "o_proj"]
     return LoraConfig(r=r, lora_alpha=alpha, target_modules=attention, task_type="CAUSAL_LM")

@@ -388,8 +388,8 @@ def start_following(panel: Any, pause: float = PAUSE) -> threading.Thread:
 class RolloutSource:
     """Read tables of finished rollouts.
 
-    `results`: results of an evaluation, the path of a file of rollouts, the output folder of a training run or
-    its trainer, or None for an empty table.
+    `results`: results of an evaluation, the path of its folder or of a file of rollouts, the output folder of a
+    training run or its trainer, or None for an empty table.
     """
 
     results: Any = None
@@ -408,10 +408,11 @@ class RolloutSource:
         """Return the file of a table: of a training run that of a step, by default the last; None for results in memory."""
         if self.folder is None:
             return Path(self.results) if isinstance(self.results, (str, Path)) else None
-        files = step_files(self.folder)
+        files, evaluation = step_files(self.folder), self.folder / "results.jsonl"
+        if not files and evaluation.is_file():
+            return evaluation
         if not files:
-            about = "a training run writes rollouts/step-*.jsonl there in its first step"
-            message = f"{self.folder} isn't a file of rollouts and contains none: {about}."
+            message = f"{self.folder} isn't a file of rollouts and contains none: a training run writes rollouts/step-*.jsonl there in its first step."
             raise FileNotFoundError(message)
         step = max(files) if step is None else step
         if step not in files:
@@ -427,7 +428,7 @@ class RolloutSource:
             return table_from_outputs(self.results)
         if path := self.path(step):
             return table_from_file(path)
-        wanted = "give GenerateOutputs, a file of rollouts or the folder of a training run"
+        wanted = "give GenerateOutputs, a file of rollouts or the folder of a run"
         raise TypeError(f"results is {type(self.results).__name__}: {wanted}.")
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #29b92355
