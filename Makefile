@@ -15,6 +15,10 @@ SLOWEST := --durations 10 --durations-min 1
 # branches installs nothing, and a changed dependency does.
 INPUTS := settings.ini setup.py pyproject.toml constraints.txt tools/install.py
 STAMP := .venv/installed-$(shell cat $(INPUTS) | cksum | cut -d ' ' -f 1)
+# An environment without a Python that runs, as after an upgrade of the system, is made again.
+ifeq ($(shell $(PY) -c 'print(1)' 2>/dev/null),)
+.PHONY: $(STAMP)
+endif
 # What only the tests want on top: packages of single environments, and vLLM for processors.
 COMPLETE := $(subst installed,complete,$(STAMP))
 

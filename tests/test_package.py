@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -144,3 +146,24 @@ def test_demo_without_its_tools_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1 and "needs nbclient: pip install" in done.stderr
+
+
+def test_an_environment_without_its_python_is_made_again(tmp_path: Path) -> None:
+    """The stamp alone does not say that an environment is ready: its Python may be gone."""
+    (tmp_path / "tools").mkdir()
+    inputs = ["setup.py", "pyproject.toml", "constraints.txt", "tools/install.py"]
+    for name in ("Makefile", "settings.ini", *inputs):
+        shutil.copy(ROOT / name, tmp_path / name)
+
+    def plan() -> str:
+        return subprocess.check_output(["make", "-n", "install"], cwd=tmp_path, text=True)
+
+    (stamp,) = re.findall(r"touch (\S+installed-\d+)", plan())
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    (tmp_path / stamp).touch()
+    python.symlink_to(sys.executable)
+    assert "tools/install.py" not in plan()
+    python.unlink()
+    python.symlink_to(tmp_path / "gone")
+    assert "tools/install.py" in plan()

@@ -41,12 +41,19 @@ def uv(*arguments: str | Path, tested: bool = True) -> subprocess.CompletedProce
 
 
 def build_wheel(folder: Path) -> Path:
-    """Build the wheel from a copy in `folder`, so that no older build can lend it a file."""
-    for name in ("settings.ini", "setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    """Build the source archive in a copy in `folder`, and from that the wheel, as `make dist` does."""
+    for name in (
+        "MANIFEST.in",
+        "settings.ini",
+        "setup.py",
+        "pyproject.toml",
+        "README.md",
+        "LICENSE",
+    ):
         shutil.copy(ROOT / name, folder)
     skip = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "verifiers_nb", folder / "verifiers_nb", ignore=skip)
-    succeed(sys.executable, "-m", "build", "--wheel", "--no-isolation", cwd=folder)
+    succeed(sys.executable, "-m", "build", "--no-isolation", cwd=folder)
     (wheel,) = (folder / "dist").glob("*.whl")
     return wheel
 

@@ -98,7 +98,7 @@ def wants_sharding(args: GRPOConfig) -> bool:
 def sharding_left_to_us(args: GRPOConfig) -> Iterator[None]:
     """Keep accelerate from sharding within this block."""
     launched = os.environ.pop("ACCELERATE_USE_FSDP", None)
-    fsdp, args.fsdp = args.fsdp, None
+    fsdp, args.fsdp = args.fsdp, ""  # not None: transformers before 5.10 ask for its length
     plugin, args.fsdp_plugin_args = args.fsdp_plugin_args, None
     try:
         yield

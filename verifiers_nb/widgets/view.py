@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SCRIPT', 'KEEP', 'Press', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture',
-           'Panel']
+           'live_output', 'Panel']
 
 # %% ../../nbs/widgets/01_view.ipynb #77de68da
 import gzip
@@ -100,6 +100,12 @@ def picture(still: Snapshot, name: str) -> dict[str, str]:
     style = f"<style>{widget_file('kept.css')}</style>"
     html = f'<div class="vf-kept" data-kept="{name}">{style}{still.html}</div>'
     return {"text/html": html, "text/plain": repr(still)}
+
+# %% ../../nbs/widgets/01_view.ipynb #5d81e3b4
+def live_output(widget: ipywidgets.Widget) -> dict[str, Any]:
+    """Return the output that shows a live widget."""
+    shown = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"application/vnd.jupyter.widget-view+json": shown}
 
 # %% ../../nbs/widgets/01_view.ipynb #b3f0c7f6
 Press = Callable[[Any, Mapping[str, str]], Any]
@@ -220,14 +226,13 @@ class Panel(ipywidgets.VBox):
         update_display(frozen, display_id=self.model_id)
 
     def _repr_mimebundle_(self, **kwargs: Any) -> dict[str, Any]:
-        bundle, still = super()._repr_mimebundle_(**kwargs), self.still()
-        return {**bundle, "text/html": still.html, "text/plain": repr(still)}
+        still = self.still()
+        return {**live_output(self), "text/html": still.html, "text/plain": repr(still)}
 
     def _ipython_display_(self) -> None:
         self.view.page = self.view.restored = ""
         self._is_shown, self._is_due = True, False
-        live = super()._repr_mimebundle_() | {"text/plain": ""}
-        display(live, raw=True, display_id=self.model_id)
+        display(live_output(self) | {"text/plain": ""}, raw=True, display_id=self.model_id)
         display(picture(self.still(), self.view.kept), raw=True, display_id=self.view.kept)
         if shell := get_ipython():
             shell.events.register("post_execute", self.keep)
