@@ -25,7 +25,6 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import socket
 import subprocess
 import sys
@@ -432,15 +431,12 @@ def end_process(guard: subprocess.Popen[bytes]) -> int:
     return guard.wait()
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #80c573c5
-def end_server(
-    guards: list[subprocess.Popen[bytes]], reserved: socket.socket, folder: str, owner: int
-) -> None:
-    """Release a server's port; in the process that started it, end its processes and delete their files."""
+def end_server(guards: list[subprocess.Popen[bytes]], reserved: socket.socket, owner: int) -> None:
+    """Release a server's port and, in the process that started it, end its processes."""
     reserved.close()
     if os.getpid() == owner:
         for guard in guards:
             end_process(guard)
-        shutil.rmtree(folder, ignore_errors=True)
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #6d23ca8d
 class VLLMServer(AbstractContextManager["VLLMServer"]):
@@ -458,11 +454,10 @@ class VLLMServer(AbstractContextManager["VLLMServer"]):
         self.model, self.command, self.port = model, command, reserved.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}/v1"
         self.api_key = env.get("VLLM_API_KEY") or secrets.token_urlsafe(24)
-        folder = tempfile.mkdtemp(prefix="vllm-")  # vLLM leaves its sockets behind
-        self.env = {**env, "VLLM_API_KEY": self.api_key, "TMPDIR": folder}
+        self.env = {**env, "VLLM_API_KEY": self.api_key}
         self.log = Path(tempfile.gettempdir(), f"vllm-{secrets.token_hex(4)}.log")
         self.guards: list[subprocess.Popen[bytes]] = []
-        self.close = weakref.finalize(self, end_server, self.guards, reserved, folder, os.getpid())
+        self.close = weakref.finalize(self, end_server, self.guards, reserved, os.getpid())
         self.starts, self.restarts_left, self.timeout = 0, 0, 1800.0
         self.serving = threading.Event()
         self.error: Exception | None = None  # why it has ended for good
