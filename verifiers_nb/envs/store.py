@@ -232,7 +232,8 @@ def rollouts_file(path: str | Path) -> Path:
         place = next(each for each in (given, *given.parents) if each.is_dir())
         found = {each for pattern in NEARBY for each in place.glob(pattern)}
         latest = sorted(found, key=lambda each: each.stat().st_mtime)[-3:]
-        such = f", such as {', '.join(map(str, latest))}" if latest else "; vf-eval -s saves one"
+        advice = "; vf-eval -s saves one, and a training run does in its first step"
+        such = f", such as {', '.join(map(str, latest))}" if latest else advice
         message = f"There are no rollouts at {path}: give a file of rollouts, or the folder of an evaluation{such}."
         raise FileNotFoundError(message)
     return file

@@ -147,7 +147,7 @@ def read_steps(source: RolloutSource) -> Iterator[StoredStep]:
     """Yield each complete step: its number, its rollouts in their groups, the digests of the functions that scored them, and the model's name."""
     for step in source.steps() or [0]:
         path = source.path(step or None)
-        if source.folder and not has_all_rollouts(path or Path()):
+        if step and not has_all_rollouts(path or Path()):
             continue
         rollouts, known, run = stored_rollouts(path or source.results)
         groups = neighbour_groups([rollout.group for rollout in rollouts])
@@ -265,7 +265,7 @@ def failed_note(errors: Sequence[str], tried: int) -> str:
 class RewardBench(Panel):
     """Weigh and replace the reward functions of a stored run, and see how its rewards and advantages change.
 
-    `run`: a trainer, the folder of a training run, a file of rollouts, or results. `env`: the environment with the rubric,
+    `run`: a trainer, the folder of a run, a file of rollouts, or results. `env`: the environment with the rubric,
     by default the trainer's. `weigh`, `replace`, `show` and `fork` do the same as the controls; `rubric()` returns the
     changed rubric, `effects` has the figures. `tokenizer` decodes the tokens of a model that is not on this machine.
     """

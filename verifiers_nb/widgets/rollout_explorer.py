@@ -136,7 +136,7 @@ class RolloutExplorer(Panel):
     """Run rollouts, stop and continue them, look through them, and branch off from any message.
 
     `client`, `model`: by default the environment's own, else the shipped model in an embedded engine.
-    `results`: `GenerateOutputs`, the path of a file of rollouts, the output folder of a training run, or its trainer.
+    `results`: `GenerateOutputs`, a file of rollouts, the folder of an evaluation or of a training run, or its trainer.
     `tokenizer` decodes the tokens of a model that is not on this machine. Each button has a method: `run`, `stop`,
     `resume`, `select`, `show`, `compare`, `step_prompt`, `branch`, `show_step`, `export`, `freeze`. `dataset()` and
     `outputs()` return the selected rollouts. `table` has all rollouts, `query` chooses which to list and `selected` has

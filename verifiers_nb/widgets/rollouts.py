@@ -47,6 +47,7 @@ from verifiers_nb.envs.store import (
     in_our_format,
     read_with_offsets,
     rollout_record,
+    rollouts_file,
 )
 from verifiers_nb.types import (
     GenerateOutputs,
@@ -408,12 +409,8 @@ class RolloutSource:
         """Return the file of a table: of a training run that of a step, by default the last; None for results in memory."""
         if self.folder is None:
             return Path(self.results) if isinstance(self.results, (str, Path)) else None
-        files, evaluation = step_files(self.folder), self.folder / "results.jsonl"
-        if not files and evaluation.is_file():
-            return evaluation
-        if not files:
-            message = f"{self.folder} isn't a file of rollouts and contains none: a training run writes rollouts/step-*.jsonl there in its first step."
-            raise FileNotFoundError(message)
+        if not (files := step_files(self.folder)):
+            return rollouts_file(self.folder)
         step = max(files) if step is None else step
         if step not in files:
             known = f"{min(files)} to {max(files)}"

@@ -232,6 +232,7 @@ class Panel(ipywidgets.VBox):
     def _ipython_display_(self) -> None:
         self.view.page = self.view.restored = ""
         self._is_shown, self._is_due = True, False
+        self.is_hidden = False  # the page's message may wait for the end of the running cell
         display(live_output(self) | {"text/plain": ""}, raw=True, display_id=self.model_id)
         display(picture(self.still(), self.view.kept), raw=True, display_id=self.view.kept)
         if shell := get_ipython():
