@@ -171,6 +171,25 @@ def test_an_environment_with_files_is_installed_with_them(
     assert {f"our_package/source/{name}" for name in files} <= set(names)
 
 
+def test_an_entry_point_names_the_module_and_the_function_to_ship(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = {
+        "pointed/__init__.py": "",
+        "pointed/sums.py": "from verifiers_nb.environments.addition import load_environment as made",
+        "pointed-1.dist-info/METADATA": "Metadata-Version: 2.1\nName: pointed\nVersion: 1\n",
+        "pointed-1.dist-info/entry_points.txt": "[verifiers.environments]\npointed = pointed.sums:made\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = ship("pointed", tmp_path / "our-point", "openenv")
+    code = (folder / "our_point" / "__init__.py").read_text()
+    assert "from .source.sums import made as make" in code
+    assert (folder / "our_point" / "source" / "sums.py").exists()
+
+
 def test_what_can_not_be_shipped_says_why(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="ship to v0, prime, openenv"):
         ship("addition", tmp_path / "sums", to="trl")

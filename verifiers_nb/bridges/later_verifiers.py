@@ -218,7 +218,7 @@ class LaterState(AwaitableState):
     """A state whose `input` is computed from its other keys; `run_args` are the run's sampling arguments."""
 
     run_args: SamplingArgs | None = None
-    first_prompt: Any = None
+    first_prompt: Any = None  # the prompt before `setup_state`
     is_later = False
 
     def __missing__(self, name: str) -> Any:
@@ -307,8 +307,7 @@ async def play_turns(env: Any, state: State, **kwargs: Any) -> None:
         return await maybe_await(env.is_completed, *given, **kwargs)
 
     while not await is_over():
-        prompt = await maybe_await(env.get_prompt_messages, state, **kwargs)
-        prompt = as_messages(prompt, env.is_later)
+        prompt = as_messages(await maybe_await(env.get_prompt_messages, state, **kwargs))
         if state.get("final_env_response") is not None:
             state["stop_condition"] = "has_final_env_response"
             return
@@ -334,18 +333,16 @@ async def play_older_turns(env: Any, state: LaterState, **kwargs: Any) -> None:
     messages = state.first_prompt[:]
     while not await maybe_await(env.is_completed, messages, state, **kwargs):
         response = await env.get_model_response(**request_of(state, messages))
-        before = state["completion"]
-        added = as_messages(take_response(response, state), calls=False)
+        added = take_response(response, state)
         turn = turn_of(messages[:], added, response, state["trajectory_id"])
         state["trajectory"].append(turn)
-        state["completion"] = before + added
         messages += added
         is_over = await maybe_await(env.is_completed, messages, state, **kwargs)
         if is_over or 0 < env.max_turns <= state["turn"]:
             return
         answered = await answer_of(env, messages, state, **kwargs)
         answered = followed_by(messages[:0], answered, calls=False)
-        state["completion"] = state["completion"] + answered
+        state["completion"] += answered
         messages += answered
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #fd3a9137
@@ -374,8 +371,7 @@ class LaterXMLParser(XMLParser):
 
     def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
         spans, (*_, start, end) = super()._measure(text)
-        values = vars(self.parse(text))
-        found = {name for name in values if values[name] is not None}
+        found = {name for name, value in vars(self.parse(text)).items() if value is not None}
         tagged = [
             any(t[0] in found or t[1] in text or t[2] in text for t in field)
             for field in self._fields

@@ -37,6 +37,7 @@ from .trl import start_row
 from verifiers_nb.environments.load import (
     find_environment,
     load_environment,
+    plugged_environments,
     shipped_environments,
 )
 from ..envs.environment import Environment
@@ -118,10 +119,10 @@ def source_of(env: str | Environment, package: Path) -> str:
     name = env.strip().replace("-", "_")
     if name in shipped_environments():
         return f"from verifiers_nb.environments.{name} import load_environment as make"
-    maker: Any = find_environment(name)
     module, called = name, "load_environment"
-    if name not in sys.modules:  # an entry point names it
-        module, called = maker.__module__, maker.__name__
+    if not hasattr(sys.modules.get(name), called):  # an entry point names it
+        point = plugged_environments()[name]
+        module, called = point.module, point.attr or called
     root, dot, below = module.partition(".")
     file = Path(inspect.getfile(sys.modules[root]))
     if file.name == "__init__.py":

@@ -99,7 +99,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
         with as_verifiers(lowest_version(name)):
             if load := find_environment(name):
                 made: Any = load(**env_args)
-                if hasattr(made, "env_id"):  # one for `verifiers`
+                if hasattr(made, "is_later"):  # one for `verifiers`
                     made.env_id, made.env_args = made.env_id or env_id, made.env_args or env_args
                 return made
     except Exception as error:

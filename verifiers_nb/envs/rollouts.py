@@ -367,7 +367,7 @@ class RolloutRun:
             rollout.turns = rollout_turns(rollout.state, exact=False)
         except BaseException as error:
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
-            if limit.expired():
+            if limit.expired() and isinstance(error, TimeoutError):  # not a cancelled run
                 error = TimeoutError(f"it took longer than its timeout of {self.timeout:g} s")
             fail(rollout, as_failure(error))
 
