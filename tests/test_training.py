@@ -25,7 +25,13 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 import verifiers_nb as vf
 from verifiers_nb.envs.rollouts import background_loop
@@ -826,13 +832,17 @@ def test_constrained_sampling_is_pointed_out(
 
 def test_bf16_is_computed_with(tmp_path: Path) -> None:
     seen = []
+
+    def look(module: Any, inputs: Any, output: torch.Tensor) -> None:
+        seen.append(output.dtype)
+        vf.GRPOConfig(str(tmp_path / "now"), use_cpu=True)  # changes nothing for a trainer
+
     trainer = make_trainer(tmp_path, max_steps=1, bf16=True)
     make_trainer(tmp_path / "other")  # without bf16
-    layer = trainer.model.get_base_model().get_decoder().layers[0].mlp
-    layer.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    trainer.model.get_base_model().get_decoder().layers[0].mlp.register_forward_hook(look)
     trainer.train()
     assert torch.bfloat16 in seen and trainer.accelerator.mixed_precision == "bf16"
-    vf.GRPOConfig(str(tmp_path / "later"), use_cpu=True)  # changes nothing for a trainer
+    TrainingArguments(str(tmp_path / "later"), use_cpu=True)  # nor does this
     assert trainer.evaluate()["eval_failed"] == 0
 
 

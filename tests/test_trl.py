@@ -1,4 +1,4 @@
-"""The gradient of every objective is that of TRL's GRPOTrainer with equal settings, on the same rollouts."""
+"""Advantages and gradients are those of TRL's GRPOTrainer with equal settings, on the same rollouts."""
 
 from __future__ import annotations
 
@@ -78,6 +78,20 @@ def our_batches(args: vf.GRPOConfig, advantages: torch.Tensor, sampled: torch.Te
     return list(micro_batches(samples, 30 if args.top_entropy_quantile == 1 else 1000))
 
 
+def their_trainer(policy: PeftModel, folder: Path, **settings: Any) -> Any:
+    """Return TRL's trainer of a copy of the policy; its reward function fails for rollout CUT."""
+    plain = dict(report_to="none", bf16=False, gradient_checkpointing=False, use_cpu=True)
+    settings = plain | dict(num_generations=GROUP, max_completion_length=LIMIT) | settings
+    rewards = [None if i == CUT else reward for i, reward in enumerate(REWARDS.tolist())]
+    return trl.GRPOTrainer(
+        copy.deepcopy(policy),
+        lambda **_: rewards,
+        trl.GRPOConfig(str(folder), per_device_train_batch_size=len(ANSWERS), **settings),
+        Dataset.from_list([{"prompt": "?"}] * len(ANSWERS)),
+        processing_class=vf.get_tokenizer("verifiers_nb/adder-1m"),
+    )
+
+
 def their_inputs(advantages: torch.Tensor, old: torch.Tensor, sampled: torch.Tensor) -> dict:
     ids = torch.tensor([answer + [0] * (LIMIT - len(answer)) for answer in ANSWERS])
     prompts = torch.tensor([PROMPTS[i // GROUP] for i in range(len(ANSWERS))])
@@ -94,11 +108,18 @@ SAME: list[dict[str, Any]] = [
     dict(epsilon_high=0.1),
     dict(epsilon=0.01, delta=1.2),
     dict(use_bias_correction_kl=True),
-    dict(scale_rewards="group"),
     dict(top_entropy_quantile=0.3),
     dict(loss_type="dapo", entropy_coef=0.05),
     dict(loss_type="cispo", epsilon_high=0.04),
 ]
+
+
+@pytest.mark.parametrize("scale", ["none", "group", "batch"])
+def test_the_advantages_are_those_of_trl(scale: str, policy: PeftModel, tmp_path: Path) -> None:
+    trainer = their_trainer(policy, tmp_path, scale_rewards=scale)
+    found = trainer._generate_and_score_completions([{"prompt": "?"}] * len(ANSWERS))
+    ours = rollout_advantages(REWARDS, GROUP, torch.arange(len(ANSWERS)) != CUT, scale=scale)
+    torch.testing.assert_close(ours, found["advantages"])
 
 
 @pytest.mark.parametrize("changes", SAME, ids=str)
@@ -108,23 +129,18 @@ def test_the_gradient_is_that_of_trl(
     torch.manual_seed(1)
     kept = {name: weight.detach().clone() for name, weight in learnt(policy).items()}
     settings = dict(
-        beta=0.1, temperature=HEAT, epsilon=0.05, loss_type="dr_grpo", num_generations=GROUP,
-        per_device_train_batch_size=len(ANSWERS), use_cpu=True, use_bias_correction_kl=False,
-    )  # fmt: skip
+        beta=0.1, temperature=HEAT, epsilon=0.05, loss_type="dr_grpo", use_bias_correction_kl=False
+    )
     settings |= changes
-    args = vf.GRPOConfig(str(tmp_path), **settings, max_tokens=LIMIT, importance_cap=CAP)
+    args = vf.GRPOConfig(
+        str(tmp_path), **settings, num_generations=GROUP, per_device_train_batch_size=len(ANSWERS),
+        max_tokens=LIMIT, importance_cap=CAP, use_cpu=True,
+    )  # fmt: skip
     if args.loss_type == "cispo":  # TRL's is the cap itself
         settings["epsilon_high"] = 1 + float(changes["epsilon_high"])
-    plain = dict(report_to="none", bf16=False, gradient_checkpointing=False)
-    trainer = trl.GRPOTrainer(
-        copy.deepcopy(policy),
-        lambda **_: [0.0],
-        trl.GRPOConfig(str(tmp_path), **settings, **plain, max_completion_length=LIMIT),
-        Dataset.from_list([{"prompt": "?"}] * len(ANSWERS)),
-        processing_class=vf.get_tokenizer("verifiers_nb/adder-1m"),
-    )
+    trainer = their_trainer(policy, tmp_path, **settings)
     trainer.current_gradient_accumulation_steps, trainer.use_vllm = 1, True
-    advantages = rollout_advantages(REWARDS, GROUP, scale=args.scale_rewards)
+    advantages = rollout_advantages(REWARDS, GROUP)
     old = token_logprobs(policy)
     with policy.disable_adapter():
         reference = token_logprobs(policy)

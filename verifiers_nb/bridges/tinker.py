@@ -284,6 +284,7 @@ class TinkerTrainer(GRPOTrainer):
     ) -> None:
         check_order(model, env, args, processing_class)
         check_tinker(args)
+        args.gradient_checkpointing = False  # nothing is computed here
         policy = connect_policy(model, rank, args.seed, base_url, api_key)
         tokenizer = processing_class or get_tokenizer(model)
         schedule = torch.optim.SGD(policy.parameters(), args.learning_rate)

@@ -298,7 +298,7 @@ def can_stand_in(client: Any) -> bool:
         and not any(transport.event_hooks.values())
         and client.auth_headers == {"Authorization": f"Bearer {client.api_key}"}
         and not client.default_query
-        and not (needs_proxy(url) and url.scheme not in getproxies())  # ALL_PROXY
+        and not (needs_proxy(url) and getproxies().keys() & {"all", url.scheme} == {"all"})
         and (not hasattr(timeout, "read") or timeout == openai.DEFAULT_TIMEOUT)
         and all(map(is_openais, methods))
     )

@@ -48,20 +48,22 @@ def scale_advantages(
     valid: torch.Tensor | None = None,
     scale: bool | str = "group",
     eps: float = 1e-4,
+    rewards: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Divide advantages by a standard deviation plus `eps`, float [B].
 
     `scale`: "group" or True, of each group's advantages (arXiv:2402.03300, sec. 4.1; Liu et al. 2025,
     arXiv:2503.20783, sec. 3, show how it favours very easy and very hard prompts); "batch", of all
-    advantages (arXiv:2508.08221); "none" or False, not at all.
+    `rewards` (arXiv:2508.08221), or else of all advantages; "none" or False, not at all.
     """
     if scale in (False, "none"):
         return advantages
     mask = torch.ones_like(advantages) if valid is None else valid.to(advantages)
     size = group_size if scale in (True, "group") else advantages.numel()
-    squares, counts = (
-        (x * mask).view(-1, size).sum(1) for x in (advantages**2, torch.ones_like(mask))
-    )
+    centred = advantages
+    if scale == "batch" and rewards is not None:
+        centred = group_advantages(rewards, size, valid)
+    squares, counts = ((x * mask).view(-1, size).sum(1) for x in (centred**2, mask))
     deviation = (squares / (counts - 1).clamp(min=1)).sqrt()
     return advantages / (deviation.repeat_interleave(size) + eps)
 
@@ -107,7 +109,7 @@ def rollout_advantages(
         return decoupled_advantages(*parts, group_size, valid)
     estimators = {"grpo": group_advantages, "rloo": leave_one_out_advantages}
     advantages = estimators[estimator](rewards, group_size, valid)
-    return scale_advantages(advantages, group_size, valid, scale)
+    return scale_advantages(advantages, group_size, valid, scale, rewards=rewards)
 
 # %% ../../nbs/trainer/01_advantage.ipynb #887309d0
 def overlong_penalty(lengths: torch.Tensor, max_tokens: int, buffer: int) -> torch.Tensor:

@@ -31,7 +31,7 @@ from threading import current_thread, main_thread
 from typing import Any
 
 import torch
-from accelerate.state import AcceleratorState, PartialState
+from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
 from torch.optim.lr_scheduler import LRScheduler
 from tqdm import tqdm
@@ -338,6 +338,7 @@ class FollowRequests(TrainerCallback):
         self.trainer = weakref.proxy(trainer)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.trainer.optimizer.accelerator_state = self.trainer.accelerator.state
         self.trainer.run.begin(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -399,7 +400,8 @@ class ResumableTrainer(Trainer):
         self.first_settings: dict[str, Any] = {}  # original values of changed settings
         AcceleratorState._reset_state()  # another trainer may have another precision
         super().__init__(*args, **kwargs)
-        self.shared = {s: dict(s._shared_state) for s in (AcceleratorState, PartialState)}
+        # Every other trainer or config changes the state that all share.
+        self.accelerator.state.__dict__ = dict(vars(self.accelerator.state))
         self.given_optimizer = self.optimizer
         self.add_callback(FollowRequests(self))
         weakref.finalize(self, end_run, self.run, timeout=60)
@@ -410,8 +412,7 @@ class ResumableTrainer(Trainer):
         Ctrl-C ends the run with a checkpoint at the end of the step, and raises
         `KeyboardInterrupt`.
         """
-        for kind, own in self.shared.items():
-            kind._shared_state.update(own)
+        AcceleratorState._shared_state.update(vars(self.accelerator.state))
         with self.run.running(), self.guard, ExitStack() as stack:
             folder = claimed(self.folder / "train")
             on_first(self.accelerator, lambda: stack.enter_context(folder))

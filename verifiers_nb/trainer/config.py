@@ -22,7 +22,6 @@ from inspect import signature
 from typing import Any, TypeVar
 
 import torch
-from accelerate.state import AcceleratorState
 from peft import LoraConfig
 from transformers import TrainingArguments
 
@@ -286,10 +285,8 @@ class GRPOConfig(TrainingArguments):
         device_batch = self.per_device_train_batch_size
         self.per_device_train_batch_size *= self.gradient_accumulation_steps
         self.gradient_accumulation_steps = 1
-        running = dict(AcceleratorState._shared_state)  # of a trainer, which may be training now
         super().__post_init__()
         self._n_gpu = min(self.n_gpu, 1)  # other GPUs are left to servers, not to DataParallel
-        AcceleratorState._shared_state.update(running)
         if self.steps_per_generation is not None:
             self.generation_batch_size = self.steps_per_generation * device_batch * self.world_size
             self.steps_per_generation = None  # set in one way, so that the config can be copied

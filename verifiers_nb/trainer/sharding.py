@@ -151,6 +151,9 @@ class Processes(OneProcess):
     def __init__(self, accelerator: Accelerator, gathered: GatheredPolicy) -> None:
         self.accelerator, self.gathered = accelerator, gathered
         self.scales_gradients = accelerator.scaler is not None
+        # Not `accelerator.autocast`, which takes the precision of the latest trainer.
+        dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float16
+        self.amp = torch.autocast(accelerator.device.type, dtype, enabled=accelerator.native_amp)
         # The adapters start at random, in each process from a seed of its own if the user made them.
         broadcast([weight.data for weight in gathered.parameters() if weight.requires_grad])
 
@@ -168,7 +171,7 @@ class Processes(OneProcess):
 
     def run(self, policy: Any, work: Callable[..., T], *arguments: Any) -> T:
         """Return `work(policy, *arguments)`, computed in the precision of the run."""
-        with self.accelerator.autocast():
+        with self.amp:
             return self.gathered(work, *arguments)
 
     def backward(self, loss: torch.Tensor) -> None:
