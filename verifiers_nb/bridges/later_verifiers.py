@@ -291,7 +291,7 @@ def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, An
     state = call.pop("state")
     if tool_defs := tool_defs or state.get("tool_defs"):
         call["oai_tools"] = [{"type": "function", "function": {**each}} for each in tool_defs]
-    if not getattr(state, "is_later", True):  # up to 0.1.8, setup_state may set the tools there
+    if not getattr(state, "is_later", True):  # setup_state may set the tools there
         state["oai_tools"] = state["info"].get("oai_tools") or state["oai_tools"]
     call |= {name: call.get(name) or state[name] for name in REQUEST[2:]}
     arguments = merge_sampling_args(getattr(state, "run_args", None), call["sampling_args"])
@@ -417,7 +417,7 @@ async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> R
 
 # %% ../../nbs/bridges/01_later_verifiers.ipynb #b6a39b38
 def with_seen_prompt(rollout: Rollout) -> Rollout:
-    """Return a rollout with the prompt that `setup_state` may have changed; up to 0.1.6, only in place."""
+    """Return a rollout with the prompt that `setup_state` may have changed; in the older style, only in place."""
     state = rollout.state
     if not isinstance(state, LaterState):
         return rollout
@@ -572,7 +572,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         for owner in owners if self.is_later else ():
             read_as_later(owner.parser)
         for member in self.rubric.members if not self.is_later else ():
-            member.class_objects["apply_weights"] = True  # up to 0.1.6, functions get it
+            member.class_objects["apply_weights"] = True  # functions get it there
         if marked_hooks(type(self), "teardown"):
             atexit.register(tear_down, self)
 

@@ -203,14 +203,14 @@ async def call_func(
     offered = {**rubric.class_objects, **dict(zip(names, values, strict=True)), **kwargs}
     if wanted is not None:
         offered = {name: offered[name] for name in wanted if name in offered}
-    for name in OWN_COPY if rubric.gives_copies else ():
-        if name in offered:
+    if rubric.gives_copies:
+        for name in offered.keys() & OWN_COPY:
             offered[name] = copied(offered[name])
-    if isinstance(offered.get("completion"), list) and rubric.gives_copies:
-        offered["completion"] = MessageList(offered["completion"])
-    if "completions" in offered and rubric.gives_copies:
-        given = offered["completions"]
-        offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
+        if isinstance(offered.get("completion"), list):  # else a string, or not wanted
+            offered["completion"] = MessageList(offered["completion"])
+        if "completions" in offered:
+            given = offered["completions"]
+            offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
     try:
         limit = run_limit.get() if rubric.timeout is None else rubric.timeout
         if limit is not None:
