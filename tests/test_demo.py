@@ -23,12 +23,11 @@ from pathlib import Path
 checkpoint, kernel = Path("checkpoint"), Path("kernel")
 kernel.write_text(str(os.getpid()))
 start = int(checkpoint.read_text()) if checkpoint.exists() else 0
-print("from step", start, flush=True)
 try:
     for step in range(start, start + 600):
+        print("step", step, flush=True)
         if start:
             break
-        print("step", step, flush=True)
         time.sleep(0.1)
 except KeyboardInterrupt:
     checkpoint.write_text("7")
@@ -81,7 +80,8 @@ class Demo:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
             )
-        wait_until(lambda: "from step" in self.log.read_text())
+        # A step is printed inside `try`, so that a signal after it always finds the cell's handler.
+        wait_until(lambda: "\nstep " in self.log.read_text())
         return self.process
 
     def kernel(self) -> int:
@@ -110,7 +110,7 @@ def test_stop_saves_and_the_same_command_continues(demo: Demo, kind: signal.Sign
     assert not alive(demo.kernel())
 
     assert demo.start().wait(60) == 0
-    assert "from step 7" in demo.log.read_text() and "the end" in demo.log.read_text()
+    assert "\nstep 7\n" in demo.log.read_text() and "the end" in demo.log.read_text()
 
 
 def test_second_press_ends_at_once(demo: Demo) -> None:
