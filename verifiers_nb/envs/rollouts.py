@@ -130,7 +130,8 @@ class LentLoop:
 @cache
 def lent_loop() -> LentLoop:
     """Return this process's one loop for sync calls and for work in the background."""
-    os.register_at_fork(after_in_child=lent_loop.cache_clear)  # a fork has no thread that runs it
+    if hasattr(os, "register_at_fork"):  # a fork has no thread that runs it; Windows has no forks
+        os.register_at_fork(after_in_child=lent_loop.cache_clear)
     return LentLoop()
 
 # %% ../../nbs/envs/02_rollouts.ipynb #dd145b6e

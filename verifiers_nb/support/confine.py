@@ -17,12 +17,14 @@ __all__ = ['NEWNS', 'NEWIPC', 'NEWUSER', 'NEWNET', 'NOBODY', 'SYSTEM', 'DEVICES'
 import ctypes
 import math
 import os
-import resource
 import signal
 import struct
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
+
+with suppress(ImportError):  # on Windows, which can't confine a program
+    import resource
 
 # %% ../../nbs/support/03_confine.ipynb #c1dfd96e
 def set_limits(seconds: float, memory_mb: int, file_mb: int) -> None:

@@ -12,7 +12,6 @@ __all__ = ['process_slots', 'FOLDER_PREFIX', 'Limits', 'ProgramRun', 'read_both_
 
 # %% ../../nbs/support/04_sandbox.ipynb #77de68da
 import asyncio
-import fcntl
 import inspect
 import json
 import os
@@ -35,6 +34,9 @@ from typing import Any, BinaryIO
 from . import confine
 from .processes import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, process_control
 from .threads import Threads, cancelled
+
+with suppress(ImportError):  # on Windows, where no program is run
+    import fcntl
 
 # %% ../../nbs/support/04_sandbox.ipynb #c1dfd96e
 @dataclass(frozen=True)
@@ -192,7 +194,8 @@ def sandbox_guards() -> frozenset[str]:
     start processes, open sockets or reach other processes. `user`: it runs as nobody. `network`: it has
     no network. `powers`: it has no capabilities.
     """
-    return frozenset(run_confined("", Limits(), "report").output.split())
+    on_windows = os.name == "nt"
+    return frozenset(() if on_windows else run_confined("", Limits(), "report").output.split())
 
 # %% ../../nbs/support/04_sandbox.ipynb #1abd1bad
 class Unconfined(RuntimeError):
@@ -208,11 +211,11 @@ def run_python(
     `Unconfined` where the machine can't enforce that, unless `allow_unconfined`; see `sandbox_guards`.
     """
     missing = confine.missing_guards(sandbox_guards())
-    if missing and not allow_unconfined:
+    if missing and (os.name == "nt" or not allow_unconfined):
         raise Unconfined(
             f"Programs of a model are not run here: this machine can't give them {' and '.join(missing)}. "
-            "That takes Linux with user namespaces, or with Landlock (6.2 or newer). In a container that "
-            "holds nothing of value, run_python(code, allow_unconfined=True) runs them anyway."
+            "That takes Linux with user namespaces, or with Landlock (6.2 or newer); on Windows, use WSL. In a "
+            "container that holds nothing of value, run_python(code, allow_unconfined=True) runs them anyway."
         )
     if missing and sys.platform == "linux":
         # Keys in our memory are closed to the user's other processes.

@@ -233,7 +233,8 @@ def oldest_wait(
 @cache
 def cancel_before_forks() -> None:
     """Cancel `faulthandler`'s timer before each fork: a child that inherits it would hang at its end."""
-    os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
+    if hasattr(os, "register_at_fork"):  # Windows has no forks
+        os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
 
 
 def write_stacks_later(seconds: float) -> None:

@@ -18,18 +18,18 @@ import hashlib
 import json
 import logging
 import os
-import resource
 import shutil
 import sys
 import time
 import weakref
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
+import psutil
 import torch
 from accelerate.state import AcceleratorState
 from accelerate.utils import gather_object
@@ -53,6 +53,9 @@ from ..support.calls import without_secrets
 from ..support.memory import best_device
 from .control import InterruptGuard, RunControl
 from .sharding import on_first
+
+with suppress(ImportError):  # on Windows, which counts its memory otherwise
+    import resource
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #5e1a5589
 MANIFEST = "manifest.json"
@@ -316,6 +319,8 @@ def peak_memory() -> float:
     for used in ("max_memory_allocated", "driver_allocated_memory"):  # Apple's knows no peak
         if hasattr(device, used):
             return getattr(device, used)() / 2**30
+    if hasattr(memory := psutil.Process().memory_info(), "peak_wset"):  # on Windows
+        return memory.peak_wset / 2**30
     unit = 1 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
 
