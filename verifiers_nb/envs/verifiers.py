@@ -66,7 +66,7 @@ class Alias(ModuleType):
         if has_alias(below := f"{self.__name__}.{name}"):
             return Alias(below, self.__version__)
         ours = importlib.import_module("verifiers_nb")
-        bridge = importlib.import_module("verifiers_nb.bridges.later_verifiers")
+        bridge = importlib.import_module("verifiers_nb.bridges.later_environments")
         later = bridge.names_since(self.__version__)
         if name not in later and (name.startswith("__") or not hasattr(ours, name)):
             raise AttributeError(explain_missing(name), name=name, obj=self)
