@@ -38,7 +38,7 @@ from .rollouts import RolloutRun, sync_twin
 from .store import RolloutStore, claimed, results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
-from ..rubrics.rubric import DOORS, Rubric, check_wanted, overrides
+from ..rubrics.rubric import SCORING_METHODS, Rubric, check_wanted, overrides
 from ..support.calls import as_async_client, request_arguments, with_retries
 from verifiers_nb.types import (
     ChatMessage,
@@ -109,7 +109,7 @@ def check_rubric(rubric: Rubric | None) -> Rubric | None:
     if rubric is not None and not isinstance(rubric, Rubric):
         raise TypeError(f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...]).")
     for each in getattr(rubric, "rubrics", [rubric] if rubric else []):
-        if not any(overrides(each, door) for door in DOORS):
+        if not any(overrides(each, method) for method in SCORING_METHODS):
             for func in each.reward_funcs:
                 try:
                     check_wanted(func, each.class_objects)

@@ -134,7 +134,8 @@ class Parser:
 
     def get_format_reward_func(self) -> Callable[..., float]:
         """Make the reward function that averages `format_score` over the assistant's messages."""
-        score = self.format_score  # in the closure, so that a digest sees its code
+        # `behaviour_digest` sees what a function closes over: here the code that scores.
+        score = self.format_score
 
         def format_reward_func(completion: Messages, **kwargs: Any) -> float:
             """Score the completion's format; returns 0.0 without an assistant message."""

@@ -90,7 +90,7 @@ def check_arguments(name: str, signature: str | None, arguments: list[Argument])
         raise ValueError(
             f"Argument names of command {name!r}, {sorted(names)}, do not match the places "
             f"{sorted(places)} in its signature {signature!r}: write each argument as "
-            """<name>, [<name>] or {name}."""
+            "<name>, [<name>] or {name}."
         )
 
 # %% ../../nbs/parsers/04_commands.ipynb #f6e1126c

@@ -403,6 +403,7 @@ def regex_tag(pattern: str) -> StructuralTag:
     def rewrite(token: re.Match[str]) -> str:
         if token[1] or token[2]:
             return token[1] or exact_class(token[2])
+        # xgrammar rejects `{,3}` and `(?P<name>`, which `re` accepts.
         return "{0," if token[0] == "{," else "("
 
     rewritten = CLASS.sub(rewrite, pattern)

@@ -106,7 +106,7 @@ def extract_hash_answer(text: str) -> str:
 BOXED_SYSTEM_PROMPT = "Reason step by step and write the final answer inside \\boxed{}."
 THINK_BOXED_SYSTEM_PROMPT = (
     "First reason step by step inside <think>...</think> tags. "
-    """Then write the final answer inside \\boxed{}."""
+    "Then write the final answer inside \\boxed{}."
 )
 
 # %% ../../nbs/parsers/02_think.ipynb #ab8d1e66

@@ -360,6 +360,6 @@ class OneAnswerParser(XMLParser):
         checks, count = super().checks(text), self.count_answers(text)
         if count > 1:
             at = self._names.index(self.answer_names)
-            message = f"{count} of {'|'.join(self.answer_names)}, where one is expected"
+            message = f"{count} {'|'.join(self.answer_names)} tags, where one is expected"
             checks[at] = replace(checks[at], score=0.0, message=message)
         return checks

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PASSING', 'MOST_PARTS', 'Change', 'parts_of', 'behaviour_digest', 'func_digests', 'with_funcs']
+__all__ = ['IGNORED_ATTRIBUTES', 'MOST_PARTS', 'Change', 'parts_of', 'behaviour_digest', 'func_digests', 'with_funcs']
 
 # %% ../../nbs/rubrics/04_changes.ipynb #4df8df53
 import copy
@@ -19,11 +19,12 @@ from hashlib import blake2b
 from types import CodeType, ModuleType, SimpleNamespace
 from typing import Any
 
-from .rubric import DOORS, overrides, reward_name, wanted_arguments
+from .rubric import SCORING_METHODS, overrides, reward_name, wanted_arguments
 from ..types import RewardFunc
 
 # %% ../../nbs/rubrics/04_changes.ipynb #9d12ff1f
-PASSING = {"failures", "reward_funcs", "reward_weights", "class_objects", "threads"}  # of a rubric
+# A rubric's attributes that do not decide how one of its functions scores a completion.
+IGNORED_ATTRIBUTES = {"failures", "reward_funcs", "reward_weights", "class_objects", "threads"}
 
 
 def parts_of(value: Any) -> list[Any]:
@@ -50,7 +51,7 @@ def parts_of(value: Any) -> list[Any]:
         codes = [each.__code__.co_code for each in methods if inspect.isfunction(each)]
         return [getattr(value, "__qualname__", value.__name__), *codes]
     kept = getattr(value, "__dict__", {})
-    return [type(value), {name: kept[name] for name in kept if name not in PASSING}]
+    return [type(value), {name: kept[name] for name in kept if name not in IGNORED_ATTRIBUTES}]
 
 # %% ../../nbs/rubrics/04_changes.ipynb #d88dedec
 MOST_PARTS = 5000
@@ -79,7 +80,7 @@ def func_digests(rubric: Any) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     for member in rubric.members:
-        hidden = any(overrides(member, door) for door in DOORS)
+        hidden = any(overrides(member, method) for method in SCORING_METHODS)
         plain = [(k, v) for k, v in member.class_objects.items() if isinstance(v, (str, dict))]
         for func in member.reward_funcs:
             wanted = wanted_arguments(func)

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'is_async', 'DOORS', 'wanted_arguments',
-           'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure', 'copied',
-           'MessageList', 'call_func', 'run_calls', 'combine_scores', 'score_columns', 'score_row', 'group_ids',
-           'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many', 'rollouts_from_columns',
+__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'is_async', 'SCORING_METHODS',
+           'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure',
+           'copied', 'MessageList', 'call_func', 'run_calls', 'combine_scores', 'score_columns', 'score_row',
+           'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many', 'rollouts_from_columns',
            'padded_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
@@ -289,7 +289,7 @@ async def call_by_group(
     return [score for _, score in sorted(zip(chain(*groups), scores, strict=True))]
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #549b0ecc
-DOORS = ("call_reward_func", "score_rollout", "score_rollouts")
+SCORING_METHODS = ("call_reward_func", "score_rollout", "score_rollouts")
 
 
 def overrides(rubric: Any, name: str) -> bool:

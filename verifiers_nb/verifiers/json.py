@@ -72,6 +72,7 @@ def find_too_deep(text: str) -> int:
 
 # %% ../../nbs/verifiers/02_json.ipynb #3492d23f
 def refuse_constant(token: str) -> float:
+    """Raise `ValueError`: `NaN` and `Infinity`, which Python reads, are not in the standard."""
     raise ValueError(f"{token} is not JSON")
 
 
