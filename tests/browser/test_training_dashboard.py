@@ -105,6 +105,8 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     assert not widget.get_by_role("button", name="Freeze").is_visible()
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_text("Stopped").wait_for(timeout=120_000)
+    focused = "document.activeElement.dataset.act ?? 'none'"
+    assert page.evaluate(focused) == "none"  # Enter, pressed again, starts nothing
     args = "trainer.wait(); print(trainer.args.beta, trainer.args.temperature)"
     assert page.evaluate(ASK, args)[0] == "0.02 0.9"
 
