@@ -335,8 +335,15 @@ def test_two_runs_on_one_sampler(tmp_path: Path) -> None:
     second = make_trainer(tmp_path / "second", client=first.client, max_steps=1)
     first.start()
     wait_until(lambda: first.run.state.step > 0)
-    with pytest.raises(RuntimeError, match="Another run pushes its policy to this client"):
-        second.train()
+    message = "A run already pushes its policy to this client: wait for it"
+    for trainer in (first, second):  # the next cell of a notebook, after Start on the dashboard
+        with pytest.raises(RuntimeError, match=message):
+            trainer.train()
+    second.start()
+    with pytest.raises(RuntimeError, match=message):
+        second.wait(60)
+    assert first.run.is_active and second.run.state.phase == "failed"
+    assert not second.run.is_active
     first.stop()
     first.wait(60)
     assert second.train().global_step == 1

@@ -62,6 +62,13 @@ def test_the_saved_quick_start_took_about_a_minute_as_its_summary_says() -> None
     assert len(bars) == 1 and 60 * int(minutes) + int(seconds) <= 90
 
 
+def test_the_widget_tour_leaves_a_run_that_its_dashboard_can_continue() -> None:
+    """People run all cells first, and press the buttons then."""
+    path = next(path for path in TUTORIALS if path.stem == "111_widget_tour")
+    cells = [c.source for c in nbformat.read(path, 4).cells if c.cell_type == "code"]
+    assert not any(".close()" in source for source in cells)
+
+
 def test_the_widget_tour_leaves_its_first_inspector_as_the_text_describes_it() -> None:
     """Live widgets show what they are at the end, whatever they were when their cell ran."""
     path = next(path for path in TUTORIALS if path.stem == "111_widget_tour")

@@ -62,6 +62,8 @@ def test_train_on_is_pressed_and_a_run_of_its_own_begins(notebook, page, lab) ->
     notebook("fork.ipynb", TRAIN, "bench = vf.RewardBench(trainer)\nbench")
     widget = live_widget(page, "Reward bench")
     assert widget.get_by_role("button", name=re.compile("Train on from")).count() == 2
+    widget.locator(".vf-plot img").wait_for()
+    assert widget.evaluate("node => node.scrollWidth <= node.clientWidth")  # else a bar below it
     files = [path for path in (lab.folder / "run").rglob("*.*") if path.is_file()]
     before = {path: path.read_bytes() for path in files}
     widget.get_by_role("slider", name="correct_answer").focus()

@@ -101,10 +101,10 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     page.reload()  # as one who closes the page and comes back
     widget = widget_of(page)
     wait_for_step(page, widget, step_shown(widget) + 2)
-    widget.get_by_text("Run the cell again to freeze this view.").wait_for()
-    assert not widget.get_by_role("button", name="Freeze").is_visible()
     widget.get_by_role("button", name="Stop").click()
     widget.get_by_text("Stopped").wait_for(timeout=120_000)
+    widget.get_by_text("Run the cell again to freeze this view.").wait_for()
+    assert not widget.get_by_role("button", name="Freeze").is_visible()
     args = "trainer.wait(); print(trainer.args.beta, trainer.args.temperature)"
     assert page.evaluate(ASK, args)[0] == "0.02 0.9"
 

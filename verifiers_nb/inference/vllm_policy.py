@@ -732,7 +732,7 @@ class VLLMClient(HTTPClient):
             self.claimed.acquire(timeout=0)
         except Timeout:
             raise RuntimeError(
-                f"Another run pushes its policy to {self.base_url}: stop it, or start another server."
+                f"A run already pushes its policy to {self.base_url}: wait for it, stop it, or start another server."
             ) from None
         wake_if_asleep(self)
 

@@ -65,7 +65,7 @@ def claim_client(client: Any) -> None:
         client.claim()
     elif getattr(client, "is_training", False):
         raise RuntimeError(
-            "Another run pushes its policy to this client. Stop that run, or make another engine or server."
+            "A run already pushes its policy to this client: wait for it, stop it, or make another engine or server."
         )
     else:
         client.is_training = True

@@ -276,10 +276,10 @@ class RunControl:
         def work() -> None:
             try:
                 self.result = run()
-            except Exception:
+            except Exception as error:  # maybe before the run came to `running`
+                self.is_active, self.ended, self.error = False, "failed", error
                 logger.exception("The run failed at step %d.", self.step)
 
-        self.result = self.error = None
-        self.is_active, self.ended = True, ""
+        self.result, self.error, self.is_active, self.ended = None, None, True, ""
         self.thread = threading.Thread(target=work, name="grpo-training", daemon=True)
         self.thread.start()

@@ -239,7 +239,7 @@ class RolloutExplorer(Panel):
 
     def follow(self) -> bool:
         """Draw again if the folder of a training run has changed; return whether to keep polling."""
-        followed = None if self.is_hidden else self.source.folder
+        followed = None if self.is_hidden or self.comm is None else self.source.folder
         if followed and (now := written(followed)) != self._followed:
             self._followed = now
             self.refresh()

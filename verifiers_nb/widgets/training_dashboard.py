@@ -526,4 +526,5 @@ class TrainingDashboard(Panel):
     def drawing(self, live: bool) -> str:
         """Draw the run."""
         self.run.is_plotted = live and self.view.is_plotted
-        return dashboard_html(self.run, live) + (fill("parts.html", "foot") if live else "")
+        can_freeze = live and not self.run.is_active  # a picture has no Resume
+        return dashboard_html(self.run, live) + (fill("parts.html", "foot") if can_freeze else "")
