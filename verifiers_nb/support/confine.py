@@ -306,7 +306,7 @@ def main() -> None:
     """Run the program on standard input, confined.
 
     With `strict` as the last argument, run it only if no guard is missing; with `report`, print the
-    names of the guards instead.
+    names of the guards instead. It is not run if its parent, which is named by number, has died.
     """
     folder, seconds, memory_mb, file_mb, parent, prefixes, mode = sys.argv[1:]
     amounts = float(seconds), int(memory_mb), int(file_mb)
