@@ -11,9 +11,11 @@ import atexit
 import importlib
 import json
 import os
+import random
 import runpy
 import select
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +23,7 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -126,6 +129,14 @@ class Popen:
             self.kill()
             raise
         return self.out.read_text(), self.err.read_text()
+
+
+def free_port() -> int:
+    """Return a port that nobody takes by chance: it is below those of connections and of who asks for any port."""
+    while True:
+        port = random.SystemRandom().randrange(10_000, 30_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def run(

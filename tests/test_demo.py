@@ -120,7 +120,7 @@ def test_second_press_ends_at_once(demo: Demo) -> None:
     wait_until((demo.folder / "checkpoint").exists)
     time.sleep(0.6)
     process.send_signal(signal.SIGINT)
-    assert process.wait(15) == 130
+    assert process.wait(50) == 130  # of the 60 s of its `hang`
     assert not alive(demo.kernel())
 
 
@@ -128,4 +128,4 @@ def test_killed_demo_leaves_no_kernel(demo: Demo) -> None:
     process = demo.start()
     process.kill()
     process.wait()
-    wait_until(lambda: not alive(demo.kernel()), seconds=15)
+    wait_until(lambda: not alive(demo.kernel()), seconds=50)

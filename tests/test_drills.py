@@ -273,7 +273,7 @@ else:
         assert process.stdout is not None and process.stdout.readline() == "asked\n"
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=120)
     print(f"{how}: ended {time.monotonic() - began:.2f} s after Ctrl-C")
     assert process.returncode != 0 and said.rstrip().endswith("KeyboardInterrupt")
 
@@ -438,7 +438,7 @@ def blocks(completion):
     threading.Event().wait()
 for func in (never, blocks):
     rubric = vf.RubricGroup([vf.Rubric([func]), vf.Rubric([lambda completion: 1.0])])
-    env = vf.SingleTurnEnv(dataset=rows(), rubric=rubric, rollout_timeout=1.0)
+    env = vf.SingleTurnEnv(dataset=rows(), rubric=rubric, rollout_timeout=3.0)
     results = env.evaluate(Client(), "m", progress=False)
     print(results.reward, results.state[0]["reward_errors"])
     print([each.timeout for each in rubric.rubrics])
@@ -449,7 +449,7 @@ def test_a_rollout_timeout_reaches_rewards() -> None:
     began = time.monotonic()
     said = run_script(HANGING, seconds=60)
     print(f"{time.monotonic() - began:.1f} s;", said)
-    assert said.count("it did not return within 1.0 s") == 2
+    assert said.count("it did not return within 3.0 s") == 2
     assert said.count("[1.0, 1.0, 1.0, 1.0, 1.0, 1.0]") == 2
     assert said.count("[None, None]") == 2  # it does not stay in the rubrics
 
@@ -499,11 +499,12 @@ rubric = vf.RubricGroup([vf.Rubric([lambda completion: 1.0], timeout=1.0), vf.Ru
 rubric.add_reward_func(in_c, 0.5, isolate=True)
 rubric.rubrics[1].add_reward_func(number, isolate=True)
 began = time.monotonic()
-env = vf.SingleTurnEnv(dataset=rows(3), rubric=rubric, rollout_timeout=1.5)
+env = vf.SingleTurnEnv(dataset=rows(3), rubric=rubric, rollout_timeout=5.0)
 results = env.evaluate(Client(), "m", progress=False)
 seconds = time.monotonic() - began
-time.sleep(1)
-left = os.path.exists(f"/proc/{open(sys.argv[1]).read()}")
+child, until = open(sys.argv[1]).read(), time.monotonic() + 30
+while (left := os.path.exists(f"/proc/{child}")) and time.monotonic() < until:
+    time.sleep(0.1)
 print(json.dumps([results.reward, results.state[0]["reward_errors"], seconds, left]))
 """
 
@@ -515,7 +516,7 @@ def test_a_reward_added_with_isolate_is_killed_in_time(tmp_path: Path) -> None:
     print(f"{seconds:.1f} s;", errors)
     assert reward == [1.0, 1.0, 1.0] and seconds < 30 and not left
     assert "did not return within 1.0 s" in errors["in_c"]
-    assert "did not return within 1.5 s" in errors["number"]
+    assert "did not return within 5.0 s" in errors["number"]
 
 
 def test_an_isolated_reward_ends_with_its_owner(tmp_path: Path) -> None:
@@ -535,7 +536,7 @@ env.evaluate(Client(), "m", progress=False)
             assert process.poll() is None
             time.sleep(0.05)
         process.kill()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     stat = Path(f"/proc/{number.read_text()}/stat")
     while stat.exists() and " Z " not in stat.read_text():
         assert time.monotonic() < deadline
@@ -704,15 +705,15 @@ def test_vf_eval_ends_when_a_server_never_answers(tmp_path: Path) -> None:
     began = time.monotonic()
     with silent_server() as url:
         once = ("-a", '{"max_retries": 1}')
-        done = vf_eval("addition", "-b", url, "-n", "1", "--timeout", "1", *once, cwd=tmp_path)
+        done = vf_eval("addition", "-b", url, "-n", "1", "--timeout", "2", *once, cwd=tmp_path)
         impatient = (
-            "from verifiers_nb.support import threads; threads.LONG_WAIT = 1.0; import sys; "
+            "from verifiers_nb.support import threads; threads.LONG_WAIT = 0.5; import sys; "
         )
         impatient += "from verifiers_nb.cli.eval import main; sys.exit(main())"
         command = [sys.executable, "-c", impatient, "addition", "-b", url, "-n", "1", "-r", "1"]
-        told = forked.run([*command, "--timeout", "1.8", *once], tmp_path)
+        told = forked.run([*command, "--timeout", "3", *once], tmp_path)
     print(f"status {done.returncode} after {time.monotonic() - began:.1f} s")
-    assert done.returncode == 1 and "no answer within 1.0 s" in " ".join(done.stdout.split())
+    assert done.returncode == 1 and "no answer within 2.0 s" in " ".join(done.stdout.split())
     assert f"s for an answer from {url.removesuffix('/v1')}, for rollout 0" in told.stderr
 
 
@@ -778,7 +779,7 @@ def as_reader(module: str, *arguments: str, cwd: Path) -> subprocess.CompletedPr
     env = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")}
     env |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/nonexistent"}
     command = [*READER.split(), sys.executable, "-m", f"verifiers_nb.cli.{module}", *arguments]
-    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=600)
 
 
 def test_a_folder_that_may_only_be_read_is_one_sentence(tmp_path: Path) -> None:

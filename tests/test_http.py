@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import openai
 import pytest
 from datasets import Dataset
@@ -221,7 +222,7 @@ def test_a_server_that_dies_and_comes_back(serving: Callable[..., Server], tmp_p
     def dying(question: str) -> tuple[bytes, bool] | None:
         return behave(question) if first.requests.total() <= 100 else None
 
-    first = serving(dying)
+    first = serving(dying, forked.free_port())  # which nobody takes while it is away
 
     def restart() -> None:
         while first.requests.total() < 100:

@@ -405,7 +405,7 @@ def test_ctrl_c_ends_a_sync_call_and_its_rollouts() -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout and process.stdout.readline() == "begun\n"
         process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=30)[0] == "ended\ninterrupted\n"
+        assert process.communicate(timeout=50)[0] == "ended\ninterrupted\n"
 
 
 SIGNATURES = [

@@ -15,7 +15,6 @@ import pytest
 import torch
 from accelerate.commands.launch import _validate_launch_command, launch_command_parser
 from accelerate.utils.launch import prepare_multi_gpu_env
-from accelerate.utils.other import get_free_port
 from safetensors.torch import load_file
 
 import verifiers_nb as vf
@@ -60,7 +59,7 @@ def launch(folder: Path, how: str | None = None, **settings: object) -> Complete
     asked = ["--config_file", str(vf.launch_config(how)), str(script)]
     args, *_ = _validate_launch_command(launch_command_parser().parse_args(asked))
     env = {**os.environ, **prepare_multi_gpu_env(args), "MASTER_ADDR": "127.0.0.1"}
-    env |= {"MASTER_PORT": str(get_free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    env |= {"MASTER_PORT": str(forked.free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
     ranks = [{"RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
     both = [forked.Popen(command, env={**env, **rank}) for rank in ranks]
     said = [process.communicate(600) for process in both]

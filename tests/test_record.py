@@ -175,7 +175,7 @@ def test_an_agent_that_dies_calls_its_request_off(tmp_path: Path) -> None:
     client, started = Hangs(tmp_path / "asked"), time.monotonic()
     results = agent_env(program(code), dataset=ROWS[:1]).evaluate(client, "m", progress=False)
     assert "ended with status 3" in str(results.errors[0])
-    assert (client.asked, client.ended) == (1, 1) and time.monotonic() - started < 30
+    assert (client.asked, client.ended) == (1, 1) and time.monotonic() - started < 300
 
 
 def test_a_rollout_that_takes_too_long_ends_the_program_and_what_it_started() -> None:

@@ -138,7 +138,7 @@ from verifiers_nb.rubrics.rubric import Rubric
 def hangs(completion):
     while completion == "bad": time.sleep(0.01)
     return 1.0
-rubric = Rubric([hangs], timeout=0.2)
+rubric = Rubric([hangs], timeout=2.0)
 rows = ["p"] * 3, ["good", "bad", "good"], [""] * 3, [{}] * 3, ["t"] * 3, [{}] * 3
 print(asyncio.run(rubric.score_rollouts(*rows)).reward, dict(rubric.failures))
 """
@@ -146,7 +146,7 @@ print(asyncio.run(rubric.score_rollouts(*rows)).reward, dict(rubric.failures))
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120
     )
     assert run.stdout.strip() == "[1.0, 0.0, 1.0] {'hangs': 1}", run.stderr
-    assert "did not return within 0.2 s" in run.stderr
+    assert "did not return within 2.0 s" in run.stderr
 
 
 # --- mathematics ----------------------------------------------------------------------------------
@@ -258,13 +258,13 @@ print(json.dumps([[t, a, b] for t, a, b in zip(texts, full, fast) if a != b]), c
 
 def test_an_answer_that_ends_the_process_ends_nothing_else():
     process = math_room.MathProcess()
-    assert process.submit("0.5", "1/2").result(30)
+    assert process.submit("0.5", "1/2").result(120)
     first = process.process
     endless, next_one = process.submit("7", "9^{9^{9^{9}}}"), process.submit("0.5", "1/2")
     time.sleep(0.2)
     os.kill(first.pid, signal.SIGKILL)
-    assert endless.result(30) is False
-    assert next_one.result(30) is True
+    assert endless.result(120) is False
+    assert next_one.result(120) is True
     assert process.process is not first
 
 
@@ -311,7 +311,7 @@ os.kill(os.getpid(), 9)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     pid = int(run.stdout)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         try:
             with open(f"/proc/{pid}/stat") as stat:

@@ -32,6 +32,7 @@ from openai import AsyncOpenAI
 from verifiers_nb.envs.tool_env import ToolEnv
 from verifiers_nb.envs.tools import calculator, convert_func_to_oai_tool, make_tool, python
 from verifiers_nb.rubrics.rubric import Rubric
+from verifiers_nb.support import sandbox
 from verifiers_nb.support.sandbox import Limits, run_python, sandbox_guards
 
 SMALL = Limits(seconds=10, memory_mb=256, file_mb=2, output_bytes=2000)
@@ -110,7 +111,7 @@ def test_memory_is_bounded(code: str) -> None:
 
 def test_a_gigabyte_of_output_costs_no_memory() -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    run = run_python("for i in range(10**6): print('spam' * 256)", SHORT)
+    run = run_python("for i in range(10**6): print('spam' * 256)", SMALL)
     assert len(run.output) < 2200
     assert "bytes cut" in run.output
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024
@@ -162,7 +163,7 @@ for attempt in (os.fork, os.forkpty):
     except OSError as error:
         print(error)
 '''
-print(run_python(code, Limits(seconds=2)))
+print(run_python(code, Limits(seconds=20)))
 time.sleep(0.2)
 print("left:", [open(p).read() for p in [f"/proc/self/task/{os.getpid()}/children"]])
 """
@@ -257,16 +258,72 @@ def test_programs_die_with_a_killed_notebook(tmp_path: Path) -> None:
     script = "from verifiers_nb.support.sandbox import run_python\nrun_python('import time; time.sleep(60)')"
     env = {**os.environ, "TMPDIR": str(tmp_path)}
     notebook = subprocess.Popen([sys.executable, "-c", script], env=env)
-    deadline = time.monotonic() + 20
-    while not (started := children(notebook.pid)) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: children(notebook.pid))
     time.sleep(0.3)
+    started = children(notebook.pid)
     notebook.kill()
     notebook.wait()
-    while any(alive(pid) for pid in started) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert started
-    assert not any(alive(pid) for pid in started)
+    wait_until(lambda: not any(alive(pid) for pid in started))
+
+
+LATE = """
+import os, signal, sys, time
+from verifiers_nb.support import sandbox
+start, control = sandbox.start_confined, sandbox.process_control
+
+def start_and_hold(*given):
+    process = start(*given)
+    os.kill(process.pid, signal.SIGSTOP)  # before Python has begun there
+    print(process.pid, flush=True)
+    return process
+
+def control_when_alone(*given):
+    print(os.getpid(), flush=True)
+    while os.getppid() == notebook:
+        time.sleep(0.01)
+    control(*given)
+
+sandbox.sandbox_guards()
+notebook = os.getpid()
+sandbox.start_confined, sandbox.process_control = start_and_hold, control_when_alone
+if sys.argv[1] == "program":
+    sandbox.run_confined("import time; time.sleep(60)", sandbox.Limits(seconds=60), "any")
+else:
+    sandbox.call_apart(lambda: time.sleep(60), {}, 60)
+"""
+
+
+@linux
+@pytest.mark.parametrize("what", ["program", "function"])
+def test_what_has_only_been_started_dies_with_a_killed_notebook(what: str, tmp_path: Path) -> None:
+    """It is not yet known to Linux as one that ends with its parent when the parent ends."""
+    command, env = [sys.executable, "-c", LATE, what], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) as notebook:
+        assert notebook.stdout is not None
+        started = int(notebook.stdout.readline())
+        notebook.kill()
+    os.kill(started, signal.SIGCONT)
+    wait_until(lambda: not alive(started))
+
+
+def test_a_test_of_the_sandbox_that_is_stopped_is_made_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As where the rollout that asked first is cancelled; the machine has its guards all the same."""
+    before, start = sandbox_guards(), sandbox.start_confined
+
+    def held(*given: Any) -> subprocess.Popen[bytes]:
+        process = start(*given)
+        process.send_signal(signal.SIGSTOP)
+        return process
+
+    sandbox_guards.cache_clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(sandbox, "start_confined", held)
+        patched.setattr(sandbox, "cancelled", lambda: True)
+        with pytest.raises(RuntimeError, match="stopped: the rollout was cancelled"):
+            sandbox_guards()
+    assert sandbox_guards() == before
 
 
 def alive(pid: int) -> bool:
@@ -522,7 +579,6 @@ def test_tool_calls_go_through_the_openai_client_and_back() -> None:
 
 def test_a_process_group_dies_where_there_is_no_filter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program that started others, as macOS would allow, is ended with them."""
-    from verifiers_nb.support import sandbox
 
     def start(
         limits: Limits, folder: str, program: Any, output: Any, mode: str
@@ -533,7 +589,7 @@ def test_a_process_group_dies_where_there_is_no_filter(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(sandbox, "start_confined", start)
     code = "import os, time\npid = os.fork()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
-    run = run_python(code, Limits(seconds=3))
+    run = run_python(code, Limits(seconds=6))
     pids = [int(line) for line in run.output.split()]
     assert len(pids) == 2
     if sys.platform == "linux":

@@ -604,7 +604,7 @@ def test_a_process_that_ends_stops_its_run(tmp_path: Path) -> None:
         [sys.executable, "-c", script, str(tmp_path), ""],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

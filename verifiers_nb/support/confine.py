@@ -308,16 +308,16 @@ def main() -> None:
     """Run the program on standard input, confined.
 
     With `strict` as the last argument, run it only if no guard is missing; with `report`, print the
-    names of the guards instead.
+    names of the guards instead. It is not run if its parent, which is named by number, has died.
     """
-    folder, seconds, memory_mb, file_mb, prefixes, mode = sys.argv[1:]
+    folder, seconds, memory_mb, file_mb, parent, prefixes, mode = sys.argv[1:]
     amounts = float(seconds), int(memory_mb), int(file_mb)
     guards = confine(folder, *amounts, prefixes.split(os.pathsep))
     if mode == "report":
         print(*guards)
     elif mode == "strict" and (missing := missing_guards(guards)):
         sys.exit(f"not run: this machine can't give it {' and '.join(missing)}")
-    else:
+    elif os.getppid() == int(parent):  # else it died before Linux was told to end us with it
         os.execv(sys.executable, [sys.executable, "-I", "-u", "-"])
 
 

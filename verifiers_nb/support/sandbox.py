@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from functools import cache, partial, wraps
-from multiprocessing import get_context
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -147,18 +147,12 @@ def start_confined(
     limits: Limits, folder: str, program: BinaryIO, output: BinaryIO, mode: str
 ) -> subprocess.Popen[bytes]:
     """Start a process, in a new session, that confines itself and runs a program."""
-    amounts = (str(limits.seconds), str(limits.memory_mb), str(limits.file_mb))
+    numbers = map(str, (limits.seconds, limits.memory_mb, limits.file_mb, os.getpid()))
     homes = (sys.prefix, sys.base_prefix, Path(sys.executable).resolve().parent.parent)
     prefixes = os.pathsep.join(dict.fromkeys(map(str, homes)))
-    return subprocess.Popen(
-        [sys.executable, "-I", "-S", confine.__file__, folder, *amounts, prefixes, mode],
-        stdin=program,
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        cwd=folder,
-        env={},
-        start_new_session=True,
-    )
+    command = [sys.executable, "-I", "-S", confine.__file__, folder, *numbers, prefixes, mode]
+    streams: Any = {"stdin": program, "stdout": output, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, **streams, cwd=folder, env={}, start_new_session=True)
 
 # %% ../../nbs/support/04_sandbox.ipynb #8652aec1
 def end_group(process: subprocess.Popen[bytes]) -> None:
@@ -194,8 +188,12 @@ def sandbox_guards() -> frozenset[str]:
     start processes, open sockets or reach other processes. `user`: it runs as nobody. `network`: it has
     no network. `powers`: it has no capabilities.
     """
-    on_windows = os.name == "nt"
-    return frozenset(() if on_windows else run_confined("", Limits(), "report").output.split())
+    if os.name == "nt":
+        return frozenset()
+    probe = run_confined("", Limits(), "report")
+    if probe.stopped:  # an error is not cached, so the next call tries again
+        raise RuntimeError(f"the test of the sandbox was {probe.stopped}")
+    return frozenset(probe.output.split())
 
 # %% ../../nbs/support/04_sandbox.ipynb #1abd1bad
 class Unconfined(RuntimeError):
@@ -228,6 +226,8 @@ def call_and_send(pipe: Connection, func: Callable[..., Any], given: dict[str, A
     os.setsid()
     if sys.platform == "linux":
         process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != getattr(parent_process(), "pid", 0):  # it died before that
+        return
     try:
         returned = func(**given)
         returned = asyncio.run(returned) if inspect.iscoroutine(returned) else returned
