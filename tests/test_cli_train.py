@@ -49,9 +49,8 @@ def steps(folder: Path) -> list[int]:
     """Return the steps that a run has logged."""
     path = folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    whole = [
-        json.loads(line) for line in lines if line.endswith("\n")
-    ]  # the last may be on its way
+    # The last line may be on its way.
+    whole = [json.loads(line) for line in lines if line.endswith("\n")]
     return [line["step"] for line in whole if "reward" in line]
 
 

@@ -271,7 +271,9 @@ class RewardBench(Panel):
     """
 
     label = "Reward bench"
-    css = widget_file("curves.css", "run_view.css", "rollout_table.css", "conversation.css")
+    css = widget_file(
+        "curves.css", "training_dashboard.css", "rollout_table.css", "conversation.css"
+    )
     presses = {
         "weigh": lambda x, data: x.weigh(data["func"], float(data["value"])),
         "show": lambda x, data: x.show(int(data["number"])),

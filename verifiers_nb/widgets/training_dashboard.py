@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PHASES', 'MOST_VISITS', 'DashboardState', 'key_figures_html', 'split_html', 'curves_html', 'sample_html',
+__all__ = ['draw_part', 'PHASES', 'MOST_VISITS', 'DashboardState', 'key_figures_html', 'split_html', 'curves_html', 'sample_html',
            'scores_html', 'visit_labels', 'path_html', 'completions_html', 'evaluations', 'checkpoints_html',
            'dashboard_html', 'run_names', 'run_folder', 'evaluate_checkpoint', 'changed_look', 'rollouts_so_far',
            'TrainingDashboard']
@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count, islice
 from os.path import commonpath
 from pathlib import Path
@@ -124,6 +125,9 @@ class DashboardState:
         logged = self.history.step
         return max(self.state.step, logged) if self.state and self.is_active else logged
 
+# %% ../../nbs/widgets/09_training_dashboard.ipynb #5b0d7c3a
+draw_part = partial(fill, "training_dashboard.html")
+
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #d7000009
 def key_figures_html(view: DashboardState) -> str:
     """Draw step, reward, speed, time left and memory as figures with their names."""
@@ -139,7 +143,7 @@ def key_figures_html(view: DashboardState) -> str:
         figures["Peak memory"] = f"{memory:.2f} GiB"
     if not state and 0 < (written := history.last("time") or 0.0) < 1e11:
         figures["Last written"] = time.strftime("%d %b, %H:%M:%S", time.localtime(written))
-    return fill("run_view.html", "key_figures", figures, view.step, most)
+    return draw_part("key_figures", figures, view.step, most)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #d700000d
 PHASES = ("generating", "scoring", "training", "syncing", "evaluating", "saving", "starting")
@@ -153,7 +157,7 @@ def split_html(history: RunHistory) -> str:
     total = sum(seconds for seconds in spent.values() if seconds > 0)
     shares = [(name, seconds / total) for name, seconds in spent.items() if seconds > 0]
     each = figure_text(total / max(len(history.points("reward")), 1))
-    return fill("run_view.html", "split", shares, each) if shares else ""
+    return draw_part("split", shares, each) if shares else ""
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #d7000012
 def curves_html(view: DashboardState, live: bool) -> str:
@@ -166,7 +170,7 @@ def curves_html(view: DashboardState, live: bool) -> str:
     for name in metric_names(view.runs):
         groups.setdefault(name.rpartition("/")[0], []).append(name)
     chosen = {chart.title for chart in view.charts}
-    return fill("run_view.html", "curves", view, charts, sorted(groups.items()), chosen, live)
+    return draw_part("curves", view, charts, sorted(groups.items()), chosen, live)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #f1b6f115
 def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
@@ -179,7 +183,7 @@ def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     facts += [f"failed: {str(record['error'])[:200]}"] * row.failed
     text = marked_text(messages_text(record["completion"]), marks, "Completion", 1600)
     reward, is_odd, asked = number_text(row.reward), not abs(row.reward) < HUGE, record["prompt"]
-    return fill("run_view.html", "sample", reward, is_odd, facts, last_text(asked), press, text)
+    return draw_part("sample", reward, is_odd, facts, last_text(asked), press, text)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #173c86c6
 def scores_html(scores: Mapping[str, Sequence[float]]) -> str:
@@ -189,7 +193,7 @@ def scores_html(scores: Mapping[str, Sequence[float]]) -> str:
         known = [value for value in values if abs(value) < HUGE]
         mean = f"mean {figure_text(sum(known) / len(known))}" if known else "no values"
         drawn.append((name, mean, len(values) - len(known), value_histogram(values, name)))
-    return fill("run_view.html", "scores", drawn) if drawn else ""
+    return draw_part("scores", drawn) if drawn else ""
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #482e7161
 MOST_VISITS = 12  # buttons
@@ -215,13 +219,13 @@ def path_html(view: DashboardState, path: PromptPath, step: int, live: bool) -> 
         columns.append((head, sample_html(visit.best[0], marks=marked)))
     counts = len(visits), len(path.seen), len({*view.steps} - {*path.seen})
     labels, shown = visit_labels(visits, at), visits[at].step if visits else None
-    return fill("run_view.html", "path", *counts, labels, shown, columns, live)
+    return draw_part("path", *counts, labels, shown, columns, live)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #d7000021
 def completions_html(view: DashboardState, live: bool) -> str:
     """Draw a step's scores, and its best and worst completions or a prompt that is followed."""
     if (seen := view.completions) is None:
-        return fill("run_view.html", "completions", view, "", "", live) if view.coming else ""
+        return draw_part("completions", view, "", "", live) if view.coming else ""
     if view.path:
         shown = path_html(view, view.path, seen.step, live)
     else:
@@ -229,8 +233,8 @@ def completions_html(view: DashboardState, live: bool) -> str:
         best, worst = (
             [sample_html(row, next(presses)) for row in half] for half in (seen.best, seen.worst)
         )
-        shown = fill("run_view.html", "halves", [("Best", best), ("Worst", worst)])
-    return fill("run_view.html", "completions", view, scores_html(seen.scores), shown, live)
+        shown = draw_part("halves", [("Best", best), ("Worst", worst)])
+    return draw_part("completions", view, scores_html(seen.scores), shown, live)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #4d134bc0
 def evaluations(view: DashboardState) -> dict[int, dict[str, float]]:
@@ -248,14 +252,14 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
     """Draw the checkpoints, the newest first, with their scores and buttons."""
     scores = {step: found for step, found in evaluations(view).items() if step in view.checkpoints}
     best = max(scores, key=lambda step: scores[step]["reward"]) if len(scores) > 1 else None
-    return fill("run_view.html", "checkpoints", view, scores, best, live)
+    return draw_part("checkpoints", view, scores, best, live)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #f6e1126c
 def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: its state, warnings, curves, completions and checkpoints."""
     above = run_warnings(view.history), key_figures_html(view), split_html(view.history)
     below = curves_html(view, live), completions_html(view, live), checkpoints_html(view, live)
-    return fill("run_view.html", "dashboard", view, *above, *below, live)
+    return draw_part("dashboard", view, *above, *below, live)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #b26d1f09
 def run_names(folders: Sequence[Path]) -> list[str]:
@@ -324,7 +328,7 @@ class TrainingDashboard(Panel):
     """
 
     label = "Training dashboard"
-    css = widget_file("curves.css", "run_view.css")
+    css = widget_file("curves.css", "training_dashboard.css")
     presses = {
         **dict.fromkeys(("smooth", "look", "zoom"), lambda x, data: x.change_look(data)),
         "choose": lambda x, data: x.choose(data["metric"]),
