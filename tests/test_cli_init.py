@@ -257,3 +257,10 @@ for name in ("theirs_folder", "theirs_index"):
         [python, "-c", play], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True
     )
     assert ran.stdout == "[1.0]\n[1.0]\n", ran.stderr
+
+
+def test_a_look_for_pip_leaves_setuptools_as_it_is() -> None:
+    """Setuptools takes `find_spec("pip")` for pip at work, and then refuses to be imported (before Python 3.12)."""
+    script = "from verifiers_nb.cli.init import installer; installer(); import setuptools"
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr

@@ -12,7 +12,6 @@ __all__ = ['SUMMARY', 'GIT', 'REPOSITORY', 'module_name', 'fill_template', 'cell
            'install_main', 'ship_named', 'ship_main']
 
 # %% ../../nbs/cli/06_init.ipynb #77de68da
-import importlib.util
 import json
 import keyword
 import re
@@ -204,7 +203,7 @@ def pip_arguments(
 # %% ../../nbs/cli/06_init.ipynb #6e5fb151
 def installer() -> list[str]:
     """Return the command that installs into this Python: pip, or uv if there is no pip."""
-    if importlib.util.find_spec("pip"):
+    if any(metadata.distributions(name="pip")):  # find_spec("pip") would break `import setuptools`
         return [sys.executable, "-m", "pip", "install", "--disable-pip-version-check"]
     if uv := shutil.which("uv"):
         return [uv, "pip", "install", "--python", sys.executable]
