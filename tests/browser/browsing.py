@@ -14,12 +14,22 @@ from nbformat.v4 import new_code_cell, new_notebook
 
 SHOTS = Path(__file__).resolve().parents[2] / "outputs" / "browser"  # kept to be looked at
 WINDOW = {"width": 1280, "height": 1600}
-# JupyterLab's own: a check of what arrives while a page is being left; what it asked a kernel that has ended.
-NOT_OURS = ("Kernel message validation", "Canceled future")
+# JupyterLab's own: a check of what arrives while a page is being left; what it asked a kernel that has ended; a timer of
+# a notebook that was closed.
+NOT_OURS = ("Kernel message validation", "Canceled future", "of null (reading 'promise')")
 LAST = "every cell has run"
-OUTPUTS = """[...jupyterapp.shell.currentWidget.content.model.cells]
+# The only one that is open. The shell's current widget may still be one that was closed.
+NOTEBOOK = "[...jupyterapp.shell.widgets('main')].find(each => each.context)"
+KERNEL = f"{NOTEBOOK}.context.sessionContext.session.kernel"
+OUTPUTS = f"""[...{NOTEBOOK}.content.model.cells]
     .flatMap(cell => cell.outputs ? cell.outputs.toJSON() : [])"""
 OUTPUT = ".jp-OutputArea-output:not(:has(> .vf-kept))"  # without the pictures of live widgets
+READY = f"""path => {{
+    const notebook = {NOTEBOOK}, {{ shell }} = jupyterapp;
+    if (notebook?.context.path !== path) return false;
+    if (shell.currentWidget !== notebook) shell.activateById(notebook.id);
+    return shell.currentWidget === notebook && notebook.context.sessionContext.session?.kernel?.status === "idle";
+}}"""
 ENDED = f"{OUTPUTS}.some(o => o.output_type == 'error' || String(o.text).includes('{LAST}'))"
 
 
@@ -58,7 +68,7 @@ def no_script_errors(page) -> Iterator[None]:
     page.on("pageerror", note)
     yield
     page.remove_listener("pageerror", note)
-    assert errors == []
+    assert not errors, errors
 
 
 def notebook_of(*sources: str) -> nbformat.NotebookNode:
@@ -80,7 +90,7 @@ def write_and_open(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None
         page.evaluate("path => jupyterapp.commands.execute('docmanager:open', { path })", name)
     else:
         open_notebook(lab, page, name)
-    page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=120_000)
+    page.wait_for_function(READY, arg=name, timeout=120_000, polling=200)
 
 
 def start_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None:
@@ -125,14 +135,14 @@ def wait_for_steps(page, folder: Path, count: int, seconds: float = 90) -> None:
         page.wait_for_timeout(200)
 
 
-SAVE = """async () => {
-    const { context } = jupyterapp.shell.currentWidget;
-    for (let tries = 0; tries < 20; tries += 1) {
+SAVE = f"""async () => {{
+    const {{ context }} = {NOTEBOOK};
+    for (let tries = 0; tries < 20; tries += 1) {{
         await context.save();
         if (!context.model.dirty) return true;  // a live widget's picture may have come meanwhile
-    }
+    }}
     return false;
-}"""
+}}"""
 
 
 def save(page) -> None:

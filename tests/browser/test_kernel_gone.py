@@ -7,7 +7,7 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.sign import NotebookNotary
 
-from .browsing import SHOTS, live_widget, open_notebook, save
+from .browsing import KERNEL, NOTEBOOK, SHOTS, live_widget, open_notebook, save
 
 pytestmark = pytest.mark.browser
 
@@ -23,19 +23,16 @@ class Counter(Panel):
         rows = table(["pressed", "by"], [[str(self.count), "a mouse"]], "Count", numbers=[0])
         return f"<p role='status'>pressed {self.count} times</p>{rows}" + button("More", "more", live)
 
-    def act(self, name, data):
-        self.count += 1
-        self.refresh()
+    presses = {"more": lambda counter, data: counter.change(count=counter.count + 1)}
 
 counter = Counter((ipywidgets.Text(description="Typed"),))
 counter
 """
 GONE = "node => getComputedStyle(node.parentElement, '::before').content"
 ENDS = {
-    "restart": "jupyterapp.shell.currentWidget.context.sessionContext.session.kernel.restart()",
-    "death": "jupyterapp.shell.currentWidget.context.sessionContext.session.kernel"
-    ".requestExecute({code: 'os._exit(1)'}) && 0",
-    "shutdown": "jupyterapp.shell.currentWidget.context.sessionContext.shutdown()",
+    "restart": f"{KERNEL}.restart()",
+    "death": f"{KERNEL}.requestExecute({{code: 'os._exit(1)'}}) && 0",
+    "shutdown": f"{NOTEBOOK}.context.sessionContext.shutdown()",
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from .browsing import live_widget, save, show
+from .browsing import KERNEL, live_widget, save, show
 
 SETUP = """
 import tempfile
@@ -16,15 +16,14 @@ args = vf.GRPOConfig(
 env = vf.load_environment("addition", num_eval_examples=8)
 trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
 """
-ASK = """async source => {
-    const kernel = jupyterapp.shell.currentWidget.context.sessionContext.session.kernel;
+ASK = f"""async source => {{
     const began = performance.now();
     let said = "";
-    const future = kernel.requestExecute({code: source, silent: false, store_history: false});
-    future.onIOPub = message => { said += message.content.text || ""; };
+    const future = {KERNEL}.requestExecute({{code: source, silent: false, store_history: false}});
+    future.onIOPub = message => {{ said += message.content.text || ""; }};
     await future.done;
     return [said.trim(), performance.now() - began];
-}"""
+}}"""
 
 
 def widget_of(page):

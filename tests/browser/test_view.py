@@ -23,12 +23,10 @@ class Rows(Panel):
         more = button("More", "choose", live, shortcut="m", row="more")
         return f"<div data-list>{table(['row'], rows, 'Rows')}</div>{search}{said}{more}"
 
-    def act(self, name, data):
-        if name == "find":
-            self.found = data["value"]
-        else:
-            self.chosen = [*self.chosen, data["row"]]
-        self.refresh()
+    presses = {
+        "find": lambda rows, data: rows.change(found=data["value"]),
+        "choose": lambda rows, data: rows.change(chosen=[*rows.chosen, data["row"]]),
+    }
 
 Rows()
 """
@@ -99,3 +97,18 @@ def test_a_notebook_that_is_closed_and_opened_again_keeps_its_pictures(notebook,
     page.wait_for_timeout(6000)  # a picture is made every 5 seconds
     save(page)
     assert "chosen ['3']" in (lab.folder / "closed.ipynb").read_text()
+
+
+def test_a_view_that_the_page_gave_up_to_load_is_replaced(notebook, page) -> None:
+    notebook("warm.ipynb", "1")
+    # anywidget gives up after two seconds, which a busy page may take.
+    page.evaluate("""() => {
+      const timeout = AbortSignal.timeout.bind(AbortSignal);
+      AbortSignal.timeout = (ms) => { AbortSignal.timeout = timeout; return timeout(ms === 2000 ? 0 : ms); };
+    }""")
+    notebook("late.ipynb", ROWS)
+    page.get_by_text("run its cell to have it live").wait_for()
+    widget = live_widget(page, "Rows")
+    widget.locator("tr[data-row='2']").click()
+    widget.get_by_text("chosen ['2']").wait_for()
+    assert not page.locator(".vf-kept").is_visible()

@@ -124,19 +124,26 @@ class Panel(ipywidgets.VBox):
     is_hidden = False  # whether the page removed its last view, as by running the cell again
 
     def __init__(self, controls: tuple[ipywidgets.Widget, ...] = ()) -> None:
-        self.view = View()
-        self.view.kept = self.view.model_id
-        self.view.on_action(self.act)
-        self.view.observe(lambda _: self.keep_soon(), "restored")
         self.lock, self._is_shown, self._is_due = threading.RLock(), False, False
-        super().__init__([*controls, self.view], _view_count=0)
+        super().__init__(controls, _view_count=0)
         self.observe(self._views_counted, "_view_count")
-        for widget in (self, *self.children):
+        for widget in (self, *controls):
             keep_subshell(widget)
         kernel = getattr(self.comm, "kernel", None)
         if kernel is not None and "get_parent" not in vars(kernel):
             let_threads_send(kernel)
+        self.view = self.make_view()
         self.refresh()
+
+    def make_view(self, kept: str = "") -> View:
+        """Return a new view, which is placed below the controls; `kept` is the name of its picture."""
+        view = View()
+        view.kept = kept or view.model_id
+        view.on_action(self.act)
+        view.observe(lambda _: self.keep_soon(), "restored")
+        keep_subshell(view)
+        self.children = [*(each for each in self.children if not isinstance(each, View)), view]
+        return view
 
     def _views_counted(self, change: Mapping[str, Any]) -> None:
         self.is_hidden = change["new"] == 0
@@ -164,6 +171,9 @@ class Panel(ipywidgets.VBox):
         try:
             if name == "freeze":
                 self.freeze_in_place()
+            elif name == "replace":
+                self.view.close()
+                self.view = self.make_view(self.view.kept)
             elif name in self.presses:
                 self.presses[name](self, data)
         except Exception as error:

@@ -53,8 +53,9 @@ function initialize({ model }) {
 }
 
 function connect(model, el, root) {
-  let asking;
-  const ask = () => model.send({ ask: "are you there?" });
+  let asking, asked = 0;
+  // To a view that it loaded too late, anywidget delivers nothing, not even the name that Python sets first.
+  const ask = () => model.send(++asked < 4 || model.get("kept") ? { ask: "are you there?" } : { act: "replace" });
   // A kernel may leave a message unread until the next one comes (github.com/ipython/ipykernel/issues/1554).
   const check = () => { asking ??= setInterval(ask, 1000); };
   const answered = () => { asking = clearInterval(asking); root.inert = false; root.removeAttribute("data-waiting"); };
