@@ -125,6 +125,7 @@ class Panel(ipywidgets.VBox):
 
     def __init__(self, controls: tuple[ipywidgets.Widget, ...] = ()) -> None:
         self.lock, self._is_shown, self._is_due = threading.RLock(), False, False
+        self.controls = controls
         super().__init__(controls, _view_count=0)
         self.observe(self._views_counted, "_view_count")
         for widget in (self, *controls):
@@ -142,7 +143,7 @@ class Panel(ipywidgets.VBox):
         view.on_action(self.act)
         view.observe(lambda _: self.keep_soon(), "restored")
         keep_subshell(view)
-        self.children = [*(each for each in self.children if not isinstance(each, View)), view]
+        self.children = [*self.controls, view]
         return view
 
     def _views_counted(self, change: Mapping[str, Any]) -> None:
