@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['LOSS_TYPES', 'IMPORTANCE_LEVELS', 'IMPORTANCE_MODES', 'OTHER_NAMES', 'C', 'WHOLE', 'AT_LEAST', 'POSITIVE',
            'multiples_around', 'check_batch_size', 'check_generation_size', 'check_choices', 'check_numbers',
            'check_keywords', 'with_known_keywords', 'check_objective', 'check_truncation', 'check_settings', 'setting',
-           'GRPOConfig', 'first_run_settings', 'grpo_defaults', 'lora_defaults']
+           'set_by_device', 'GRPOConfig', 'first_run_settings', 'grpo_defaults', 'lora_defaults']
 
 # %% ../../nbs/trainer/00_config.ipynb #77de68da
 import os
@@ -200,6 +200,17 @@ def setting(default: Any, help: str) -> Any:
     """Return a dataclass field with a line of help."""
     return field(default=default, metadata={"help": help})
 
+# %% ../../nbs/trainer/00_config.ipynb #8eab8581
+def set_by_device(args: Any) -> None:
+    """Set checkpointing and half precision where they are None, by the device of the run."""
+    gpu = best_device() != "cpu" and not args.use_cpu
+    if args.gradient_checkpointing is None:
+        args.gradient_checkpointing = gpu
+    if gpu and args.bf16 is None and args.fp16 is None:
+        args.bf16 = default_dtype() == torch.bfloat16
+        args.fp16 = not args.bf16
+    args.bf16, args.fp16 = bool(args.bf16), bool(args.fp16)
+
 # %% ../../nbs/trainer/00_config.ipynb #b3f0c7f6
 @with_known_keywords
 @dataclass
@@ -215,7 +226,10 @@ class GRPOConfig(TrainingArguments):
     report_to: None | str | list[str] = "none"
     remove_unused_columns: bool = False
     dataloader_pin_memory: bool = False  # a batch is only the number of a step
-    gradient_checkpointing: bool = field(default_factory=lambda: best_device() != "cpu")
+    # Where these are None, `set_by_device` sets them.
+    gradient_checkpointing: bool | None = None  # type: ignore[assignment]
+    bf16: bool | None = None  # type: ignore[assignment]
+    fp16: bool | None = None  # type: ignore[assignment]
     model_init_kwargs: dict[str, Any] | None = setting(None, "Keywords to load a named model.")
 
     # Which prompts are rolled out, how often, and how tokens are sampled.
@@ -285,6 +299,7 @@ class GRPOConfig(TrainingArguments):
         device_batch = self.per_device_train_batch_size
         self.per_device_train_batch_size *= self.gradient_accumulation_steps
         self.gradient_accumulation_steps = 1
+        set_by_device(self)
         super().__post_init__()
         self._n_gpu = min(self.n_gpu, 1)  # other GPUs are left to servers, not to DataParallel
         if self.steps_per_generation is not None:
@@ -349,7 +364,6 @@ class GRPOConfig(TrainingArguments):
 # %% ../../nbs/trainer/00_config.ipynb #bc33ea4e
 def first_run_settings(run_name: str) -> dict[str, Any]:
     """Return settings for a first run under `outputs/<run_name>` that suit the hardware."""
-    gpu, dtype = best_device() != "cpu", default_dtype()
     return dict(
         output_dir=f"outputs/{run_name}",
         run_name=run_name,
@@ -361,9 +375,7 @@ def first_run_settings(run_name: str) -> dict[str, Any]:
         gradient_accumulation_steps=4,
         max_seq_len=4096,
         save_steps=100,
-        bf16=gpu and dtype == torch.bfloat16,
-        fp16=gpu and dtype != torch.bfloat16,
-        use_cpu=not gpu,
+        use_cpu=best_device() == "cpu",
     )
 
 # %% ../../nbs/trainer/00_config.ipynb #5d3f4a10
