@@ -136,10 +136,10 @@ class Panel(ipywidgets.VBox):
         self.view = self.make_view()
         self.refresh()
 
-    def make_view(self, kept: str = "") -> View:
-        """Return a new view, which is placed below the controls; `kept` is the name of its picture."""
+    def make_view(self, before: View | None = None) -> View:
+        """Return a new view below the controls, with the picture of the one before."""
         view = View()
-        view.kept = kept or view.model_id
+        view.kept, view.page = (before.kept, before.page) if before else (view.model_id, "")
         view.on_action(self.act)
         view.observe(lambda _: self.keep_soon(), "restored")
         keep_subshell(view)
@@ -174,7 +174,7 @@ class Panel(ipywidgets.VBox):
                 self.freeze_in_place()
             elif name == "replace":
                 self.view.close()
-                self.view = self.make_view(self.view.kept)
+                self.view = self.make_view(self.view)
             elif name in self.presses:
                 self.presses[name](self, data)
         except Exception as error:

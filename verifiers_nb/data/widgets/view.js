@@ -54,11 +54,12 @@ function initialize({ model }) {
 
 function connect(model, el, root) {
   let asking, asked = 0;
-  // To a view that it loaded too late, anywidget delivers nothing, not even the name that Python sets first.
-  const ask = () => model.send(++asked < 4 || model.get("kept") ? { ask: "are you there?" } : { act: "replace" });
+  // anywidget delivers nothing to a view that it loaded too late: no answer, and not even the name that Python sets first.
+  const isDeaf = () => !model.get("kept") || model.widget_manager?.kernel?.status === "idle";
+  const ask = () => model.send(++asked > 4 && isDeaf() ? { act: "replace" } : { ask: "are you there?" });
   // A kernel may leave a message unread until the next one comes (github.com/ipython/ipykernel/issues/1554).
   const check = () => { asking ??= setInterval(ask, 1000); };
-  const answered = () => { asking = clearInterval(asking); root.inert = false; root.removeAttribute("data-waiting"); };
+  const answered = () => { asking = clearInterval(asking); asked = 0; root.inert = false; root.removeAttribute("data-waiting"); };
   const turnOff = () => {
     for (const node of (el.parentElement ?? el).querySelectorAll("button, input, select, textarea")) node.disabled = !node.closest(".vf-slide");
   };
