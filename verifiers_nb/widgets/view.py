@@ -137,7 +137,7 @@ class Panel(ipywidgets.VBox):
         self.refresh()
 
     def make_view(self, before: View | None = None) -> View:
-        """Return a new view below the controls, with the picture of the one before."""
+        """Put a new view below the controls, with the picture of the one before, and return it."""
         view = View()
         view.kept, view.page = (before.kept, before.page) if before else (view.model_id, "")
         view.on_action(self.act)
