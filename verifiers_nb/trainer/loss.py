@@ -229,7 +229,7 @@ def importance_weights(
     ratio = log_ratio.exp()
     if mode.endswith("truncate"):
         return ratio.clamp(floor, cap)
-    return ratio * ((ratio >= floor) & (ratio <= cap))
+    return ratio.masked_fill((ratio < floor) | (ratio > cap), 0.0)  # inf * 0 would be NaN
 
 # %% ../../nbs/trainer/02_loss.ipynb #761f22b2
 def token_weights(lengths: torch.Tensor, loss_type: str, max_tokens: int) -> torch.Tensor:
