@@ -60,10 +60,8 @@ class StepBatch:
 def make_samples(
     rollouts: Sequence[Rollout], args: GRPOConfig, parts: RewardParts | None = None
 ) -> StepBatch:
-    """Return the samples and metrics of a step's rollouts; `parts` are for GDPO.
-
-    The rollouts of a group are next to each other. Raises `RuntimeError` if all rollouts failed.
-    """
+    """Return the samples and metrics of a step's rollouts, groups one after the other; `parts` are for
+    GDPO. Raises `RuntimeError` if all rollouts failed."""
     sequences = [merge_turns([] if r.error else r.turns, args.max_seq_len) for r in rollouts]
     valid = torch.tensor([bool(s) for s in sequences])
     if not valid.any():
@@ -74,7 +72,8 @@ def make_samples(
     rewards = torch.tensor([rollout.reward for rollout in rollouts])
     rewards = rewards.masked_fill(truncated & args.zero_truncated_completions, 0.0)
     if args.overlong_buffer and args.max_tokens:
-        rewards = rewards + overlong_penalty(lengths, args.max_tokens, args.overlong_buffer)
+        longest = [max((len(t.completion_ids) for t in r.turns), default=0) for r in rollouts]
+        rewards += overlong_penalty(torch.tensor(longest), args.max_tokens, args.overlong_buffer)
     size, estimator = args.num_generations, args.advantage_estimator
     advantages = rollout_advantages(rewards, size, valid, estimator, args.scale_rewards, parts)
     counted = valid & ~truncated if args.mask_truncated_completions else valid
