@@ -79,11 +79,12 @@ def micro_batch_loss(
     loss, clipped = token_losses(logprobs, batch, args)
     if args.top_entropy_quantile < 1:
         loss = loss * high_entropy_mask(entropy.detach(), args.top_entropy_quantile)
+    low = clipped & (batch.advantages < 0) & (args.loss_type != "cispo")  # no lower bound there
     seen = {
         "entropy": entropy,
         "clipped": clipped,
-        "clipped_low": clipped & (batch.advantages < 0),
-        "clipped_high": clipped & (batch.advantages > 0),
+        "clipped_low": low,
+        "clipped_high": clipped & ~low,
         "gap": (batch.old_logprobs - batch.sampler_logprobs).abs(),
     }
     if args.beta and batch.reference_logprobs is not None:
