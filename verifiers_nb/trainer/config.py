@@ -282,7 +282,7 @@ class GRPOConfig(TrainingArguments):
     importance_floor: float = setting(0.0, "Weights below it are raised to it or masked.")
     use_bias_correction_kl: bool = setting(False, "Weight the KL by the ratio: unbiased gradient.")
     entropy_coef: float = setting(0.0, "Weight of an entropy bonus.")
-    top_entropy_quantile: float = setting(1.0, "Learn from this share of tokens, by entropy.")
+    top_entropy_quantile: float = setting(1.0, "Share of a micro-batch learnt from, by entropy.")
     overlong_buffer: int = setting(0, "Tokens before max_tokens over which up to 1 is subtracted.")
     mask_env_responses: bool = setting(True, "Learn from sampled tokens only; can't be False.")
     mask_truncated_completions: bool = setting(True, "Leave cut-off completions out of the loss.")
