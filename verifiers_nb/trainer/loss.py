@@ -241,10 +241,9 @@ def token_weights(lengths: torch.Tensor, loss_type: str, max_tokens: int) -> tor
     - `dapo` (arXiv:2503.14476, sec. 3.3) and `cispo` (arXiv:2506.13585, sec. 3.1), 1 / sum(L): each
       token counts the same, whatever its group;
     - `bnpo`, the same; elsewhere the name means a sum over a part of the batch;
-    - `dr_grpo`, 1 / (B max_tokens): a constant (arXiv:2503.20783, sec. 3), without either bias;
+    - `dr_grpo`, 1 / (B max_tokens): a constant (arXiv:2503.20783, sec. 3), whatever the lengths;
     - `sapo` as `grpo` (arXiv:2511.20347, eq. 5), and `vespo` as `dapo`;
-    - `luspo`, 1 / B: the ratio of a sequence, times its length (arXiv:2602.05261, sec. 3), since
-      `grpo` with ratios of sequences (GSPO) divides by it.
+    - `luspo`, 1 / B: `grpo` times the length, for ratios of sequences (arXiv:2602.05261, sec. 3).
     """
     if loss_type not in LOSS_TYPES:
         raise ValueError(f"loss_type {loss_type!r} is not one of {', '.join(LOSS_TYPES)}.")
