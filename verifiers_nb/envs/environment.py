@@ -108,7 +108,7 @@ def check_rubric(rubric: Rubric | None) -> Rubric | None:
     """
     if rubric is not None and not isinstance(rubric, Rubric):
         raise TypeError(f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...]).")
-    for each in getattr(rubric, "rubrics", [rubric] if rubric else []):
+    for each in rubric.members if rubric else []:
         if not any(overrides(each, method) for method in SCORING_METHODS):
             for func in each.reward_funcs:
                 try:
