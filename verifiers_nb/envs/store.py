@@ -87,7 +87,11 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
 
 # %% ../../nbs/envs/01_store.ipynb #3d1582bb
 def to_line(record: dict[str, Any]) -> bytes:
-    """Return a record as one line of JSON; pydantic objects become dicts, other objects strings."""
+    """Return a record as one line of JSON; pydantic objects become dicts, other objects strings.
+
+    If JSON can't express the record, the values of the state become their repr. In all other parts,
+    entries whose keys are not strings or numbers are left out.
+    """
 
     def plain(value: Any) -> Any:
         return value.model_dump() if hasattr(value, "model_dump") else str(value)
@@ -96,7 +100,8 @@ def to_line(record: dict[str, Any]) -> bytes:
         text = json.dumps(record, default=plain, ensure_ascii=False)
     except (TypeError, ValueError):  # invalid keys, or a state that contains itself
         state = {str(key): repr(value) for key, value in record["state"].items()}
-        text = json.dumps({**record, "state": state}, default=plain, ensure_ascii=False)
+        parts = {**record, "state": state}
+        text = json.dumps(parts, default=plain, ensure_ascii=False, skipkeys=True)
     return text.encode("utf-8", "surrogatepass") + b"\n"  # models may write half an emoji
 
 # %% ../../nbs/envs/01_store.ipynb #7b52009b
