@@ -108,7 +108,7 @@ def check_rubric(rubric: Rubric | None) -> Rubric | None:
     """
     if rubric is not None and not isinstance(rubric, Rubric):
         raise TypeError(f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...]).")
-    for each in getattr(rubric, "rubrics", [rubric] if rubric else []):
+    for each in rubric.members if rubric else []:
         if not any(overrides(each, method) for method in SCORING_METHODS):
             for func in each.reward_funcs:
                 try:
@@ -332,10 +332,10 @@ class Environment(ABC):
         to which each scored rollout is appended. Rollouts that the file has already are not run
         again, unless a reward compares the rollouts of a prompt and the file has only some of them.
         All columns but rewards and metrics are read from the file on access: call `load()`
-        on the outputs before you delete it. Raises `BlockingIOError` if another process writes to
-        the file. `progress`: show rate, time left and mean reward. `keep_failed=False` leaves out
-        failed rollouts. `retry_failed`: run those again that failed before. Further keywords go to
-        `rollout`.
+        on the outputs before you delete it, or run its failed rollouts again. Raises
+        `BlockingIOError` if another process writes to the file. `progress`: show rate, time left
+        and mean reward. `keep_failed=False` leaves out failed rollouts. `retry_failed`: run those
+        again that failed before. Further keywords go to `rollout`.
         """
         with claimed(save_path) if save_path else nullcontext():
             store = RolloutStore(save_path, retry_failed) if save_path else None

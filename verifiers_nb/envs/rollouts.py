@@ -66,8 +66,8 @@ async def run_bounded(
         for index in indices:
             try:
                 results[index] = await job(index)
-            except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end the loop
-                raise as_failure(error) from error
+            except (SystemExit, KeyboardInterrupt, asyncio.CancelledError) as error:
+                raise as_failure(error) from error  # else asyncio ends the loop or drops the worker
 
     try:
         async with asyncio.TaskGroup() as group:

@@ -87,7 +87,11 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
 
 # %% ../../nbs/envs/01_store.ipynb #3d1582bb
 def to_line(record: dict[str, Any]) -> bytes:
-    """Return a record as one line of JSON; pydantic objects become dicts, other objects strings."""
+    """Return a record as one line of JSON; pydantic objects become dicts, other objects strings.
+
+    If JSON can't express the record, the values of the state become their repr. In all other parts,
+    entries whose keys are not strings or numbers are left out.
+    """
 
     def plain(value: Any) -> Any:
         return value.model_dump() if hasattr(value, "model_dump") else str(value)
@@ -96,7 +100,8 @@ def to_line(record: dict[str, Any]) -> bytes:
         text = json.dumps(record, default=plain, ensure_ascii=False)
     except (TypeError, ValueError):  # invalid keys, or a state that contains itself
         state = {str(key): repr(value) for key, value in record["state"].items()}
-        text = json.dumps({**record, "state": state}, default=plain, ensure_ascii=False)
+        parts = {**record, "state": state}
+        text = json.dumps(parts, default=plain, ensure_ascii=False, skipkeys=True)
     return text.encode("utf-8", "surrogatepass") + b"\n"  # models may write half an emoji
 
 # %% ../../nbs/envs/01_store.ipynb #7b52009b
@@ -316,32 +321,31 @@ def restore_rollout(rollout: Rollout, record: dict[str, Any]) -> None:
 class RolloutStore:
     """Append finished rollouts to a JSONL file; `done` maps the index of each to its offset in bytes.
 
-    `settings`: the settings of this run, stored with every record. `retry_failed`: remove failed
-    rollouts, so that they are played again. `seconds`: how long earlier parts of the run took.
+    `settings`: the settings of this run, stored with every record. `retry_failed`: `check` removes
+    failed rollouts, so that they are played again. `seconds`: how long earlier parts of the run took.
     """
 
     def __init__(self, path: str | Path, retry_failed: bool = False) -> None:
-        self.path, self.seconds, self.began = Path(path), 0.0, time.monotonic()
+        self.path, self.retry_failed = Path(path), retry_failed
+        self.seconds, self.began = 0.0, time.monotonic()
         self.settings: dict[str, Any] | None = None
         self.stored_settings: dict[str, Any] | None = None
         self.done: dict[int, int] = {}
+        self.failed: set[int] = set()
         self.file: IO[bytes] | None = None
         if self.path.exists():
             repair(self.path)
-            failed = self.read()
-            if failed and retry_failed:
-                self.drop(failed)
+            self.read()
 
-    def read(self) -> set[int]:
-        """Find the rollouts in the file, and return the indices of those that failed."""
-        self.done, failed = {}, set()
+    def read(self) -> None:
+        """Find the rollouts in the file, and those of them that failed."""
+        self.done, self.failed = {}, set()
         for offset, record in read_with_offsets(self.path):
             self.done[record["index"]] = offset
             if record["error"]:
-                failed.add(record["index"])
+                self.failed.add(record["index"])
             self.seconds = max(self.seconds, record.get("seconds") or 0.0)
             self.stored_settings = self.stored_settings or record.get("run")
-        return failed
 
     def drop(self, indices: set[int]) -> None:
         """Remove rollouts from the file, atomically, so that they are played again."""
@@ -350,11 +354,16 @@ class RolloutStore:
         self.read()
 
     def check(self, settings: dict[str, Any]) -> None:
-        """Set the settings of this run; raises `ValueError` if the file was written with others."""
+        """Set the settings of this run, and remove failed rollouts if they are to be played again.
+
+        Raises `ValueError`, and leaves the file as it is, if it was written with other settings.
+        """
         self.settings = json.loads(to_line(settings))
         stored = self.stored_settings
         if stored and (changed := changed_settings(stored, self.settings)):
             raise self.mismatch(f"a run with other settings: {'; '.join(changed)}.")
+        if self.failed and self.retry_failed:
+            self.drop(self.failed)
 
     def restore(self, rollout: Rollout) -> bool:
         """Fill in a rollout from the file and return True, or return False if the file has none.

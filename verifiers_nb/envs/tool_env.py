@@ -27,7 +27,7 @@ from ..parsers.base import assistant_texts, messages_of
 from ..parsers.function_calls import member
 from ..parsers.think import CLOSE
 from ..parsers.xml import OneAnswerParser, XMLParser
-from ..rubrics.rubric import Rubric, reward_name, wanted_arguments
+from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.sandbox import Unconfined
 from ..support.threads import Threads, as_failure
 from verifiers_nb.types import (
@@ -245,7 +245,7 @@ class ToolRubric(Rubric):
 
     def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **kwargs: Any) -> None:
         self.tools = list(tools or [])
-        self.tool_names = [reward_name(tool) for tool in self.tools]
+        self.tool_names = [tool_name(tool) for tool in self.tools]
         funcs = [total_tool_calls, *map(counter_of, self.tool_names)]
         super().__init__(funcs, weights=[0.0] * len(funcs), **kwargs)
 

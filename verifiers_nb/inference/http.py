@@ -147,7 +147,8 @@ async def send_request(
         async with session.request(method, url, **request) as response:
             content = await read_bounded(response, max_reply_mb)
     except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
-        waited = request["timeout"].total
+        no_connection = isinstance(error, aiohttp.ConnectionTimeoutError)
+        waited = CONNECT_TIMEOUT if no_connection else request["timeout"].total
         raise connection_error(Exchange(method, str(url)), error, waited) from error
     exchange = Exchange(method, str(url), response.status, response.headers)
     if response.status >= 400:
