@@ -205,8 +205,10 @@ def write_settings_file(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> 
         lines += [f"\n[{table}]"] if table and values else []
         lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(0o600)  # readable only by the user: an argument may be a key that we can't recognise
-    path.write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
+    part = path.with_name(f"{path.name}.part")  # a full disk leaves the old file whole
+    part.touch(0o600)  # readable only by the user: an argument may be a key that we can't recognise
+    part.write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
+    part.replace(path)
 
 # %% ../../nbs/cli/05_train.ipynb #63266754
 def list_settings(tables: Tables, word: str = "") -> str:
