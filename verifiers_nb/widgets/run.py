@@ -10,8 +10,8 @@ __all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'HUGE', 'NOTES',
            'figure_text', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps', 'curve_traces', 'Chart',
            'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure', 'RunHistory',
            'evaluation_name', 'metric_names', 'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best',
-           'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'usable_reward', 'best_and_worst',
-           'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
+           'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions',
+           'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
 import json
@@ -327,9 +327,8 @@ def metric_names(runs: Mapping[str, RunHistory]) -> list[str]:
 # %% ../../nbs/widgets/08_run.ipynb #bba542ee
 def chosen_metrics(runs: Mapping[str, RunHistory], names: Sequence[str] | None) -> Sequence[str]:
     """Return the metrics to draw: the given ones, or for None the most important ones."""
-    if names is not None:
-        return names
-    return [name for name in metric_names(runs) if name in NOTES or name.startswith("rewards/")]
+    usual = [name for name in metric_names(runs) if name in NOTES or name.startswith("rewards/")]
+    return usual if names is None else names
 
 # %% ../../nbs/widgets/08_run.ipynb #338b207e
 def run_charts(
@@ -437,18 +436,13 @@ def one_of_each(rows: Iterable[Row], most: int = 4) -> list[Row]:
         found.setdefault(row.prompt, row)
     return list(found.values())[:most]
 
-# %% ../../nbs/widgets/08_run.ipynb #5be1c7d2
-def usable_reward(row: Row) -> float:
-    """Return the reward to rank a rollout by."""
-    return row.reward if row.reward < HUGE else -math.inf
-
 # %% ../../nbs/widgets/08_run.ipynb #98849887
 def best_and_worst(step: int, rows: Sequence[Row]) -> StepCompletions:
     """Return the best and the worst rollouts of a step, and all scores."""
     scores = defaultdict[str, list[float]](list, reward=[row.reward for row in rows])
     for name, value in chain.from_iterable(row.scores.items() for row in rows):
         scores[name].append(value)
-    ranked = sorted(rows, key=usable_reward)
+    ranked = sorted(rows, key=lambda row: row.reward if row.reward < HUGE else -math.inf)
     best = one_of_each(ranked[::-1])
     worst = one_of_each(row for row in ranked if all(row is not other for other in best))
     return StepCompletions(step, len(rows), best, worst, scores)

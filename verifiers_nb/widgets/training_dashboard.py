@@ -464,9 +464,8 @@ class TrainingDashboard(Panel):
 
     def choose(self, metric: str) -> None:
         """Add a metric to the curves, or remove it."""
-        run = self.run
-        chosen = {*chosen_metrics(run.runs, run.names)} ^ {metric}
-        run.names = [name for name in metric_names(run.runs) if name in chosen]
+        chosen = {*chosen_metrics(self.run.runs, self.run.names)} ^ {metric}
+        self.run.names = [name for name in metric_names(self.run.runs) if name in chosen]
 
     def follow_prompt(self, at: int = -1) -> None:
         """Show the prompt of a completion over the steps, counted from the best through the worst; -1 ends that."""
