@@ -160,8 +160,7 @@ def resume_call(settings: EvalSettings, folder: Path) -> str:
     flags = untrusted_flags(without_secrets(asdict(settings)))
     if settings.env_dir_path != EvalSettings.env_dir_path:
         flags += ["-p", settings.env_dir_path]
-    is_ours = folder.parent.parent == runs_folder(settings)  # where an id is looked for
-    run = folder.name if is_ours else str(folder)
+    run = folder.name if folder.parent.parent == runs_folder(settings) else str(folder)
     return shlex.join(["vf-eval", settings.env, "--resume", run, *flags])
 
 # %% ../../nbs/cli/03_eval.ipynb #e82f2b63
