@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -15,7 +16,15 @@ from install import pip_settings
 from wheels import ROOT, EmptyEnvironment, run
 
 import verifiers_nb as vf
-from verifiers_nb.bridges.ship import TARGETS, as_reply, completion_of, replay_all, serve_json, ship
+from verifiers_nb.bridges.ship import (
+    TARGETS,
+    as_reply,
+    completion_of,
+    own_python,
+    replay_all,
+    serve_json,
+    ship,
+)
 
 VERSIONS = {
     "verifiers==0.1.14": "v0",
@@ -199,3 +208,27 @@ def test_what_can_not_be_shipped_says_why(tmp_path: Path) -> None:
         ship("addition", tmp_path / "Sums", to="prime")
     with pytest.raises(ValueError, match="supports only chats"):
         ship("continuation-quality", tmp_path / "text", to="prime", offline=True)
+
+
+def test_an_install_that_failed_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "pyproject.toml").write_text("[project]\ndependencies = []\n")
+    calls: list[Any] = []
+
+    def create(folder: Path, with_pip: bool) -> None:
+        for name in ("bin", "lib/python3/site-packages"):
+            (folder / name).mkdir(parents=True)
+        (folder / "bin/python").touch()
+
+    def install(command: list[Any], check: bool) -> None:
+        calls.append(command)
+        if len(calls) == 1:
+            raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr("venv.create", create)
+    monkeypatch.setattr("subprocess.run", install)
+    with pytest.raises(subprocess.CalledProcessError):
+        own_python(tmp_path)
+    assert own_python(tmp_path) == own_python(tmp_path)
+    assert len(calls) == 2

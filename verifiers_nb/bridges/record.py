@@ -134,8 +134,7 @@ class Tape:
     @property
     def environ(self) -> dict[str, str]:
         """The variables in which OpenAI's client, and most agents, look for an endpoint."""
-        values = {"BASE_URL": self.url, "API_KEY": self.key, "MODEL": self.model}
-        return {f"OPENAI_{name}": value for name, value in values.items()}
+        return {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key, "OPENAI_MODEL": self.model}
 
     async def score(self, rubric: Rubric | Environment, **row: Any) -> list[Rollout]:
         """Return a scored rollout for each conversation; `row` has the `answer`, `task` and `info`."""
@@ -199,8 +198,7 @@ async def record(
     app = web.Application(client_max_size=2**28)
     app.router.add_route("*", "/{path:.*}", partial(answer_agent, tape))
     # An agent that hangs up cancels its request; after the agent's end nothing waits for an answer.
-    settings: dict[str, Any] = dict(handler_cancellation=True, access_log=None)
-    runner = web.AppRunner(app, shutdown_timeout=0.1, **settings)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True, access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", port).start()

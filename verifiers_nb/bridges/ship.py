@@ -359,13 +359,16 @@ def own_python(folder: Path) -> Path:
     """Return the Python of a shipped folder's virtual environment, with its target and this library."""
     python = folder / ".venv" / "bin" / "python"
     if not python.exists():
-        venv.create(folder / ".venv", with_pip=True)
-        package = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-        needed = [each for each in requires("verifiers_nb") or () if "extra ==" not in each]
-        needed += [d for d in package["project"]["dependencies"] if "verifiers_nb" not in d]
-        subprocess.run([python, "-m", "pip", "install", "-q", *needed], check=True)
-        (site,) = (folder / ".venv").glob("lib/python*/site-packages")
-        (site / "verifiers_nb.pth").write_text(f"{Path(str(files('verifiers_nb'))).parent}\n")
+        with ExitStack() as undo:  # after a failure, so that the next call installs again
+            undo.callback(shutil.rmtree, folder / ".venv", ignore_errors=True)
+            venv.create(folder / ".venv", with_pip=True)
+            package = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+            needed = [each for each in requires("verifiers_nb") or () if "extra ==" not in each]
+            needed += [d for d in package["project"]["dependencies"] if "verifiers_nb" not in d]
+            subprocess.run([python, "-m", "pip", "install", "-q", *needed], check=True)
+            (site,) = (folder / ".venv").glob("lib/python*/site-packages")
+            (site / "verifiers_nb.pth").write_text(f"{Path(str(files('verifiers_nb'))).parent}\n")
+            undo.pop_all()
     return python
 
 # %% ../../nbs/bridges/03_ship.ipynb #65471ca9

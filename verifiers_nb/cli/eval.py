@@ -160,7 +160,8 @@ def resume_call(settings: EvalSettings, folder: Path) -> str:
     flags = untrusted_flags(without_secrets(asdict(settings)))
     if settings.env_dir_path != EvalSettings.env_dir_path:
         flags += ["-p", settings.env_dir_path]
-    return shlex.join(["vf-eval", settings.env, "--resume", folder.name, *flags])
+    run = folder.name if folder.parent.parent == runs_folder(settings) else str(folder)
+    return shlex.join(["vf-eval", settings.env, "--resume", run, *flags])
 
 # %% ../../nbs/cli/03_eval.ipynb #e82f2b63
 SETTINGS_OF_RUN = (
@@ -492,7 +493,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
         return given
     from verifiers_nb.environments.load import shipped_environments
 
-    env = str(read_metadata(Path(given.get("rescore") or "")).get("env_id"))
+    env = str(read_metadata(Path(given["rescore"])).get("env_id")) if "rescore" in given else ""
     if env.replace("-", "_") in shipped_environments():
         return {**given, "env": env}
     raise CommandError("the environment is missing: vf-eval ENV [options]; --help lists them")

@@ -176,7 +176,7 @@ def choose_endpoint(
         raise CommandError(f"-k names the variable {key_variable}, which is not set")
     if endpoint == "embedded":
         return EndpointChoice(None, model or SHIPPED_MODEL)
-    if (named := endpoints.get(endpoint or model or "")) and not base_url:
+    if (named := endpoints.get(endpoint or model or "")) and (endpoint or not base_url):
         chosen = model if endpoint and model else named["model"]
         key = key if key_variable else environ.get(named["key"])
         return EndpointChoice(address(named["url"]), chosen, key)

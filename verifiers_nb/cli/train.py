@@ -43,6 +43,7 @@ from verifiers_nb.cli.command import (
     one_line_errors,
     run_command,
     say,
+    write_whole,
 )
 from verifiers_nb.cli.settings import (
     SHIPPED_MODEL,
@@ -204,9 +205,8 @@ def write_settings_file(path: Path, tables: Mapping[str, Mapping[str, Any]]) -> 
     for table, values in tables.items():
         lines += [f"\n[{table}]"] if table and values else []
         lines += [f"{key} = {toml_value(value)}" for key, value in values.items()]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.touch(0o600)  # readable only by the user: an argument may be a key that we can't recognise
-    path.write_text("\n".join(lines).strip() + "\n", encoding="utf-8")
+    # readable only by the user: an argument may be a key that we can't recognise
+    write_whole(path, "\n".join(lines).strip() + "\n", 0o600)
 
 # %% ../../nbs/cli/05_train.ipynb #63266754
 def list_settings(tables: Tables, word: str = "") -> str:
@@ -481,12 +481,11 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
         from verifiers_nb.trainer.config import grpo_defaults, lora_defaults
         from verifiers_nb.trainer.grpo import GRPOTrainer
 
-        own = {"disable_tqdm": True, **settings.grpo, "output_dir": str(settings.folder)}
-        args = grpo_defaults(settings.folder.name, **own)
+        folder = settings.folder
+        own = {"disable_tqdm": True, **settings.grpo, "output_dir": str(folder)}
+        args = grpo_defaults(folder.name, **own)
         lora = replace(lora_defaults(), **settings.lora)
-        about = (
-            f"training {settings.learner} in {settings.env}; the run is saved in {settings.folder}"
-        )
+        about = f"training {settings.learner} in {settings.env}; the run is saved in {folder}"
         print(f"{about}, and Ctrl-C saves a checkpoint", flush=True)
         client = find_client(settings, args, lora, rank, stack)
         trainer = GRPOTrainer(settings.learner, env, args, peft_config=lora, client=client)
@@ -537,10 +536,9 @@ def follow(trainer: GRPOTrainer, display: StepDisplay, presses: Presses, resume:
     with display.bar:
         while True:
             try:
-                run.wait(0.25)
-                return
-            except TimeoutError:
-                pass
+                with suppress(TimeoutError):
+                    run.wait(0.25)
+                    return
             finally:
                 display.show(run.state)
             if presses.asked and not stopping:

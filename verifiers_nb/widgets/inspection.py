@@ -10,7 +10,7 @@ __all__ = ['Spans', 'CLOSERS', 'LONGEST_END', 'FILLERS', 'LONGEST_RUN', 'Inserti
            'SEARCH_SECONDS', 'MOST_WAITED', 'NO_COMPLETIONS', 'tag_spans', 'think_spans', 'named_spans', 'trimmed',
            'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar', 'filler', 'spell', 'runs', 'missing_part',
            'insert', 'places', 'candidates', 'continuations', 'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop',
-           'inspect_text', 'Survey', 'inspected_text', 'survey_completions', 'Listed', 'survey_html']
+           'inspected_text', 'inspect_text', 'Survey', 'survey_completions', 'Listed', 'survey_html']
 
 # %% ../../nbs/widgets/02_inspection.ipynb #77de68da
 import math
@@ -372,6 +372,11 @@ def find_stop(contract: Contract, text: str) -> Check | None:
     return None if check.score == 1 else check
 
 # %% ../../nbs/widgets/02_inspection.ipynb #3615446e
+def inspected_text(row: Any) -> str:
+    """Return the text of a row, which is a text or a response."""
+    return row if isinstance(row, str) else content_text(row.get("message"))
+
+
 def inspect_text(
     source: Any, given: Any, commands: Sequence[Command] = (), quick: bool = False
 ) -> Inspection:
@@ -381,7 +386,7 @@ def inspect_text(
     which need xgrammar.
     """
     contract = contract_of(source, commands)
-    text = given if isinstance(given, str) else content_text(given.get("message"))
+    text = inspected_text(given)
     checks = contract.checks(given)
     stop = None if quick else find_stop(contract, text)
     fix = find_fix(contract, text, checks) if isinstance(given, str) and not quick else None
@@ -453,11 +458,6 @@ class Survey:
         return "; ".join(each.message for each in lost or found)
 
 # %% ../../nbs/widgets/02_inspection.ipynb #f589d210
-def inspected_text(row: Any) -> str:
-    """Return the text of a row."""
-    return row if isinstance(row, str) else content_text(row.get("message"))
-
-
 NO_COMPLETIONS = "completions are results, a list of strings or of lists of messages, not {!r:.60}."
 
 

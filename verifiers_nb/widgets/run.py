@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS', 'smooth', 'thin',
            'figure_text', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps', 'curve_traces', 'Chart',
            'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure', 'RunHistory',
-           'evaluation_name', 'metric_names', 'run_charts', 'recent_mean', 'is_at_best', 'run_warnings',
-           'value_histogram', 'StepCompletions', 'one_of_each', 'usable_reward', 'best_and_worst', 'read_completions',
+           'evaluation_name', 'metric_names', 'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best',
+           'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions',
            'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
@@ -324,14 +324,19 @@ def metric_names(runs: Mapping[str, RunHistory]) -> list[str]:
     first = [name for name in ("reward", *parts, *NOTES) if name in names]
     return list(dict.fromkeys([*first, *sorted(rest)]))
 
+# %% ../../nbs/widgets/08_run.ipynb #bba542ee
+def chosen_metrics(runs: Mapping[str, RunHistory], names: Sequence[str] | None) -> Sequence[str]:
+    """Return the metrics to draw: the given ones, or for None the most important ones."""
+    usual = [name for name in metric_names(runs) if name in NOTES or name.startswith("rewards/")]
+    return usual if names is None else names
+
 # %% ../../nbs/widgets/08_run.ipynb #338b207e
 def run_charts(
     runs: Mapping[str, RunHistory], names: Sequence[str] | None, look: CurveLook
 ) -> list[Chart]:
-    """Return a chart of each named metric, by default of the most important ones, with its range."""
-    usual = [name for name in metric_names(runs) if name in NOTES or name.startswith("rewards/")]
+    """Return a chart of each chosen metric, with its range."""
     charts = []
-    for name in usual if names is None else names:
+    for name in chosen_metrics(runs, names):
         curves, other = [], evaluation_name(name)
         for hue, (run, history) in enumerate(runs.items()):
             dots = f"{run} evaluation".strip(), history.points(other), True, hue + (len(runs) == 1)
@@ -431,18 +436,13 @@ def one_of_each(rows: Iterable[Row], most: int = 4) -> list[Row]:
         found.setdefault(row.prompt, row)
     return list(found.values())[:most]
 
-# %% ../../nbs/widgets/08_run.ipynb #5be1c7d2
-def usable_reward(row: Row) -> float:
-    """Return the reward to rank a rollout by."""
-    return row.reward if row.reward < HUGE else -math.inf
-
 # %% ../../nbs/widgets/08_run.ipynb #98849887
 def best_and_worst(step: int, rows: Sequence[Row]) -> StepCompletions:
     """Return the best and the worst rollouts of a step, and all scores."""
     scores = defaultdict[str, list[float]](list, reward=[row.reward for row in rows])
     for name, value in chain.from_iterable(row.scores.items() for row in rows):
         scores[name].append(value)
-    ranked = sorted(rows, key=usable_reward)
+    ranked = sorted(rows, key=lambda row: row.reward if row.reward < HUGE else -math.inf)
     best = one_of_each(ranked[::-1])
     worst = one_of_each(row for row in ranked if all(row is not other for other in best))
     return StepCompletions(step, len(rows), best, worst, scores)

@@ -52,6 +52,7 @@ from verifiers_nb.widgets.run import (
     StepCompletions,
     chart_html,
     checkpoint_steps,
+    chosen_metrics,
     figure_text,
     metric_names,
     plotly_figure,
@@ -169,7 +170,7 @@ def curves_html(view: DashboardState, live: bool) -> str:
     groups: dict[str, list[str]] = {}
     for name in metric_names(view.runs):
         groups.setdefault(name.rpartition("/")[0], []).append(name)
-    chosen = {chart.title for chart in view.charts}
+    chosen = chosen_metrics(view.runs, view.names)
     return draw_part("curves", view, charts, sorted(groups.items()), chosen, live)
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #f1b6f115
@@ -386,6 +387,8 @@ class TrainingDashboard(Panel):
         for history in run.runs.values():
             history.read()
         run.checkpoints = checkpoint_steps(self.folder)
+        for step in {*run.scores} - {*run.checkpoints}:
+            del run.scores[step]  # a later checkpoint of this step has other weights
         self.read_charts()
         self.read_completions()
 
@@ -461,8 +464,8 @@ class TrainingDashboard(Panel):
 
     def choose(self, metric: str) -> None:
         """Add a metric to the curves, or remove it."""
-        drawn = {chart.title for chart in self.run.charts} ^ {metric}
-        self.run.names = [name for name in metric_names(self.run.runs) if name in drawn]
+        chosen = {*chosen_metrics(self.run.runs, self.run.names)} ^ {metric}
+        self.run.names = [name for name in metric_names(self.run.runs) if name in chosen]
 
     def follow_prompt(self, at: int = -1) -> None:
         """Show the prompt of a completion over the steps, counted from the best through the worst; -1 ends that."""
