@@ -239,8 +239,10 @@ def cleanup_message(message: ChatMessage) -> ChatMessage:
 
 # %% ../nbs/00_types.ipynb #a4cdd5a6
 def cleanup_messages(messages: Messages) -> Messages:
-    """Copy messages without the empty and foreign keys that a dataset adds to them."""
-    return messages if isinstance(messages, str) else list(map(cleanup_message, messages))
+    """Copy messages without the empty and foreign keys that a dataset adds to them, and leave all else."""
+    if not isinstance(messages, list):
+        return messages
+    return [cleanup_message(m) if isinstance(m, dict) else m for m in messages]
 
 # %% ../nbs/00_types.ipynb #1ae05874
 def tool_call_dict(call: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['logger', 'DatasetBuilder', 'DEFAULTS', 'RowReader', 'BLOCK', 'CACHED_BLOCKS', 'Inputs', 'chat_prompt',
            'warn_if_numeric', 'with_prompts', 'pick_rows', 'check_protocol', 'LazyDataset', 'as_dataset',
            'build_dataset', 'prepare_dataset', 'RolloutRows', 'check_names', 'check_infos', 'check_columns',
-           'with_own_keys', 'dataset_reader', 'row_reader', 'repeated_rows', 'rollout_rows']
+           'dataset_reader', 'row_reader', 'repeated_rows', 'rollout_rows']
 
 # %% ../../nbs/envs/00_prompts.ipynb #77de68da
 import json
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import orjson
 
 from ..rubrics.rubric import copied, group_ids
-from ..types import ChatMessage, GenerateInputs, Info, Rollout, cleanup_message
+from ..types import ChatMessage, GenerateInputs, Info, Rollout, cleanup_messages
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -204,13 +204,6 @@ def check_columns(columns: Mapping[str, Sequence[Any]]) -> None:
         raise ValueError(f"All columns need {count} rows, one per prompt; these differ: {uneven}.")
     check_infos(columns.get("info", ()))
 
-# %% ../../nbs/envs/00_prompts.ipynb #5d0c7e1b
-def with_own_keys(prompt: Any) -> Any:
-    """Return a prompt whose messages and content parts have no empty keys; a text is returned unchanged."""
-    if not isinstance(prompt, list):
-        return prompt
-    return [cleanup_message(m) if isinstance(m, dict) else m for m in prompt]
-
 # %% ../../nbs/envs/00_prompts.ipynb #78e8d27e
 BLOCK, CACHED_BLOCKS = 64, 128
 
@@ -226,7 +219,7 @@ def dataset_reader(dataset: Dataset) -> RowReader:
     @lru_cache(CACHED_BLOCKS)
     def block(n: int) -> dict[str, list[Any]]:
         columns = dataset[n * BLOCK : (n + 1) * BLOCK]
-        return {**columns, "prompt": list(map(with_own_keys, columns["prompt"]))}
+        return {**columns, "prompt": list(map(cleanup_messages, columns["prompt"]))}
 
     return lambda i: {name: values[i % BLOCK] for name, values in block(i // BLOCK).items()}
 

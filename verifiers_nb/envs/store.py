@@ -330,8 +330,7 @@ class RolloutStore:
         self.seconds, self.began = 0.0, time.monotonic()
         self.settings: dict[str, Any] | None = None
         self.stored_settings: dict[str, Any] | None = None
-        self.done: dict[int, int] = {}
-        self.failed: set[int] = set()
+        self.done, self.failed = dict[int, int](), set[int]()
         self.file: IO[bytes] | None = None
         if self.path.exists():
             repair(self.path)
