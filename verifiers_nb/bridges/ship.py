@@ -45,6 +45,7 @@ from ..envs.prompts import DEFAULTS, repeated_rows
 from ..envs.store import read_rollouts
 from ..inference.client import Reply
 from ..rubrics.rubric import score_one
+from ..support.calls import without_secrets
 from ..types import Rollout
 
 if TYPE_CHECKING:
@@ -189,8 +190,14 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
 
     `env`: an environment, or the name of one with its `arguments`. `folder`: its name becomes the
     package's. `to`: "v0" (verifiers 0.1.14), "prime" (verifiers from 0.2 on, and prime-rl) or
-    "openenv". Raises `ValueError` if the target can't run the environment.
+    "openenv". Raises `ValueError` if the target can't run the environment, or an
+    argument is a key.
     """
+    packed = json.dumps(arguments)
+    if json.dumps(without_secrets(arguments)) != packed:
+        raise ValueError(
+            "The package would show a key that is among the arguments. Have the environment read it from a variable."
+        )
     made = load_environment(env, **arguments) if isinstance(env, str) else env
     own_name = env.strip().replace("-", "_") if isinstance(env, str) else ""
     check_target(made, to, find_environment(own_name) if own_name else None)
@@ -211,7 +218,7 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
         "needs": '", "'.join(needs),
         "python": ">=3.11" if isinstance(env, str) else f"=={this}.*",
         "version": this,
-        "arguments": repr(json.dumps(arguments)),
+        "arguments": repr(packed),
     }
     write_package(folder, to, values)
     return folder
