@@ -69,7 +69,8 @@ class ProgramRun:
 
     def __str__(self) -> str:
         """Return the output and, in brackets, why the program was ended or that it printed nothing."""
-        killed = f"killed by {signal.Signals(-self.status).name}" if self.status < 0 else ""
+        number, names = -self.status, {each.value: each.name for each in signal.Signals}
+        killed = f"killed by {names.get(number, f'signal {number}')}" if number > 0 else ""
         nothing = "" if self.output else "no output: print the values that you want to see"
         note = self.stopped or killed or nothing
         return "\n".join(filter(None, (self.output, note and f"[{note}]")))
