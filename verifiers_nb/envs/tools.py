@@ -235,12 +235,14 @@ def with_last_value(code: str) -> str:
 
     Raises `SyntaxError` for text that is not a program.
     """
-    code = textwrap.dedent(code)
+    # `dedent` also empties blank lines inside strings, so it gets only what needs it.
+    code = textwrap.dedent(code) if code.lstrip("\n")[:1].isspace() else code
     body = ast.parse(code).body
     if not body or not isinstance(last := body[-1], ast.Expr):
         return code
-    before = ast.unparse(ast.Module(body[:-1], []))
-    return f"{before}\n_ = {ast.unparse(last.value)}\nif _ is not None:\n    print(_)"
+    source = code.encode()
+    at = sum(map(len, source.splitlines(True)[: last.lineno - 1])) + last.col_offset
+    return f"{source[:at].decode()}_ = {source[at:].decode()}\nif _ is not None:\n    print(_)"
 
 # %% ../../nbs/envs/05_tools.ipynb #2f09db84
 def python(code: str) -> str:
