@@ -39,7 +39,7 @@ from urllib.request import Request, build_opener
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from ..support.calls import api_key
@@ -139,7 +139,7 @@ def property_schema(
         schema["description"] = text
     if parameter.default is not None and parameter.default is not parameter.empty:
         with suppress(ValueError):  # the schema omits a default without a JSON form
-            schema["default"] = to_jsonable_python(parameter.default)
+            schema["default"] = from_json(to_json(parameter.default), allow_inf_nan=False)
     return schema
 
 # %% ../../nbs/envs/05_tools.ipynb #9e6a55b6
@@ -267,9 +267,9 @@ def check_bits(bits: int) -> None:
 
 # %% ../../nbs/envs/05_tools.ipynb #7525914f
 def power(base: Any, exponent: Any) -> Any:
-    """Return a power; raises `ValueError` before computing more than `MAX_BITS` bits."""
+    """Return a power; raises `ValueError` before computing more than twice `MAX_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
-        check_bits(base.bit_length() * exponent)
+        check_bits((base.bit_length() - 1) * exponent)  # the least; `compute` checks the result
     return base**exponent
 
 # %% ../../nbs/envs/05_tools.ipynb #0c28f20d
