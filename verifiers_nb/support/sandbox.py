@@ -53,10 +53,10 @@ class Limits:
     output_bytes: int = 8192
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a limit that is not positive."""
+        """Raise `ValueError` for a limit that is not positive, or that the kernel can't hold."""
         for limit in fields(self):
-            if (value := getattr(self, limit.name)) <= 0:
-                raise ValueError(f"{limit.name} must be positive, not {value}.")
+            if not 0 < (value := getattr(self, limit.name)) < 2**31:
+                raise ValueError(f"{limit.name} must be positive and below 2**31, not {value}.")
 
 # %% ../../nbs/support/04_sandbox.ipynb #f2b315de
 @dataclass(frozen=True)
