@@ -39,7 +39,7 @@ from urllib.request import Request, build_opener
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from pydantic.json_schema import GenerateJsonSchema
-from pydantic_core import to_jsonable_python
+from pydantic_core import from_json, to_json
 from typing_extensions import TypedDict
 
 from ..support.calls import api_key
@@ -139,7 +139,7 @@ def property_schema(
         schema["description"] = text
     if parameter.default is not None and parameter.default is not parameter.empty:
         with suppress(ValueError):  # the schema omits a default without a JSON form
-            schema["default"] = to_jsonable_python(parameter.default)
+            schema["default"] = from_json(to_json(parameter.default), allow_inf_nan=False)
     return schema
 
 # %% ../../nbs/envs/05_tools.ipynb #9e6a55b6
@@ -235,12 +235,14 @@ def with_last_value(code: str) -> str:
 
     Raises `SyntaxError` for text that is not a program.
     """
-    code = textwrap.dedent(code)
+    # `dedent` also empties blank lines inside strings, so it gets only what needs it.
+    code = textwrap.dedent(code) if code.lstrip("\n")[:1].isspace() else code
     body = ast.parse(code).body
     if not body or not isinstance(last := body[-1], ast.Expr):
         return code
-    before = ast.unparse(ast.Module(body[:-1], []))
-    return f"{before}\n_ = {ast.unparse(last.value)}\nif _ is not None:\n    print(_)"
+    source = code.encode()
+    at = sum(map(len, source.splitlines(True)[: last.lineno - 1])) + last.col_offset
+    return f"{source[:at].decode()}_ = {source[at:].decode()}\nif _ is not None:\n    print(_)"
 
 # %% ../../nbs/envs/05_tools.ipynb #2f09db84
 def python(code: str) -> str:
@@ -265,9 +267,9 @@ def check_bits(bits: int) -> None:
 
 # %% ../../nbs/envs/05_tools.ipynb #7525914f
 def power(base: Any, exponent: Any) -> Any:
-    """Return a power; raises `ValueError` before computing more than `MAX_BITS` bits."""
+    """Return a power; raises `ValueError` before computing more than twice `MAX_BITS` bits."""
     if isinstance(base, int) and isinstance(exponent, int) and abs(base) > 1:
-        check_bits(base.bit_length() * exponent)
+        check_bits((base.bit_length() - 1) * exponent)  # the least; `compute` checks the result
     return base**exponent
 
 # %% ../../nbs/envs/05_tools.ipynb #0c28f20d

@@ -107,7 +107,10 @@ def show_at(libc: ctypes.CDLL, path: str, root: str) -> None:
 
 # %% ../../nbs/support/03_confine.ipynb #dd820ab7
 def enter_own_root(libc: ctypes.CDLL, folder: str, file_mb: int, paths: Sequence[str]) -> None:
-    """Enter a file system with readable `paths` and a writable `folder` of `file_mb` in memory."""
+    """Enter a file system with readable `paths` and a writable `folder` of `file_mb` in memory.
+
+    The folder takes up to 1024 files and folders per MB: the kernel doesn't count them in its size.
+    """
     check(libc.unshare(NEWNS))
     recursive, private, detach, pivot_root = 16384, 1 << 18, 2, {"x86_64": 155, "aarch64": 41}
     check(libc.mount(None, b"/", None, recursive | private, None))
@@ -126,7 +129,7 @@ def enter_own_root(libc: ctypes.CDLL, folder: str, file_mb: int, paths: Sequence
     check(libc.syscall(mount_setattr, at_fdcwd, folder.encode(), recursively, *attributes))
     for device in DEVICES:
         mount(libc, device, folder + device)
-    mount(libc, "tmpfs", folder + folder, "tmpfs", f"size={file_mb}m,mode=700")
+    mount(libc, "tmpfs", folder + folder, "tmpfs", f"size={file_mb}m,nr_inodes={file_mb}k,mode=700")
     os.chdir(folder)
     check(libc.syscall(pivot_root[os.uname().machine], b".", b"."))
     check(libc.umount2(b".", detach))

@@ -53,10 +53,10 @@ class Limits:
     output_bytes: int = 8192
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a limit that is not positive."""
+        """Raise `ValueError` for a limit that is not positive, or that the kernel can't hold."""
         for limit in fields(self):
-            if (value := getattr(self, limit.name)) <= 0:
-                raise ValueError(f"{limit.name} must be positive, not {value}.")
+            if not 0 < (value := getattr(self, limit.name)) < 2**31:
+                raise ValueError(f"{limit.name} must be positive and below 2**31, not {value}.")
 
 # %% ../../nbs/support/04_sandbox.ipynb #f2b315de
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class ProgramRun:
 
     def __str__(self) -> str:
         """Return the output and, in brackets, why the program was ended or that it printed nothing."""
-        killed = f"killed by {signal.Signals(-self.status).name}" if self.status < 0 else ""
+        number, names = -self.status, {each.value: each.name for each in signal.Signals}
+        killed = f"killed by {names.get(number, f'signal {number}')}" if number > 0 else ""
         nothing = "" if self.output else "no output: print the values that you want to see"
         note = self.stopped or killed or nothing
         return "\n".join(filter(None, (self.output, note and f"[{note}]")))

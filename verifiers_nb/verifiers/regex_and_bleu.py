@@ -121,8 +121,7 @@ class RegexFormatVerifier(Verifier):
     ) -> None:
         self.pattern, self.written = compile_pattern(pattern), pattern
         self.full_match = full_match
-        partial = 0.5 if partial_credit else 0.0
-        self.credit = partial if full_match else 1.0
+        self.credit = 0.5 * bool(partial_credit) if full_match else 1.0
 
     def checks(self, text: str) -> list[Check]:
         """Check that the pattern is found, and with `full_match` that nothing else is."""
@@ -135,9 +134,8 @@ class RegexFormatVerifier(Verifier):
             return [Check("pattern", 1.0, 0.0, whole, str(error))]
         if found is None:
             return [Check("pattern", 1.0, 0.0, whole, "the pattern is not found")]
-        a, b = found.span()
-        where = f"the pattern is found at characters {a} to {b}"
-        checks = [Check("pattern", self.credit, 1.0, (a, b), where)]
+        where = "the pattern is found at characters {} to {}".format(*found.span())
+        checks = [Check("pattern", self.credit, 1.0, found.span(), where)]
         if self.full_match:
             rest = (
                 "the pattern matches all of the text" if full else "but not all of the text matches"
@@ -151,7 +149,7 @@ class RegexFormatVerifier(Verifier):
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #0067e262
 class XMLFormatVerifier(Verifier):
-    """Pass texts with every field of an `XMLParser` in its tags, in order, and none blank."""
+    """Pass texts that begin with the first field of an `XMLParser`, end with the last, and have every field, none blank."""
 
     name = "xml_format"
 
