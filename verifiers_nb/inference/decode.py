@@ -365,7 +365,7 @@ class Sampler:
 
         greedy = [row.temperature == 0 for row in rows]
         sampled = [Sampling() if row.temperature == 0 else row for row in rows]
-        heat = [row.temperature for row in sampled]
+        heat = [max(row.temperature, 1e-30) for row in sampled]  # logits stay finite
         self.temperature = column(heat) if set(heat) != {1.0} else None
         self.greedy = column(greedy)[:, 0] if any(greedy) else None
         self.only_greedy = all(greedy)
