@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     def serve_or_say_why() -> int:
         try:
             return serve_until_stopped(*arguments)
-        except (ImportError, ValueError, RuntimeError, OverflowError) as error:
+        except (ImportError, ValueError, RuntimeError) as error:
             raise CommandError(str(error)) from error
 
     return run_command("vf-vllm", serve_or_say_why)

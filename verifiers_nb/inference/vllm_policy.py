@@ -75,7 +75,7 @@ def adapter_config(adapter: Adapter) -> PeftConfig:
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #0bc9d163
 def server_option(server: VLLMServer | None, option: str) -> str | None:
-    """Return the value of an option in the command line of our own server, None if it isn't set."""
+    """Return the value of an option, a pattern, in our own server's command line, None if it isn't set."""
     command = " ".join(server.command) if server else ""
     return next(reversed(re.findall(rf"--{option}[ =](\S+)", command)), None)
 
@@ -85,7 +85,7 @@ def check_servable(config: PeftConfig, server: VLLMServer | None = None) -> None
     check_adapter(config)
     rank: int = getattr(config, "r", 0)
     check_rank(rank)
-    if rank > int(limit := server_option(server, "max-lora-rank") or rank):
+    if rank > int(limit := server_option(server, "max[-_]lora[-_]rank") or rank):
         raise ValueError(
             f"an adapter of rank {rank} does not fit this server, whose max_lora_rank is {limit}: start "
             f"it with max_lora_rank={rank}"
