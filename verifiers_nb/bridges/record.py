@@ -86,7 +86,7 @@ def recorded_request(
     left_out = ["model", "messages", "stream", "stream_options", "n"]
     left_out += NEUTRAL_SAMPLING if learns else ()
     kept = {name: value for name, value in request.items() if name not in left_out}
-    exact = {"logprobs": True} if learns else None
+    kept, exact = request_arguments(kept), {"logprobs": True} if learns else None
     return request_arguments(merge_sampling_args(kept, sampling_args, exact))
 
 # %% ../../nbs/bridges/05_record.ipynb #a0000013

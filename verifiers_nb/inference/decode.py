@@ -313,10 +313,7 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     mass = probabilities.cumsum(-1)
     # In float32 a number may round to 1, which lies beyond the last token with a probability.
     target = uniforms.clamp(max=1 - 2**-24)[:, None] * mass[:, -1:]
-    ids = torch.searchsorted(mass, target, right=True)[:, 0]
-    if int(ids.max()) == mass.shape[1]:
-        raise FloatingPointError("the model's logits are NaN, so no token can be sampled")
-    return ids
+    return torch.searchsorted(mass, target, right=True)[:, 0]
 
 # %% ../../nbs/inference/02_decode.ipynb #e1822db4
 def cut_unlikely(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -365,7 +362,7 @@ class Sampler:
 
         greedy = [row.temperature == 0 for row in rows]
         sampled = [Sampling() if row.temperature == 0 else row for row in rows]
-        heat = [row.temperature for row in sampled]
+        heat = [max(row.temperature, 1e-30) for row in sampled]  # logits stay finite
         self.temperature = column(heat) if set(heat) != {1.0} else None
         self.greedy = column(greedy)[:, 0] if any(greedy) else None
         self.only_greedy = all(greedy)
@@ -383,6 +380,8 @@ class Sampler:
         if self.cuts is not None:
             logits = cut_unlikely(logits, *self.cuts)
         probabilities = logits.softmax(-1)
+        if probabilities[:, 0].isnan().any():  # then all of the row are
+            raise FloatingPointError("the model's logits are NaN, so no token can be sampled")
         if self.only_greedy:
             ids = logits.argmax(-1)
         else:

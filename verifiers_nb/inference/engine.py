@@ -99,7 +99,7 @@ class Options(Sampling):
         """Convert `stop` to a tuple; raises `ValueError` for a value out of range."""
         Sampling.__post_init__(self)
         self.stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
-        self.check("stop", "" not in self.stop, "without empty strings, which end any answer")
+        self.check("stop", all(isinstance(s, str) and s for s in self.stop), "strings, none empty")
         for name, value in (("max_tokens", self.max_tokens), ("n", self.n)):
             valid = value is None or (isinstance(value, int) and value >= 1)
             self.check(name, valid, "an integer of 1 or more")
@@ -134,8 +134,7 @@ TINY = 50_000_000  # parameters, below which one CPU thread is faster than two
 
 def default_threads(network: PreTrainedModel) -> int | None:
     """Return how many threads torch should use for a model, or None for torch's default."""
-    on_cpu = network.device.type == "cpu"
-    return 1 if on_cpu and network.num_parameters() < TINY else None
+    return 1 if network.device.type == "cpu" and network.num_parameters() < TINY else None
 
 # %% ../../nbs/inference/03_engine.ipynb #d78278b8
 def load_network(
@@ -581,7 +580,7 @@ async def sample_prompt(
             prompt,
             options,
             limit=min(options.max_tokens or room, room),
-            ends=frozenset() if options.ignore_eos else served.ends,
+            ends=frozenset() if options.ignore_eos and not tag else served.ends,
             uniform=random.Random(f"{seed}, sample {index}").random,
             stopped=StopDetector(decode, stops) if stops else None,
             matcher=served.matcher(tag) if tag else None,

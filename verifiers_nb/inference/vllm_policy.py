@@ -75,7 +75,7 @@ def adapter_config(adapter: Adapter) -> PeftConfig:
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #0bc9d163
 def server_option(server: VLLMServer | None, option: str) -> str | None:
-    """Return the value of an option in the command line of our own server, None if it isn't set."""
+    """Return the value of an option, a pattern, in our own server's command line, None if it isn't set."""
     command = " ".join(server.command) if server else ""
     return next(reversed(re.findall(rf"--{option}[ =](\S+)", command)), None)
 
@@ -85,7 +85,7 @@ def check_servable(config: PeftConfig, server: VLLMServer | None = None) -> None
     check_adapter(config)
     rank: int = getattr(config, "r", 0)
     check_rank(rank)
-    if rank > int(limit := server_option(server, "max-lora-rank") or rank):
+    if rank > int(limit := server_option(server, "max[-_]lora[-_]rank") or rank):
         raise ValueError(
             f"an adapter of rank {rank} does not fit this server, whose max_lora_rank is {limit}: start "
             f"it with max_lora_rank={rank}"
@@ -352,9 +352,9 @@ def exact_request(request: Mapping[str, Any], chat: bool) -> dict[str, Any]:
     """Return a request with token ids, log-probabilities and a value for every sampling setting."""
     extra = request.get("extra_body") or {}
     given = {k for k, v in {**request, **extra}.items() if v is not None and is_given(v)}
-    neutral = {name: value for name, value in NEUTRAL_SAMPLING.items() if name not in given}
-    exact = {"return_token_ids": True, "logprobs": True if chat else 0}
-    return {**exact, **request, "extra_body": {**extra, **neutral}}
+    exact = {"return_token_ids": True, "logprobs": True if chat else 0, **NEUTRAL_SAMPLING}
+    missing = {name: value for name, value in exact.items() if name not in given}
+    return {**request, "extra_body": {**extra, **missing}}
 
 # %% ../../nbs/inference/06_vllm_policy.ipynb #8e388a7f
 def sampled_logprobs(
@@ -514,8 +514,7 @@ def push_version(client: VLLMClient, adapter: Adapter | None) -> int:
     """Use an adapter from now on, and return its version. If a step fails, the old one stays."""
     with client.pushing, client.versions.loading():
         # An event loop that waits here could not finish its own requests.
-        wait = running_loop() is None
-        load = partial(stage_version, client, adapter, client.version + 1, wait)
+        load = partial(stage_version, client, adapter, client.version + 1, running_loop() is None)
         with on_trial(client, load, adapter) as staged:
             return staged.number
 
@@ -537,11 +536,12 @@ async def send_to_policy(client: VLLMClient, send: Callable[[str], Awaitable[Rep
     """Send a request to the current version, and add the version to each choice of the reply."""
     times_lost = 0
     while True:
-        loads = client.versions.loads
+        while (loads := client.versions.loads) % 2 and client.versions.current.folder is None:
+            await asyncio.sleep(0.02)
         try:
             with client.versions.request() as version:
                 response = await send(version.name)
-            if version.folder is not None or (loads % 2 == 0 and client.versions.loads == loads):
+            if version.folder is not None or client.versions.loads == loads:
                 break
         except Exception as error:
             times_lost += 1

@@ -398,10 +398,10 @@ def model_folder(model: str | Path) -> str:
 # %% ../../nbs/inference/05_vllm_server.ipynb #9ffaafd5
 def get(port: int, path: str, api_key: str) -> tuple[int, bytes]:
     """Return the status and content of a path on this machine's server; 0 and b"" without an answer."""
-    connection = http.client.HTTPConnection(HOST, port, timeout=5)
-    with suppress(OSError, http.client.HTTPException), closing(connection):
-        connection.request("GET", path, headers={"Authorization": f"Bearer {api_key}"})
-        answer = connection.getresponse()
+    server = http.client.HTTPConnection(HOST, port, timeout=5)
+    with suppress(OSError, http.client.HTTPException), closing(server):
+        server.request("GET", path, headers={"Authorization": f"Bearer {api_key}".encode("ascii")})
+        answer = server.getresponse()
         return answer.status, answer.read()
     return 0, b""
 
@@ -555,7 +555,7 @@ def why_dead(server: VLLMServer) -> str | None:
         return "ended"
     if status := get(server.port, "/health", server.api_key)[0]:
         server.answered = time.monotonic()
-    if status == 200:
+    if status == 200 and server.log.exists():
         server.logged = (server.logged[1], server.log.stat().st_size)
     silent = time.monotonic() - server.answered
     return "ended" if status == 503 else "hung" if silent > server.hung_after else None
@@ -568,13 +568,14 @@ def revive(server: VLLMServer, restarts: int, hung: bool) -> None:
     """Start a dead server again, or set its `error` if no restarts are left or the start fails."""
     server.serving.clear()
     status = end_process(server.guards[0])  # it may still be running
-    # What it logged earlier, such as a refused adapter, didn't end it.
-    text = server.log.read_bytes()[server.logged[0] :][-200_000:].decode(errors="replace")
-    failure, line = find_failure(text, status)
-    cause = ServerError("vLLM ended", "hung" if hung else failure, line, server.log)
     if time.monotonic() - server.started > RECOVERED_SECONDS:
         server.restarts_left = restarts
     try:
+        server.log.touch(mode=0o600)  # somebody may have deleted it
+        # What it logged earlier, such as a refused adapter, didn't end it.
+        text = server.log.read_bytes()[server.logged[0] :][-200_000:].decode(errors="replace")
+        failure, line = find_failure(text, status)
+        cause = ServerError("vLLM ended", "hung" if hung else failure, line, server.log)
         if server.restarts_left == 0:
             raise cause
         server.restarts_left -= 1
