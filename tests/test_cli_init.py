@@ -114,7 +114,7 @@ def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
 OF_VERIFIERS = """[project]
 name = "their-sums"
 version = "0.2.0"
-dependencies = ["verifiers>=0.1.2.post0", "verifiers_nb"]
+dependencies = ["Verifiers>=0.1.2.post0", "verifiers_nb"]
 
 [build-system]
 requires = ["setuptools>=64"]

@@ -228,7 +228,7 @@ def install_environment(arguments: Sequence[str], options: Sequence[str]) -> Non
     install(arguments, ["--no-deps", *options])
     new = [metadata.Distribution.at(folder) for folder, _ in written() - before]
     needed = [line for dist in new for line in dist.requires or () if "extra ==" not in line]
-    if wanted := [line for line in needed if not re.match(r"verifiers(?![\w-])", line)]:
+    if wanted := [line for line in needed if not re.match(r"(?i)verifiers(?![\w-])", line)]:
         install(wanted, options)
 
 # %% ../../nbs/cli/06_init.ipynb #e5a885d2
