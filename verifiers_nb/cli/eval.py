@@ -225,7 +225,7 @@ def figures_of(
     counted, and in no other figure.
     """
     number = max(1, len(results.reward) // settings.rollouts_per_example)
-    examples = keys or [i % number for i in range(len(results.reward))]
+    examples: Sequence[Any] = keys or [i % number for i in range(len(results.reward))]
     scored = [key for key, error in zip(examples, results.errors, strict=True) if not error]
     good, rubric = without_failed(results), env.rubric
     names, weights = rubric.get_reward_func_names(), rubric.get_reward_weights()
