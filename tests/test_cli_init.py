@@ -75,6 +75,12 @@ def test_from_a_name_to_a_score(python: Path, tmp_path: Path) -> None:
         [python, "-c", source], cwd=elsewhere, env=ENVIRON, capture_output=True, text=True
     )
     assert loaded.stdout == "6\n"
+    project = tmp_path / "environments" / "my_sums" / "pyproject.toml"
+    more = '"verifiers_nb>=0.1", "missing @ file:///no/such/missing.whl"'
+    project.write_text(project.read_text().replace('"verifiers_nb>=0.1"', more))
+    for _ in range(2):  # the version is the same, and the first attempt failed
+        failed = call(python, "vf-install", "my-sums", *PIP, cwd=tmp_path)
+        assert failed.returncode == 2 and "missing.whl was not installed" in failed.stderr
 
 
 def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
@@ -108,7 +114,7 @@ def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
 OF_VERIFIERS = """[project]
 name = "their-sums"
 version = "0.2.0"
-dependencies = ["verifiers>=0.1.2.post0", "verifiers_nb"]
+dependencies = ["Verifiers>=0.1.2.post0", "verifiers_nb"]
 
 [build-system]
 requires = ["setuptools>=64"]

@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,7 @@ from verifiers_nb.cli.settings import (
 from verifiers_nb.envs.store import (
     count_troubles,
     distribution,
+    example_keys,
     move_bad_lines,
     pass_rates,
     reply_usage,
@@ -214,25 +216,29 @@ def start_metadata(
     return without_secrets(metadata)
 
 # %% ../../nbs/cli/03_eval.ipynb #304f255b
-def figures_of(results: GenerateOutputs, env: Environment, settings: EvalSettings) -> Metadata:
+def figures_of(
+    results: GenerateOutputs, env: Environment, settings: EvalSettings, keys: Sequence[str] = ()
+) -> Metadata:
     """Return the metadata that a run gains when it is finished: scores with errors, pass rates, failures.
 
-    Failed rollouts are counted, and in no other figure.
+    `keys`: the example of each rollout, needed if rollouts are missing. Failed rollouts are
+    counted, and in no other figure.
     """
-    examples = max(1, len(results.reward) // settings.rollouts_per_example)
-    keys = [i % examples for i, error in enumerate(results.errors) if not error]
+    number = max(1, len(results.reward) // settings.rollouts_per_example)
+    examples: Sequence[Any] = keys or [i % number for i in range(len(results.reward))]
+    scored = [key for key, error in zip(examples, results.errors, strict=True) if not error]
     good, rubric = without_failed(results), env.rubric
     names, weights = rubric.get_reward_func_names(), rubric.get_reward_weights()
     scores = {
-        name: {**distribution(values), "standard_error": standard_error(values, keys)}
+        name: {**distribution(values), "standard_error": standard_error(values, scored)}
         for name, values in {"reward": good.reward, **good.metrics}.items()
     }
     return {f"avg_{name}": figures["mean"] for name, figures in scores.items()} | {
-        "num_examples": examples,
+        "num_examples": len({*examples}),
         "finished": True,
         "weights": dict(zip(names, weights, strict=False)),
         "scores": scores,
-        "pass_rates": pass_rates(good.reward, keys, settings.pass_reward),
+        "pass_rates": pass_rates(good.reward, scored, settings.pass_reward),
         **count_troubles(results),
     }
 
@@ -409,7 +415,7 @@ def show(evaluation: Evaluation) -> None:
         print("\n".join(map(visible, repr(evaluation.rescored).splitlines())))
     for what, path in (("kept in", evaluation.folder), ("report", evaluation.report)):
         if path is not None:
-            print(what, path)
+            print(what, visible(str(path)))
 
 # %% ../../nbs/cli/03_eval.ipynb #4ce8cf48
 def scored_environment(settings: EvalSettings) -> Environment:
@@ -506,10 +512,10 @@ def rescore_folder(given: dict[str, Any]) -> Evaluation:
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None
     env, before = scored_environment(settings), read_metadata(folder)
-    home = folder / f"rescored-{1 + len([*folder.glob('rescored-*')])}"
+    home = next(to for i in count(1) if not (to := folder / f"rescored-{i}").exists())
     try:
         found = rescore(folder, env=env, force=settings.rescore_all)
-        metadata = {**before, **figures_of(found.after, env, settings)}
+        metadata = {**before, **figures_of(found.after, env, settings, example_keys(found.after))}
         found.save(home / "results.jsonl")
         write_metadata(home, metadata)
         evaluation = Evaluation(settings, found.after, metadata, home, rescored=found)

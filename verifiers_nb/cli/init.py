@@ -220,11 +220,15 @@ def install(arguments: Sequence[str], options: Sequence[str] = ()) -> None:
 # %% ../../nbs/cli/06_init.ipynb #b7374e4f
 def install_environment(arguments: Sequence[str], options: Sequence[str]) -> None:
     """Install packages and their requirements, except `verifiers`."""
-    before = {(dist.name, dist.version) for dist in metadata.distributions()}
+
+    def written() -> set[tuple[Path, int]]:
+        return {(f, f.stat().st_mtime_ns) for at in sys.path for f in Path(at).glob("*.dist-info")}
+
+    before = written()
     install(arguments, ["--no-deps", *options])
-    new = [d for d in metadata.distributions() if (d.name, d.version) not in before]
+    new = [metadata.Distribution.at(folder) for folder, _ in written() - before]
     needed = [line for dist in new for line in dist.requires or () if "extra ==" not in line]
-    if wanted := [line for line in needed if not re.match(r"verifiers(?![\w-])", line)]:
+    if wanted := [line for line in needed if not re.match(r"(?i)verifiers(?![\w-])", line)]:
         install(wanted, options)
 
 # %% ../../nbs/cli/06_init.ipynb #e5a885d2

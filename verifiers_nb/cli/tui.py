@@ -61,7 +61,7 @@ def scores_line(record: dict[str, Any]) -> Text:
     shown = "–" if reward is None else f"{reward:.3f}"
     line = Text.assemble("reward ", (shown, "bold"))
     for name, value in (record.get("metrics") or {}).items():
-        line.append(f"   {name} {value:.3f}")
+        line.append(f"   {visible(name)} {value:.3f}")
     if "step" in record:
         line.append(f"   step {record['step']}")
     return line

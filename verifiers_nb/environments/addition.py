@@ -57,10 +57,8 @@ def rows(held_out: bool, n: int = -1, seed: int = 0) -> list[dict[str, str]]:
     chosen = pairs(held_out)
     side = "eval" if held_out else "train"
     if n != -1 and not 1 <= n <= len(chosen):
-        raise ValueError(
-            f"num_{side}_examples is {n}, but addition has {len(chosen)} {side} questions: "
-            f"ask for 1 to {len(chosen)} of them, or -1 for all."
-        )
+        wrong = f"num_{side}_examples is {n}, but addition has {len(chosen)} {side} questions"
+        raise ValueError(f"{wrong}: ask for 1 to {len(chosen)} of them, or -1 for all.")
     random.Random(seed).shuffle(chosen)
     chosen = chosen if n == -1 else chosen[:n]
     return [{"question": question(a, b), "answer": str(a + b)} for a, b in chosen]

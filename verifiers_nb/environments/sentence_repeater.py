@@ -90,10 +90,8 @@ def load_environment(
     fit = filter(None, (five_sentences(row["text"]) for row in dataset))
     rows = [repeater_row(sentences, seed, index) for index, sentences in enumerate(fit)]
     if not rows:
-        raise ValueError(
-            f"None of the {len(dataset)} paragraphs begins with five sentences of {SHORTEST_SENTENCE} to "
-            f"{LONGEST_SENTENCE} characters."
-        )
+        sizes = f"five sentences of {SHORTEST_SENTENCE} to {LONGEST_SENTENCE} characters"
+        raise ValueError(f"None of the {len(dataset)} paragraphs begins with {sizes}.")
     return SentenceRepeaterEnv(
         dataset=Dataset.from_list(rows),
         system_prompt="Reply to each question with the sentence that is asked for, word by word, "

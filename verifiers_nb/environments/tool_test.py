@@ -85,10 +85,8 @@ def load_environment(
     from datasets import Dataset
 
     if min(num_train_examples, num_eval_examples) < 1:
-        raise ValueError(
-            "num_train_examples and num_eval_examples must be positive, not "
-            f"{num_train_examples} and {num_eval_examples}."
-        )
+        given = f"{num_train_examples} and {num_eval_examples}"
+        raise ValueError(f"num_train_examples and num_eval_examples must be positive, not {given}.")
     rubric = Rubric([tool_call_reward_func, tool_error_count], weights=[1.0, 0.0])
     return ToolEnv(
         tools=TEST_TOOLS,
