@@ -509,8 +509,9 @@ class GRPOTrainer(ResumableTrainer):
 
         The means leave out rollouts that fail; `eval_failed` counts them. During training the rollouts are kept in `<output_dir>/evaluations/step-<n>.jsonl`.
         """
+        given = () if eval_dataset is None else (eval_dataset,)
         with self.run.phase("evaluating"):
-            means = on_first(self.accelerator, lambda: self.evaluate_policy(eval_dataset))
+            means = on_first(self.accelerator, lambda: self.evaluate_policy(*given))
         metrics = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
         if self.is_in_train:
             super().log(dict(metrics))
