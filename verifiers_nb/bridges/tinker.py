@@ -220,9 +220,8 @@ class TinkerClient:
         self.service, self.model = service, model
         self.newest: tuple[Any, int] = (None, 0)
         self.served, self.request_numbers = PromptTokenizer(tokenizer), count(1)
-        self.chat = SimpleNamespace(
-            completions=SimpleNamespace(create=partial(complete_chat, self))
-        )
+        create = partial(complete_chat, self)
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=create))
         self.completions = SimpleNamespace(create=partial(complete_text, self))
 
     def push(self, policy: TinkerPolicy) -> int:
@@ -339,9 +338,7 @@ class TinkerTrainer(GRPOTrainer):
 
     def merge_and_save(self, folder: str | Path) -> Path:
         """Raise `RuntimeError`: the base model is on the server."""
-        raise RuntimeError(
-            "The base model is on the server: merge what save_adapter(folder) saves."
-        )
+        raise RuntimeError("The base is on the server: merge what save_adapter(folder) saves.")
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         folder = Path(output_dir or self.folder)

@@ -177,11 +177,10 @@ def push_policy(client: Any, network: Any) -> None:
 def trl_sampling(trainer: Any) -> dict[str, Any]:
     """Return the sampling arguments of a TRL trainer, with exact tokens and a seed for its step."""
     args, process = trainer.args, trainer.accelerator.process_index
-    penalty = None if args.repetition_penalty == 1 else args.repetition_penalty
     extra = {
         "top_k": args.top_k or None,
         "min_p": args.min_p,
-        "repetition_penalty": penalty,
+        "repetition_penalty": None if args.repetition_penalty == 1 else args.repetition_penalty,
         "chat_template_kwargs": args.chat_template_kwargs or None,
         "return_token_ids": True,
     }

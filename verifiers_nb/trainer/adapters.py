@@ -37,11 +37,10 @@ def with_adapter(model: Any, peft_config: PeftConfig | None) -> PeftModel:
         raise ValueError("GRPO trains a LoRA adapter: pass peft_config=vf.lora_defaults().")
     check_adapter(peft_config)
     try:
-        policy = get_peft_model(model, peft_config)
+        policy: Any = get_peft_model(model, peft_config)
     except ValueError as error:
         raise ValueError(f"The adapter does not fit {type(model).__name__}: {error}") from error
-    targeted: Any = policy.base_model.targeted_module_names
-    found = {name.rpartition(".")[2] for name in targeted}
+    found = {name.rpartition(".")[2] for name in policy.base_model.targeted_module_names}
     wanted = policy.active_peft_config.target_modules
     if isinstance(wanted, set) and (missing := {n.rpartition(".")[2] for n in wanted} - found):
         warnings.warn(

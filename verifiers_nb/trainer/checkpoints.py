@@ -134,8 +134,11 @@ def check_whole(checkpoint: str | Path) -> None:
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #c380c912
 def read_state(checkpoint: str | bool | Path) -> TrainerState:
-    """Read how far a checkpoint's run was, and its history of logs."""
-    return TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
+    """Read how far a checkpoint's run was, its history of logs, and its best checkpoint, which is in the same folder even if the run has moved."""
+    state = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
+    if best := state.best_model_checkpoint:
+        state.best_model_checkpoint = str(Path(str(checkpoint)).with_name(Path(best).name))
+    return state
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #b1d57811
 def find_checkpoint(output_dir: str | Path, which: int | str | Path) -> str:
@@ -148,7 +151,7 @@ def find_checkpoint(output_dir: str | Path, which: int | str | Path) -> str:
     found = {"last": last, "best": read_state(last).best_model_checkpoint if last else None}
     path = steps.get(which) if isinstance(which, int) else found.get(str(which), str(which))
     if path is None or not Path(path).is_dir():
-        why = " No evaluation has named a best one yet." if which == "best" else ""
+        why = " No evaluation has named a best one yet, or it is gone." if which == "best" else ""
         raise FileNotFoundError(
             f"{output_dir} has no checkpoint {str(which)!r}; it has those of steps "
             f"{', '.join(map(str, steps)) or '(none)'}.{why}"
@@ -162,14 +165,15 @@ METRICS = "metrics.jsonl"
 def keep_metrics(output_dir: str | Path, until: int) -> None:
     """Drop the lines of steps after `until` from a run's metrics.
 
-    Also drop a half-written last line, and the summary of a run that ended, since it now continues.
+    Also drop half-written lines, and the summary of a run that ended, since it now continues.
     """
     path = Path(output_dir) / METRICS
     if path.exists():
-        lines = [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-        kept = {line: json.loads(line) for line in lines if "train_runtime" not in line}
         with rewritten(path) as out:
-            out.writelines(line.encode() for line, entry in kept.items() if entry["step"] <= until)
+            for line in path.read_text().splitlines():
+                with suppress(ValueError):  # a full disk leaves halves of lines
+                    if json.loads(line)["step"] <= until and "train_runtime" not in line:
+                        out.write(f"{line}\n".encode())
 
 # %% ../../nbs/trainer/11_checkpoints.ipynb #96ee00bc
 def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
@@ -181,7 +185,7 @@ def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
     metrics = output_dir / METRICS
     if not old and (after or not metrics.exists()):
         return None
-    aside = output_dir / f"previous-{1 + len(list(output_dir.glob('previous-*')))}"
+    aside = output_dir / f"previous-{1 + max(find_steps(output_dir, 'previous-*'), default=0)}"
     for path in old:
         to = aside / path.relative_to(output_dir)
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -344,6 +348,9 @@ class FollowRequests(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.trainer.optimizer.accelerator_state = self.trainer.accelerator.state
+        best = self.trainer.folder / f"checkpoint-{state.best_global_step}"
+        if best.is_dir():  # transformers forgets it if the run has moved
+            state.best_model_checkpoint = str(best)
         self.trainer.run.begin(state.global_step, state.max_steps)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -419,8 +426,7 @@ class ResumableTrainer(Trainer):
         """
         AcceleratorState._shared_state.update(vars(self.accelerator.state))
         with self.run.running(), self.guard, ExitStack() as stack:
-            folder = claimed(self.folder / "train")
-            on_first(self.accelerator, lambda: stack.enter_context(folder))
+            on_first(self.accelerator, lambda: stack.enter_context(claimed(self.folder / "train")))
             start = on_first(self.accelerator, lambda: self.find_start(resume_from_checkpoint))
             if start and 0 < self.args.max_steps <= read_state(start).global_step:
                 self.load_checkpoint(start)
@@ -537,8 +543,10 @@ class ResumableTrainer(Trainer):
 
     def load_more(self, folder: Path) -> None:
         """Load what `save_more` saved; other programs' checkpoints don't have it."""
-        if (folder / CHANGES).exists():
-            self.apply_changes(json.loads((folder / CHANGES).read_text()))
+        known = folder / CHANGES
+        changed = json.loads(known.read_text()) if known.exists() else {}
+        self.apply_changes(self.first_settings | changed)
+        self.changed = changed
 
     def keep_first_weights(self) -> None:
         """Keep the weights as they are, if no others have been learnt or loaded before."""
@@ -564,6 +572,8 @@ class ResumableTrainer(Trainer):
         if self.run.is_active:
             raise RuntimeError("A run can't go back while it trains: stop it first.")
         checkpoint = find_checkpoint(self.folder, to)
+        if Path(checkpoint).parent.resolve() != self.folder.resolve():
+            raise ValueError(f"{checkpoint} is of another run: train(checkpoint) goes on from it.")
         self.load_checkpoint(checkpoint)
         on_first(self.accelerator, lambda: set_aside(self.folder, after=self.state.global_step))
         return Path(checkpoint)

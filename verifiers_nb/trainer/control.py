@@ -106,8 +106,7 @@ class Phases:
 
     def worked(self) -> float:
         """Return the seconds of all phases so far, including the current one, without idle time and pauses."""
-        current = (self.now, time.perf_counter() - self.since)
-        spent = [*dict(self.seconds).items(), current]
+        spent = [*dict(self.seconds).items(), (self.now, time.perf_counter() - self.since)]
         return sum(seconds for name, seconds in spent if name not in WAITING)
 
 # %% ../../nbs/trainer/09_control.ipynb #f1abd670
@@ -280,6 +279,6 @@ class RunControl:
                 self.is_active, self.ended, self.error = False, "failed", error
                 logger.exception("The run failed at step %d.", self.step)
 
-        self.result, self.error, self.is_active, self.ended = None, None, True, ""
+        self.result, self.error, self.is_active, self.ended, self.wish = None, None, True, "", "go"
         self.thread = threading.Thread(target=work, name="grpo-training", daemon=True)
         self.thread.start()

@@ -390,8 +390,7 @@ class GRPOTrainer(ResumableTrainer):
 
     def get_train_dataloader(self) -> Any:
         """Return the numbers of an epoch's steps; a step's prompts follow from its number."""
-        args = self.args
-        steps = len(self.prompts) * args.parts * args.num_iterations
+        steps = len(self.prompts) * self.args.parts * self.args.num_iterations
         return DataLoader(range(steps), batch_size=1)  # type: ignore[arg-type]
 
     def get_batch_samples(
@@ -433,7 +432,7 @@ class GRPOTrainer(ResumableTrainer):
         step, step_of = self.state.global_step, self.versions.step_of
         batches = make_batches(rollouts, self.args, step, step_of, self.env.rubric)
         advantages = [value for batch in batches for value in batch.advantages]
-        self.watch.note([rollout.reward for rollout in rollouts], advantages)
+        self.watch.note([each.reward for each in rollouts if not each.error], advantages)
         skipped = self.prompts.note(number, rollouts, advantages)
         for batch in batches:
             batch.metrics |= skipped
@@ -506,21 +505,21 @@ class GRPOTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Roll out the evaluation set greedily; return the mean reward and its parts.
+        """Roll out `eval_dataset`, by default the environment's evaluation set, greedily; return the mean reward and its parts.
 
         The means leave out rollouts that fail; `eval_failed` counts them. During training the rollouts are kept in `<output_dir>/evaluations/step-<n>.jsonl`.
         """
+        given = () if eval_dataset is None else (eval_dataset,)
         with self.run.phase("evaluating"):
-            means = on_first(self.accelerator, self.evaluate_policy)
+            means = on_first(self.accelerator, lambda: self.evaluate_policy(*given))
         metrics = {f"{metric_key_prefix}_{name}": mean for name, mean in means.items()}
         if self.is_in_train:
             super().log(dict(metrics))
-        self.control = self.callback_handler.on_evaluate(
-            self.args, self.state, self.control, metrics
-        )
+        handler = self.callback_handler
+        self.control = handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def evaluate_policy(self) -> dict[str, float]:
+    def evaluate_policy(self, dataset: Any = None) -> dict[str, float]:
         """Return the means of the rewards of the rollouts that did not fail, and how many `failed`."""
         sampling_args = {"temperature": 0.0, "max_tokens": self.args.max_tokens}
         path = None
@@ -529,10 +528,9 @@ class GRPOTrainer(ResumableTrainer):
             path.unlink(missing_ok=True)
         with self.versions.awake():
             self.sync_policy()
-            results = self.env.evaluate(
-                self.client, self.client.model, sampling_args,
-                max_concurrent=self.args.max_concurrent, save_path=path, progress=False,
-            )  # fmt: skip
+            ask = self.env.evaluate if dataset is None else partial(self.env.generate, dataset)
+            kept = dict(max_concurrent=self.args.max_concurrent, save_path=path, progress=False)
+            results = ask(self.client, self.client.model, sampling_args, **kept)
         good = without_failed(results)
         columns = {"reward": good.reward, **good.metrics}
         means = {n: sum(v) / len(v) if v else math.nan for n, v in columns.items()}

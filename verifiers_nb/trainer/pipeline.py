@@ -219,11 +219,13 @@ class GenerationJob:
         )
 
 # %% ../../nbs/trainer/08_pipeline.ipynb #d435a6cd
-def open_store(path: Path, settings: dict[str, Any]) -> RolloutStore:
-    """Return the store of a generation; rename an existing file that has other settings."""
+def open_store(path: Path, run: RolloutRun) -> RolloutStore:
+    """Return the store of a generation; rename an existing file that has other settings or prompts."""
     store = RolloutStore(path)
     try:
-        store.check(settings)
+        store.check(run.settings)
+        for row in run.rows:
+            store.restore(row)
     except ValueError as error:
         aside = path.with_suffix(f".jsonl.{len(list(path.parent.glob(path.name + '.*')))}")
         logger.warning("Rollouts are generated again, and the old ones are in %s: %s", aside, error)
@@ -263,9 +265,8 @@ class RolloutPipeline:
         made = self.env.make_run(rows, self.client, self.client.model, sampling_args)
         run = TrainingRun(**{f.name: getattr(made, f.name) for f in fields(made) if f.init})
         path = self.folder / f"step-{step:05d}.jsonl"
-        run.store = open_store(path, run.settings)
-        job = Job(run.start(args.max_concurrent))
-        return GenerationJob(step, run, job, args.temperature, path)
+        run.store = open_store(path, run)
+        return GenerationJob(step, run, Job(run.start(args.max_concurrent)), args.temperature, path)
 
     def take(self, number: int, count: int) -> tuple[GenerationJob, list[Rollout]]:
         """Start a generation, of `count` in all, and those ahead of it; wait, and return its job and rollouts.

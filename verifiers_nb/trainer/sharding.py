@@ -159,8 +159,7 @@ class Processes(OneProcess):
 
     def share_of(self, samples: Sequence[Sample]) -> list[Sample]:
         """Return the samples that this process learns from."""
-        accelerator = self.accelerator
-        return deal_samples(samples, accelerator.process_index, accelerator.num_processes)
+        return deal_samples(samples, self.accelerator.process_index, self.accelerator.num_processes)
 
     def keep_pace(self, own: list[MicroBatch], samples: Sequence[Sample]) -> list[MicroBatch]:
         """Return this process's micro-batches, with dummies up to the largest number of any process."""

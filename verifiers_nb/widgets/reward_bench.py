@@ -119,14 +119,13 @@ def reward_effects(known: StoredScores, weights: Sequence[float]) -> RewardEffec
     views = [group_view(each, groups, valid) for each in both]
     (old, best_before, differed), (new, best_after, differ) = views
     flipped = np.flatnonzero(old * new < 0)
-    same_best = np.unique(groups[best_before & best_after])
     by_step = {}
     for step in np.unique(known.steps[valid]).tolist():
         first, second = (float(each[valid & (known.steps == step)].mean()) for each in both)
         by_step[step] = first, second
     return RewardEffects(
         both, (old, new), by_step,
-        best=len(np.unique(groups[valid])) - len(same_best),
+        best=len(np.unique(groups[valid])) - len(np.unique(groups[best_before & best_after])),
         flipped=flipped[np.argsort(-np.abs(new - old)[flipped], kind="stable")],
         won=int((differ & ~differed).sum()),
         lost=int((differed & ~differ).sum()),
@@ -238,8 +237,7 @@ def flips_html(known: StoredScores, effects: RewardEffects, opened: int | None, 
     rows = []
     for number in effects.flipped[:MOST_LISTED].tolist():
         figures = [float(each[number]) for each in (*effects.rewards, *effects.advantages)]
-        name, length = rollout_name(known, number), int(known.lengths[number])
-        rows.append((number, name, figures, length))
+        rows.append((number, rollout_name(known, number), figures, int(known.lengths[number])))
     return fill("reward_bench.html", "flips", rows, len(effects.flipped), opened, live)
 
 # %% ../../nbs/widgets/10_reward_bench.ipynb #c7ae72ef
