@@ -911,11 +911,12 @@ def test_adapters_of_another_base_model(tmp_path: Path) -> None:
         kept = [weight.clone() for weight in other.model.parameters()]
         for ask in (
             lambda other=other: other.fork(checkpoint, folder=tmp_path / "fork"),
-            lambda other=other: other.roll_back(checkpoint),
             lambda other=other: other.train(resume_from_checkpoint=str(checkpoint)),
         ):
             with pytest.raises(ValueError, match=f"belongs to '{MODEL}', not to .*{name}"):
                 ask()
+        with pytest.raises(ValueError, match="is of another run"):
+            other.roll_back(checkpoint)
         shutil.copytree(
             tmp_path / "first/adapters", tmp_path / name / "adapters", dirs_exist_ok=True
         )
