@@ -190,8 +190,7 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
 
     `env`: an environment, or the name of one with its `arguments`. `folder`: its name becomes the
     package's. `to`: "v0" (verifiers 0.1.14), "prime" (verifiers from 0.2 on, and prime-rl) or
-    "openenv". Raises `ValueError` if the target can't run the environment, or an
-    argument is a key.
+    "openenv". Raises `ValueError` if the target can't run the environment, or an argument is a key.
     """
     packed = json.dumps(arguments)
     if json.dumps(without_secrets(arguments)) != packed:

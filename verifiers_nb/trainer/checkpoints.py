@@ -566,7 +566,7 @@ class ResumableTrainer(Trainer):
     def roll_back(self, to: int | str | Path = "best") -> Path:
         """Go back to a checkpoint: load its weights, and move aside what came after it.
 
-        `to` is a step, a folder, "last", or "best" by evaluation. The next
+        `to` is a step, a folder of this run, "last", or "best" by evaluation. The next
         `train(resume_from_checkpoint=True)` goes on from there.
         """
         if self.run.is_active:
