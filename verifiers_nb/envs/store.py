@@ -40,7 +40,7 @@ import orjson
 from filelock import FileLock, Timeout
 
 from ..rubrics.rubric import indices_of
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Rollout,
     State,
