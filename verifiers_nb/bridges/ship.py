@@ -173,7 +173,7 @@ def check_target(env: Environment, to: str, maker: Any = None) -> None:
         )
 
 # %% ../../nbs/bridges/03_ship.ipynb #21a7c81c
-TEMPLATES = files("verifiers_nb") / "data" / "ship"
+TEMPLATES = files("verifiers_nb.bridges") / "data"
 MORE_FILES = {"v0": (), "prime": ("rl.toml",), "openenv": ("openenv.yaml", "Dockerfile")}
 
 

@@ -36,8 +36,8 @@ from ..widgets.html import visible
 
 # %% ../../nbs/cli/00_command.ipynb #ac94cd95
 def data_text(name: str) -> str:
-    """Return the text of a file in the package's `data` folder."""
-    return (files("verifiers_nb") / "data" / name).read_text(encoding="utf-8")
+    """Return the text of a file in the `data` folder of the commands."""
+    return (files("verifiers_nb.cli") / "data" / name).read_text(encoding="utf-8")
 
 # %% ../../nbs/cli/00_command.ipynb #b1d57811
 def json_object(text: str) -> dict[str, Any]:

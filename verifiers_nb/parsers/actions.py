@@ -129,7 +129,7 @@ def rule_checks(rules: Mapping[str, float], read: ActionTurn | FormatError) -> l
 
 # %% ../../nbs/parsers/05_actions.ipynb #c35a17e9
 ERROR_MESSAGES: dict[str, str] = tomllib.loads(
-    (files("verifiers_nb") / "data" / "action_errors.toml").read_text(encoding="utf-8")
+    (files("verifiers_nb.parsers") / "data" / "action_errors.toml").read_text(encoding="utf-8")
 )
 
 # %% ../../nbs/parsers/05_actions.ipynb #78109eca
