@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc', 'Verdict', 'Judge', 'RULE_FORM', 'Values',
-           'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str', 'format_values', 'missing_note',
-           'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note', 'field_spans', 'Rule',
-           'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end', 'presence_rules',
-           'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values', 'xml_tag', 'XMLParser',
-           'occurrences', 'once_note', 'judge_once', 'once_rules', 'OneAnswerParser']
+           'OPENING', 'CLOSING', 'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str',
+           'format_values', 'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note',
+           'end_note', 'field_spans', 'Rule', 'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start',
+           'judge_end', 'presence_rules', 'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values',
+           'xml_tag', 'XMLParser', 'occurrences', 'once_note', 'judge_once', 'once_rules', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -22,7 +22,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from verifiers_nb.parsers.base import (
+from .base import (
     Check,
     ExtractFn,
     Parser,
@@ -34,8 +34,8 @@ from .think import outside_thinking
 from ..types import content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import StructuralTag
-    from verifiers_nb.types import Messages
+    from .structural_tags import StructuralTag
+    from ..types import Messages
 
 # %% ../../nbs/parsers/03_xml.ipynb #7cb50b7d
 Fields: TypeAlias = Sequence[str | Sequence[str]]
@@ -134,10 +134,9 @@ def whole_tag(text: str, content: TextSpan) -> TextSpan:
 
 
 def holder(text: str, at: int, tags: Iterable[Tag]) -> str:
-    """Return the opening tag of the field, or of the thinking, in which an offset lies, or ""."""
-    for _, opening, closing, _ in (*tags, make_tag("think")):  # thinking may be no field
-        begin = text.rfind(opening, 0, at)
-        if begin >= 0 and text.find(closing, begin, at) < 0:
+    """Return the opening tag of the field in which an offset lies, complete or not, or ""."""
+    for _, opening, closing, _ in tags:
+        if text.find(opening, max(0, text.rfind(closing, 0, at)), at) >= 0:
             return opening
     return ""
 
@@ -147,8 +146,10 @@ def presence_note(at: int, fields: FieldTags, text: str, spans: FieldSpans) -> N
     if (content := spans[at]) is None:
         before = [span for span in spans[:at] if span]
         return missing_note(text, fields[at], whole_tag(text, before[-1])[1] if before else 0)
+    final = content
+    if any(text.find(tag[1], content[1]) >= 0 for tag in fields[at]):
+        final = max(filter(None, content_spans(text, fields[at], last=True)))
     others = [tag for field in fields if field is not fields[at] for tag in field]
-    final = max(filter(None, content_spans(text, fields[at], last=True)), default=content)
     outer = holder(text, whole_tag(text, final)[0], others)
     start, end = whole_tag(text, final if outer else content)
     name = text[start : text.find(">", start) + 1]
@@ -347,7 +348,7 @@ def finish_values(values: Values, fields: Sequence[tuple[str, ...]], extract_fn:
 # %% ../../nbs/parsers/03_xml.ipynb #d1854de6
 def xml_tag(fields: Sequence[Sequence[str]]) -> StructuralTag:
     """Return the structural tag of fields, each a list of its names; needs xgrammar."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     if not fields:
         raise ValueError("A format without fields has no structural tag: name at least one field.")
@@ -440,40 +441,42 @@ class XMLParser(Parser):
         return math.fsum([rule.weight * rule.judge(text, spans)[0] for rule in self.rules])
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
-def occurrences(text: str, kinds: Sequence[Sequence[str]]) -> int:
-    """Count each kind of tags in a text, and return the largest count."""
-    return max([sum([text.count(tag) for tag in tags]) for tags in kinds])
+def occurrences(text: str, field: Sequence[Tag], kinds: Sequence[int], content: TextSpan) -> int:
+    """Return how often a field occurs in a text; `kinds` are the positions in a tag of what counts."""
+    # The first tag of a name is the one before its content, so nothing before it is counted.
+    begin = content[0] - field[0][3] if len(field) == 1 else 0
+    return max([sum([text.count(tag[kind], begin) for tag in field]) for kind in kinds])
 
 
 def once_note(
-    at: int, fields: FieldTags, kinds: Sequence[Sequence[str]], text: str, spans: FieldSpans
+    at: int, fields: FieldTags, kinds: Sequence[int], text: str, spans: FieldSpans
 ) -> Note:
     """Note where field number `at` is, why it was not found, or that it occurs too often."""
     span, message = presence_note(at, fields, text, spans)
-    count, names = occurrences(text, kinds), "|".join(tag[0] for tag in fields[at])
-    often = spans[at] is not None and count > 1
-    return span, f"{count} {names} tags, where one is expected" if often else message
+    content = spans[at]
+    count = occurrences(text, fields[at], kinds, content) if content else 0
+    names = "|".join(tag[0] for tag in fields[at])
+    return span, f"{count} {names} tags, where one is expected" if count > 1 else message
 
 # %% ../../nbs/parsers/03_xml.ipynb #4b0c72d5
 def judge_once(
-    note: NoteFunc,
-    at: int,
-    fields: FieldTags,
-    kinds: Sequence[Sequence[str]],
-    text: str,
-    spans: FieldSpans,
+    note: NoteFunc, at: int, fields: FieldTags, kinds: Sequence[int], text: str, spans: FieldSpans
 ) -> Verdict:
     """Judge whether field number `at` is there once."""
-    return (1.0 if spans[at] and occurrences(text, kinds) <= 1 else 0.0), note
+    content = spans[at]
+    once = content is not None and occurrences(text, fields[at], kinds, content) <= 1
+    return (1.0 if once else 0.0), note
+
+
+OPENING, CLOSING = 1, 2  # positions in a tag
 
 
 def once_rules(fields: FieldTags, answer_field: str) -> dict[str, Rule]:
     """Return by name the rules that each field is there once."""
     rules = {}
     for at, rule in enumerate(presence_rules(fields)):
-        kinds = [tuple(tag[2] for tag in fields[at])]
-        if answer_field in [tag[0] for tag in fields[at]]:
-            kinds.append(tuple(tag[1] for tag in fields[at]))
+        is_answer = answer_field in [tag[0] for tag in fields[at]]
+        kinds = (OPENING, CLOSING) if is_answer else (CLOSING,)
         judge = bind(judge_once, once_note, at, fields, kinds)
         rules[rule.name] = rule._replace(judge=judge)
     return rules
