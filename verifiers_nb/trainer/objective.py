@@ -17,7 +17,7 @@ from peft import PeftModel
 
 from .batching import MicroBatch, batch_logprobs
 from .config import GRPOConfig
-from verifiers_nb.trainer.loss import (
+from .loss import (
     LOSSES,
     Loss,
     high_entropy_mask,

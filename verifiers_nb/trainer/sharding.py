@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list, gather_object
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from verifiers_nb.trainer.batching import (
+from .batching import (
     MicroBatch,
     Sample,
     build_micro_batch,
