@@ -277,12 +277,12 @@ def judge_later_presence(
     tagged = any(spans) and any(tag[1] in text or tag[2] in text for tag in field)
     return max(score, float(tagged)), note
 
-
+# %% ../../nbs/bridges/01_later_parts.ipynb #7d21a415
 def judge_later_spacing(judge: Judge, text: str, spans: FieldSpans) -> Verdict:
     """Give the point for spacing to any text."""
     return 1.0, judge(text, spans)[1]
 
-
+# %% ../../nbs/bridges/01_later_parts.ipynb #f52e7d55
 def later_rules(rules: Sequence[Rule], fields: FieldTags) -> list[Rule]:
     """Return the rules of `XMLParser` as `verifiers` judges them."""
     judges: dict[str, Judge] = {}

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc', 'Verdict', 'Judge', 'RULE_FORM', 'Values',
-           'OPENING', 'CLOSING', 'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str',
-           'format_values', 'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note',
-           'end_note', 'field_spans', 'Rule', 'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start',
-           'judge_end', 'presence_rules', 'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values',
-           'xml_tag', 'XMLParser', 'occurrences', 'once_note', 'judge_once', 'once_rules', 'OneAnswerParser']
+           'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str', 'format_values', 'missing_note',
+           'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note', 'field_spans', 'Rule',
+           'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end', 'presence_rules',
+           'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values', 'xml_tag', 'XMLParser',
+           'occurrences', 'once_note', 'judge_once', 'once_rules', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -256,7 +256,7 @@ def judge_start(note: NoteFunc, openings: tuple[str, ...], text: str, spans: Fie
     good = text.startswith(openings) or text.lstrip().startswith(openings)
     return (1.0 if good else 0.0), note
 
-
+# %% ../../nbs/parsers/03_xml.ipynb #5b3d8e0f
 def judge_end(note: NoteFunc, closings: tuple[str, ...], text: str, spans: FieldSpans) -> Verdict:
     """Judge whether the text ends with one of `closings`."""
     good = text.endswith(closings) or text.rstrip().endswith(closings)
@@ -270,7 +270,7 @@ def presence_rules(fields: FieldTags) -> list[Rule]:
     weight = 0.4 / max(1, len(fields))
     return [Rule(f"presence of {n}", weight, j) for n, j in zip(names, judges, strict=True)]
 
-
+# %% ../../nbs/parsers/03_xml.ipynb #93542a0f
 def xml_rules(fields: FieldTags) -> list[Rule]:
     """List the rules of a format; without fields there are none."""
     if not fields:
@@ -441,43 +441,38 @@ class XMLParser(Parser):
         return math.fsum([rule.weight * rule.judge(text, spans)[0] for rule in self.rules])
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
-def occurrences(text: str, field: Sequence[Tag], kinds: Sequence[int], content: TextSpan) -> int:
-    """Return how often a field occurs in a text; `kinds` are the positions in a tag of what counts."""
+def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:
+    """Return how often a field occurs: its closing tags and, with `mentions`, its opening tags."""
     # The first tag of a name is the one before its content, so nothing before it is counted.
     begin = content[0] - field[0][3] if len(field) == 1 else 0
-    return max([sum([text.count(tag[kind], begin) for tag in field]) for kind in kinds])
+    closed = sum([text.count(tag[2], begin) for tag in field])
+    return max(closed, sum([text.count(tag[1], begin) for tag in field])) if mentions else closed
 
-
-def once_note(
-    at: int, fields: FieldTags, kinds: Sequence[int], text: str, spans: FieldSpans
-) -> Note:
+# %% ../../nbs/parsers/03_xml.ipynb #68dd9af6
+def once_note(at: int, fields: FieldTags, mentions: bool, text: str, spans: FieldSpans) -> Note:
     """Note where field number `at` is, why it was not found, or that it occurs too often."""
     span, message = presence_note(at, fields, text, spans)
     content = spans[at]
-    count = occurrences(text, fields[at], kinds, content) if content else 0
+    count = occurrences(text, fields[at], content, mentions) if content else 0
     names = "|".join(tag[0] for tag in fields[at])
     return span, f"{count} {names} tags, where one is expected" if count > 1 else message
 
 # %% ../../nbs/parsers/03_xml.ipynb #4b0c72d5
 def judge_once(
-    note: NoteFunc, at: int, fields: FieldTags, kinds: Sequence[int], text: str, spans: FieldSpans
+    note: NoteFunc, at: int, fields: FieldTags, mentions: bool, text: str, spans: FieldSpans
 ) -> Verdict:
     """Judge whether field number `at` is there once."""
     content = spans[at]
-    once = content is not None and occurrences(text, fields[at], kinds, content) <= 1
+    once = content is not None and occurrences(text, fields[at], content, mentions) <= 1
     return (1.0 if once else 0.0), note
 
-
-OPENING, CLOSING = 1, 2  # positions in a tag
-
-
+# %% ../../nbs/parsers/03_xml.ipynb #4fb6351c
 def once_rules(fields: FieldTags, answer_field: str) -> dict[str, Rule]:
     """Return by name the rules that each field is there once."""
     rules = {}
     for at, rule in enumerate(presence_rules(fields)):
         is_answer = answer_field in [tag[0] for tag in fields[at]]
-        kinds = (OPENING, CLOSING) if is_answer else (CLOSING,)
-        judge = bind(judge_once, once_note, at, fields, kinds)
+        judge = bind(judge_once, once_note, at, fields, is_answer)
         rules[rule.name] = rule._replace(judge=judge)
     return rules
 
