@@ -276,6 +276,7 @@ class XMLParser(Parser):
         self._openings = tuple(tag[1] for field in self._field_tags[:1] for tag in field)
         self._closings = tuple(tag[2] for field in self._field_tags[-1:] for tag in field)
         self._weights = [0.4 / len(self._field_tags) for _ in self._field_tags] + [0.2, 0.2, 0.2]
+        self.reads_thinking = any("think" in names for names in self._names[:1])
 
     def get_fields(self) -> list[str]:
         """List the canonical names in order."""
