@@ -31,7 +31,7 @@ from yarl import URL
 
 from .client import Reply
 from .http import HTTPClient, running_loop
-from verifiers_nb.inference.vllm_policy import (
+from .vllm_policy import (
     AdapterFolders,
     Version,
     VLLMClient,
@@ -46,7 +46,7 @@ from ..support.calls import is_transient, with_retries
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-    from verifiers_nb.inference.vllm_policy import Adapter
+    from .vllm_policy import Adapter
 
 # %% ../../nbs/inference/07_endpoints.ipynb #fe5dbbce
 PROVIDERS = {

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from .client import needs_extra
 from .vllm_policy import VLLMClient
-from verifiers_nb.inference.vllm_server import (
+from .vllm_server import (
     Gpu,
     VLLMServer,
     has_cpu_build,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
-    from verifiers_nb.inference.engine import EmbeddedEngine
+    from .engine import EmbeddedEngine
 
 # %% ../../nbs/inference/08_serve.ipynb #c1dfd96e
 MINIMUM = 7.0  # the compute capability of Volta; vLLM has no kernels for older GPUs
@@ -138,7 +138,7 @@ def serve(
         given = {name: value for name, value in shared.items() if value is not None}
         return serve_vllm(model, {**given, "progress": progress, **vllm_options}, tolerance)
     with needs_extra("The embedded engine"):
-        from verifiers_nb.inference.engine import EmbeddedEngine
+        from .engine import EmbeddedEngine
     client = EmbeddedEngine(model, max_model_len=max_model_len, seed=seed)
     if progress:
         ignored = f" Ignored: {', '.join(vllm_options)}." if vllm_options else ""

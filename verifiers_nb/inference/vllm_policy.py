@@ -38,7 +38,7 @@ import orjson
 from filelock import FileLock, Timeout
 from yarl import URL
 
-from verifiers_nb.inference.client import (
+from .client import (
     Reply,
     check_adapter,
     check_saved,
@@ -46,7 +46,7 @@ from verifiers_nb.inference.client import (
     is_given,
     written_whole,
 )
-from verifiers_nb.inference.http import (
+from .http import (
     HTTPClient,
     as_timeout,
     make_session,

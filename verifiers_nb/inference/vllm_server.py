@@ -337,7 +337,7 @@ def log_lines(log: str) -> list[str]:
 @cache
 def known_failures() -> dict[str, dict[str, str]]:
     """Return the known failures by name, with advice for the user and a pattern if the log shows them."""
-    path = files("verifiers_nb") / "data" / "vllm_failures.toml"
+    path = files("verifiers_nb.inference") / "data" / "vllm_failures.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 # %% ../../nbs/inference/05_vllm_server.ipynb #d49ca378

@@ -40,7 +40,7 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from verifiers_nb.envs.store import (
+from ..envs.store import (
     check_unclaimed,
     claimed,
     find_steps,
@@ -267,7 +267,7 @@ class KeepAdapters(TrainerCallback):
     """Keep the adapter after a step in `<output_dir>/adapters/step-<n>`, as `steps_to_keep` chooses; a full disk ends only that."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from verifiers_nb.inference.vllm_policy import adapter_bytes
+        from ..inference.vllm_policy import adapter_bytes
 
         wanted = state.is_world_process_zero and args.keep_adapters == "all"
         room = args.keep_adapters_mb * 1e6 * wanted
@@ -276,7 +276,7 @@ class KeepAdapters(TrainerCallback):
             self.on_step_end(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from verifiers_nb.inference.vllm_policy import write_adapter
+        from ..inference.vllm_policy import write_adapter
 
         if state.global_step not in self.steps:
             return

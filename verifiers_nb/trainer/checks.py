@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-    from verifiers_nb.envs.environment import Environment
+    from ..envs.environment import Environment
 
 # %% ../../nbs/trainer/12_checks.ipynb #bd307a3e
 def check_gap(gap: float, limit: float = 0.1) -> None:

@@ -41,7 +41,7 @@ from ..inference.engine import EmbeddedEngine
 from ..rubrics.rubric import Rubric
 from ..support.calls import is_transient
 from ..support.memory import keep_reserve
-from verifiers_nb.trainer.adapters import (
+from .adapters import (
     MovingReference,
     merge_and_save,
     save_adapter,
@@ -50,7 +50,7 @@ from verifiers_nb.trainer.adapters import (
     with_adapter,
 )
 from .batching import check_packing
-from verifiers_nb.trainer.checkpoints import (
+from .checkpoints import (
     KeepAdapters,
     MetricsFile,
     ResumableTrainer,
@@ -62,7 +62,7 @@ from verifiers_nb.trainer.checkpoints import (
     replace_progress,
     write_advantages,
 )
-from verifiers_nb.trainer.checks import (
+from .checks import (
     RewardWatch,
     check_gap,
     claim_client,
@@ -72,20 +72,20 @@ from verifiers_nb.trainer.checks import (
 from .config import GRPOConfig, with_known_keywords
 from .control import RunStopped
 from .loop import train_step
-from verifiers_nb.trainer.pipeline import (
+from .pipeline import (
     GenerationJob,
     PolicyVersions,
     PromptOrder,
     RolloutPipeline,
 )
-from verifiers_nb.trainer.samples import (
+from .samples import (
     StepBatch,
     make_samples,
     reward_parts,
     solved_groups,
     staleness,
 )
-from verifiers_nb.trainer.sharding import (
+from .sharding import (
     GatheredPolicy,
     Processes,
     on_first,
@@ -143,7 +143,7 @@ def make_client(model: Any, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
     """
     if not args.vllm_server_host:
         return EmbeddedEngine(sampling_base(model), tokenizer, device=args.device)
-    from verifiers_nb.inference.vllm_policy import VLLMClient
+    from ..inference.vllm_policy import VLLMClient
 
     address = f"http://{args.vllm_server_host}:{args.vllm_server_port}/v1"
     seconds = args.vllm_server_timeout

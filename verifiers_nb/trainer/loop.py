@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from ..envs.environment import Environment
 from ..envs.prompts import Inputs, repeated_rows
 from ..envs.rollouts import derive_seed
-from verifiers_nb.trainer.batching import (
+from .batching import (
     ONE_ROW,
     SHARED,
     MicroBatch,

@@ -16,7 +16,7 @@ from peft import PeftModel
 
 from .batching import MicroBatch, batch_logprobs
 from .config import GRPOConfig
-from verifiers_nb.trainer.loss import (
+from .loss import (
     cispo_loss,
     high_entropy_mask,
     importance_weights,

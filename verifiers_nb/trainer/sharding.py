@@ -23,7 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list, gather_object
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from verifiers_nb.trainer.batching import (
+from .batching import (
     MicroBatch,
     Sample,
     build_micro_batch,
@@ -191,7 +191,7 @@ class Processes(OneProcess):
 # %% ../../nbs/trainer/10_sharding.ipynb #0e9472f6
 def launch_config(name: str) -> Path:
     """Return the path of a file for `accelerate launch --config_file`: "ddp" or "fsdp"."""
-    folder = Path(str(files("verifiers_nb"))) / "data" / "launch"
+    folder = Path(str(files("verifiers_nb.trainer"))) / "data" / "launch"
     known = {path.stem: path for path in sorted(folder.glob("*.yaml"))}
     if name not in known:
         raise ValueError(f"There is no launch configuration {name!r}: choose {', '.join(known)}.")
