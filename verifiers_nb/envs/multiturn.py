@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['YES', 'NO', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBool', 'initial_state', 'as_openai_call',
-           'content_of', 'as_chat_message', 'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'tool_call',
-           'ScriptedClient', 'SingleTurnEnv', 'Rehearsal', 'rehearse']
+           'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'tool_call', 'ScriptedClient',
+           'SingleTurnEnv', 'Rehearsal', 'rehearse']
 
 # %% ../../nbs/envs/04_multiturn.ipynb #77de68da
 import json
@@ -23,8 +23,7 @@ from .environment import Environment
 from .rollouts import with_seed
 from ..inference.client import Reply
 from ..rubrics.rubric import score_row
-from verifiers_nb.types import (
-    ChatMessage,
+from ..types import (
     Info,
     Messages,
     MessageType,
@@ -80,25 +79,6 @@ def as_openai_call(call: Any) -> Any:
             return ChatCompletionMessageToolCall.model_validate(call)
     return call
 
-# %% ../../nbs/envs/04_multiturn.ipynb #18c6170f
-def content_of(content: Any, kinds: type[Any] | tuple[type[Any], ...]) -> Any:
-    """Return the content of a response, "" if it has none; raises `ValueError` unless it is of these types."""
-    content = content or ""
-    if not isinstance(content, kinds):
-        raise ValueError(f"The content of the response is not text: {content!r:.200}")
-    return content
-
-
-def as_chat_message(message: Any) -> ChatMessage:
-    """Return the message of a response as a dict with its content, reasoning and tool calls."""
-    if type(message) is dict:
-        message = Reply(message)
-    kept: ChatMessage = {"role": "assistant", "content": content_of(message.content, (str, list))}
-    kept |= reasoning_fields(message)
-    if tool_calls := getattr(message, "tool_calls", None):
-        kept["tool_calls"] = [as_openai_call(call) for call in tool_calls]
-    return kept
-
 # %% ../../nbs/envs/04_multiturn.ipynb #0ade7c2c
 def take_response(response: Any, state: State) -> Any:
     """Add a response to the state of its rollout; return its message in a list, or its text.
@@ -111,14 +91,22 @@ def take_response(response: Any, state: State) -> Any:
     if not getattr(response, "choices", None):  # OpenAI's client returns a web page as text
         raise ValueError(f"The response has no choices: {response!r:.200}")
     choice: Any = response.choices[0]
+    is_text = isinstance(state["completion"], str)
+    message: Any = choice if is_text else choice.message
+    if type(message) is dict:
+        message = Reply(message)
+    content = (message.text if is_text else message.content) or ""
     if getattr(choice, "finish_reason", None) == "content_filter":
         raise ValueError("The response was filtered: its finish_reason is content_filter.")
-    added: Any
-    if isinstance(state["completion"], str):
-        added = content_of(choice.text, str)
+    if not isinstance(content, str if is_text else (str, list)):
+        raise ValueError(f"The content of the response is not text: {content!r:.200}")
+    added: Any = content
+    if is_text:
         state["responses_start_idx"].append(len(state["completion"]))
     else:
-        added = [as_chat_message(choice.message)]
+        added = [{"role": "assistant", "content": content, **reasoning_fields(message)}]
+        if tool_calls := getattr(message, "tool_calls", None):
+            added[0]["tool_calls"] = [as_openai_call(call) for call in tool_calls]
     state["responses"].append(response)
     state["turn"] += 1
     state["completion"] = state["completion"] + added
