@@ -379,6 +379,7 @@ class XMLParser(Parser):
         self._field_tags = [tuple(map(make_tag, names)) for names in self._names]
         self._tags = tuple(tag for field in self._field_tags for tag in field)
         self.rules = checked_rules(type(self).__name__, self.make_rules(), self._field_tags)
+        self.reads_thinking = any("think" in names for names in self._names[:1])
 
     def make_rules(self) -> list[Rule]:
         """List the rules of the format, in the order of the checks; a subclass may add some."""
