@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'run_bounded', 'fewer_collections', 'LentLoop', 'lent_loop',
-           'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'fail', 'failed_score',
-           'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'RolloutRun']
+__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'run_bounded', 'fewer_collections', 'LentLoop',
+           'lent_loop', 'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'lacks_files', 'fail',
+           'failed_score', 'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'RolloutRun']
 
 # %% ../../nbs/envs/02_rollouts.ipynb #77de68da
 import asyncio
+import errno
 import gc
 import hashlib
 import json
@@ -178,11 +179,24 @@ def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | 
 
 # %% ../../nbs/envs/02_rollouts.ipynb #14ae2b7d
 logger = logging.getLogger(__name__)
+TOO_MANY_FILES = "Raise `ulimit -n`, or lower max_concurrent (-c)."
+
+
+def lacks_files(error: BaseException | None) -> bool:
+    """Return whether an error, or one that led to it, says that too many files are open."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def fail(rollout: Rollout, error: Exception) -> None:
     """Mark a rollout as failed: set its error, and empty its completion, state and turns."""
-    rollout.error = without_secrets(f"{type(error).__name__}: {error}".removesuffix(": "))
+    message = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if lacks_files(error):
+        message = f"{message}. {TOO_MANY_FILES}"
+    rollout.error = without_secrets(message)
     rollout.completion, rollout.turns = "" if isinstance(rollout.prompt, str) else [], []
     columns = {name: getattr(rollout, name) for name in (*INPUTS, "error")}
     rollout.state = {**columns, "responses": []}
