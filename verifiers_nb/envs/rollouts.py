@@ -36,8 +36,9 @@ from .store import INPUTS, RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
 from ..rubrics.changes import func_digests
 from ..rubrics.rubric import Rubric, indices_of, run_limit, score_many, score_one
+from ..support.belongings import Belongings, all_put_back
 from ..support.calls import without_secrets
-from ..support.threads import as_failure, watch
+from ..support.threads import as_failure, end_if_forked, watch
 from verifiers_nb.types import (
     GenerateOutputs,
     Rollout,
@@ -144,14 +145,16 @@ def background_loop() -> asyncio.AbstractEventLoop:
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine from sync code and return its result, even if this thread has a running loop.
 
-    Ctrl-C cancels the coroutine and waits until it has ended. Raises `RuntimeError` in a coroutine
+    Ctrl-C cancels the coroutine and waits until it has ended. What its functions replaced in this
+    process, such as `sys.stdout`, is put back if this is the main thread. Raises `RuntimeError` in a coroutine
     of the same loop, which would wait for itself.
     """
     if asyncio._get_running_loop() is background_loop():
         coroutine.close()
         raise RuntimeError("A sync call in a rollout would block it: await its async version.")
     if threading.current_thread() is threading.main_thread():
-        return lent_loop().borrow(coroutine)
+        with all_put_back():
+            return lent_loop().borrow(coroutine)
     return asyncio.run_coroutine_threadsafe(coroutine, background_loop()).result()
 
 # %% ../../nbs/envs/02_rollouts.ipynb #472b07b9
@@ -298,6 +301,7 @@ class RolloutRun:
     async def start(self, max_concurrent: int = -1) -> None:
         """Run every row that is not in the store; log the number of failures and the first error."""
         order = self.groups.order if self.groups else range(len(self.rows))
+        self.process, self.belongings = os.getpid(), Belongings()
         done = watch(self.show_status)
         try:
             if self.store:
@@ -313,6 +317,8 @@ class RolloutRun:
                 self.store.close()
             if self.close_client:
                 await self.client.aclose()
+            self.belongings.put_back()
+            self.belongings.close()
         if self.failed:
             first = f"the first: {self.failed[min(self.failed)]}"
             logger.error("%d of %d rollouts failed; %s", len(self.failed), len(self.rows), first)
@@ -353,8 +359,10 @@ class RolloutRun:
             for each, score in zip(played, scores, strict=bool(scores)):
                 each.reward, each.metrics = score.reward, score.metrics
         except BaseException as error:
+            end_if_forked(self.process, error)
             for each in played:
                 fail(each, as_failure(error))
+        end_if_forked(self.process)
         for each in played:
             self.finish(each)
 
@@ -374,6 +382,7 @@ class RolloutRun:
             rollout.error = None if getattr(error, "is_scored", False) else error
             rollout.turns = rollout_turns(rollout.state, exact=False)
         except BaseException as error:
+            end_if_forked(self.process, error)
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
             if limit.expired() and isinstance(error, TimeoutError):  # not a cancelled run
                 error = TimeoutError(f"it took longer than its timeout of {self.timeout:g} s")
@@ -400,6 +409,7 @@ class RolloutRun:
             self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=self.bar.n < self.bar.total)
         if self.store and rollout.index not in self.store.done:
             self.store.append(rollout)
+        self.belongings.look()
         if self.on_finish:
             self.on_finish(rollout)
 
