@@ -23,7 +23,7 @@ from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..envs.data import load_rows, sample_file
-from verifiers_nb.envs.tool_env import (
+from ..envs.tool_env import (
     PARSER_FIELDS,
     XML_TOOLS_PROMPT,
     XMLToolEnv,
