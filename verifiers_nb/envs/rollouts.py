@@ -39,7 +39,7 @@ from ..rubrics.rubric import Rubric, indices_of, run_limit, score_many, score_on
 from ..support.belongings import Belongings, all_put_back
 from ..support.calls import without_secrets
 from ..support.threads import as_failure, end_if_forked, watch
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Rollout,
     RolloutScore,

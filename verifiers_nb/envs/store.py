@@ -46,7 +46,7 @@ from filelock import FileLock, Timeout
 
 from ..rubrics.rubric import indices_of
 from ..support.threads import end_if_forked
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Rollout,
     State,

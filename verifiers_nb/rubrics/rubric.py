@@ -34,7 +34,7 @@ from ..parsers.base import Parser
 from ..support.calls import without_secrets
 from ..support.sandbox import isolated
 from ..support.threads import Threads, as_failure, end_if_forked
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Info,
     Messages,
