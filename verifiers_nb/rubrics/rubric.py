@@ -18,6 +18,7 @@ import copy
 import inspect
 import logging
 import math
+import os
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ from typing import Any
 from ..parsers.base import Parser
 from ..support.calls import without_secrets
 from ..support.sandbox import isolated
-from ..support.threads import Threads, as_failure
+from ..support.threads import Threads, as_failure, end_if_forked
 from ..types import (
     GenerateOutputs,
     Info,
@@ -212,14 +213,17 @@ async def call_func(
         if "completions" in offered:
             given = offered["completions"]
             offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
+    process = os.getpid()
     try:
         limit = run_limit.get() if rubric.timeout is None else rubric.timeout
         if limit is not None:
             returned = await call_within(limit, rubric.threads, func, **offered)
         elif hasattr(returned := func(**offered), "__await__"):
             returned = await returned
+        end_if_forked(process)
         return as_scores(returned if together else [returned], len(rows))
     except BaseException as error:
+        end_if_forked(process, error)
         states = [row[ROW.index("state")] for row in rows]
         note_failure(rubric.failures, func, states, as_failure(error))
         return [0.0] * len(rows)
