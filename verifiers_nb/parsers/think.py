@@ -6,25 +6,22 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OPEN', 'CLOSE', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'think_fault',
-           'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer',
-           'box_check', 'BoxedParser', 'ThinkBoxedParser']
+__all__ = ['BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'think_fault', 'think_tag',
+           'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer', 'box_check',
+           'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .base import Check, Parser, TextSpan
+from .base import CLOSE, OPEN, Check, Parser, TextSpan
 from ..types import content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from .structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/02_think.ipynb #fe5dbbce
-OPEN, CLOSE = "<think>", "</think>"
-
-
 def after_thinking(text: str) -> str:
     """Return the stripped text after the last `</think>`, or an empty string without one."""
     end = text.rfind(CLOSE)
@@ -48,7 +45,7 @@ def think_fault(text: str) -> tuple[TextSpan, str] | None:
 # %% ../../nbs/parsers/02_think.ipynb #c480be74
 def think_tag() -> StructuralTag:
     """Return the structural tag of `<think>...</think>` and an answer; needs xgrammar."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     thinking = tags.TagFormat(begin=OPEN, content=tags.text_without([OPEN, CLOSE]), end=CLOSE)
     answer = tags.text_without([OPEN, CLOSE], filled=True)
@@ -57,6 +54,8 @@ def think_tag() -> StructuralTag:
 # %% ../../nbs/parsers/02_think.ipynb #06df0a4e
 class ThinkParser(Parser):
     """Apply `extract_fn` to the text after the thinking; score the format all or nothing."""
+
+    reads_thinking = True
 
     def parse(self, text: Any) -> Any:
         """Apply `extract_fn` to the text after the last `</think>`, empty without one."""
