@@ -33,7 +33,7 @@ from jsonschema import Draft202012Validator
 from jsonschema.validators import validator_for
 
 # %% ../../nbs/support/08_json_grammar.ipynb #be4a147c
-from verifiers_nb.support.automata import (
+from .automata import (
     CharSet,
     Machine,
     Unexpressible,
