@@ -436,10 +436,11 @@ def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
         schema = schema.model_json_schema()
     if not isinstance(schema, (Mapping, bool)):
         raise ValueError(f"A schema is a dictionary, a bool or a model, got {schema!r:.200}.")
-    fault = part_fault(JSONSchemaFormat(json_schema=schema))
+    own = schema if isinstance(schema, bool) else dict(schema)
+    fault = part_fault(JSONSchemaFormat(json_schema=own))
     if fault:
         raise ValueError(fault)
-    grammar, lost = json_grammar(schema)
+    grammar, lost = json_grammar(own)
     if lost:
         reasons = "; ".join(f"{keyword} ({reason})" for keyword, reason in lost.items())
         message = f"The structural tag lets through what violates {reasons}. Verify the text, too."
