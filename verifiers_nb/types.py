@@ -329,7 +329,7 @@ def plain_messages(messages: Messages, write: Callable[[Any], Any] = dict) -> Me
         for message in messages
     ]
 
-
+# %% ../nbs/00_types.ipynb #a98ba1c5
 def sanitize_tool_calls(messages: Messages) -> Messages:
     """Copy messages for a dataset column: each tool call, and reasoning that isn't text, is JSON text."""
     sanitized = plain_messages(messages, json.dumps)
