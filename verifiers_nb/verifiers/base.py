@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'ENTRY_POINTS', 'BUILT_IN', 'VerifierClass', 'VerifyResult', 'result_of', 'Verifier', 'register_verifier',
-           'known_verifiers', 'get_verifier', 'check_arguments', 'verifier_from_config', 'as_verifier', 'weight_shares',
+           'known_verifiers', 'get_verifier', 'check_config', 'verifier_from_config', 'as_verifier', 'weight_shares',
            'scaled_checks', 'ChainedVerifier']
 
 # %% ../../nbs/verifiers/00_base.ipynb #294fa152
@@ -163,7 +163,7 @@ def get_verifier(name: str) -> type[Any]:
     raise ValueError(f"No verifier {name!r}; known are {', '.join(known_verifiers())}.")
 
 # %% ../../nbs/verifiers/00_base.ipynb #f1f836cb
-def check_arguments(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
+def check_config(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
     """Raise `TypeError`, with what a verifier takes, for a missing or an unknown argument."""
     signature = inspect.signature(cls)
     try:
@@ -182,7 +182,7 @@ def verifier_from_config(config: str | Mapping[str, Any]) -> Any:
         raise ValueError(f"A config needs a name under 'verifier', got the keys {[*arguments]}.")
     name = arguments.pop("verifier")
     cls = get_verifier(name)
-    check_arguments(name, cls, arguments)
+    check_config(name, cls, arguments)
     return cls(**arguments)
 
 # %% ../../nbs/verifiers/00_base.ipynb #414d2054

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['WORD', 'BOUNDARY', 'NO_BOUNDARY', 'NOT_EMPTY', 'IN_SET', 'ALONE', 'IN_ASCII_SET', 'ASCII_ALONE', 'DOTTED_I', 'ESCAPE',
-           'SET', 'SET_PART', 'GROUP', 'OTHERS', 'REGEX_TOKEN', 'SEARCH_LIMIT', 'group_flags', 'set_to_regex',
+           'SET', 'SET_PART', 'GROUP_OPENING', 'OTHERS', 'REGEX_TOKEN', 'SEARCH_LIMIT', 'group_flags', 'set_to_regex',
            'token_to_regex', 'to_regex', 'compile_pattern', 'find_pattern', 'pattern_tag', 'RegexFormatVerifier',
            'XMLFormatVerifier', 'make_bleu', 'BLEUVerifier']
 
@@ -72,10 +72,10 @@ ESCAPE = r"\\N\{[^}]*\}|\\x..|\\u....|\\U.{8}|\\."
 SET = re.compile(rf"\[(\^?)(\]?(?:{ESCAPE}|[^\]\\])*)\]", re.DOTALL)
 SET_PART = re.compile(rf"{ESCAPE}|\[", re.DOTALL)
 # How a group begins, with its flags, or a global flag, or a reference to a group.
-GROUP = r"\((?:\?(?:P[<=]\w+[>)]|\(\w+\)|<?[=!]|>|[a-zA-Z]*(?:-[a-z]+)?[:)]))?"
+GROUP_OPENING = r"\((?:\?(?:P[<=]\w+[>)]|\(\w+\)|<?[=!]|>|[a-zA-Z]*(?:-[a-z]+)?[:)]))?"
 # Also a comment, a brace that doesn't open a repetition, and a letter.
 OTHERS = r"\(\?#[^)]*\)|#[^\n]*|\{(?!(?:\d+(?:,\d*)?|,\d*)\})|[^\W\d_]|\)"
-REGEX_TOKEN = re.compile(rf"{ESCAPE}|{SET.pattern}|{OTHERS}|{GROUP}", re.DOTALL)
+REGEX_TOKEN = re.compile(rf"{ESCAPE}|{SET.pattern}|{OTHERS}|{GROUP_OPENING}", re.DOTALL)
 
 
 def group_flags(opening: str, flags: int) -> int:
