@@ -41,6 +41,7 @@ from ..rubrics.rubric import ROW, Rubric, reward_name, row_of, run_calls, score_
 from verifiers_nb.types import (
     ChatMessage,
     Messages,
+    RewardFunc,
     Rollout,
     RolloutScore,
     RolloutScores,
@@ -440,7 +441,7 @@ class AwaitableFloat(float):
         yield
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #8718951e
-def awaitable(count: Callable[[Messages], float]) -> Callable[[Messages], AwaitableFloat]:
+def awaitable(count: Callable[..., Any]) -> Callable[[Messages], AwaitableFloat]:
     """Return a function that counts, whose result can also be awaited."""
 
     @wraps(count)
@@ -453,10 +454,10 @@ def awaitable(count: Callable[[Messages], float]) -> Callable[[Messages], Awaita
 class LaterToolRubric(ToolRubric, LaterRubric):
     """Count tool calls; the counts can be awaited."""
 
-    total_tool_calls = staticmethod(awaitable(total_tool_calls))
+    total_tool_calls = staticmethod(awaitable(total_tool_calls))  # type: ignore[assignment]
 
     @staticmethod
-    def get_tool_call_count_func(tool_name: str) -> Callable[[Messages], AwaitableFloat]:  # type: ignore[override]
+    def get_tool_call_count_func(tool_name: str) -> RewardFunc:
         """Return a reward function `<tool_name>_calls` that counts the calls of one tool."""
         return awaitable(counter_of(tool_name))
 

@@ -125,7 +125,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
         raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.")
     try:
         with as_verifiers(verifiers_version(name)):
-            if load := search_environment(name):
+            if load := find_environment(name):
                 made: Any = load(**env_args)
                 if hasattr(made, "is_later"):  # one for `verifiers`
                     made.env_id, made.env_args = made.env_id or env_id, made.env_args or env_args

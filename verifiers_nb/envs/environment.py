@@ -390,8 +390,8 @@ class Environment(ABC):
         if type(self).a_generate is not Environment.a_generate:
             inputs = repeated_dataset(dataset, rollouts_per_example)
             options = taken_options(self.a_generate, options)
-        given = (client, model, sampling_args, score_rollouts, max_concurrent)
-        return await self.a_generate(inputs, *given, **options, **kwargs)
+        given: Any = (client, model, sampling_args, score_rollouts, max_concurrent)
+        return await self.a_generate(inputs, *given, **{**options, **kwargs})
 
     generate = sync_twin(a_generate)
     evaluate = sync_twin(a_evaluate)
