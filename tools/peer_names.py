@@ -1,4 +1,4 @@
-"""Write the public names of each `verifiers` 0.1.x, from the packages of PyPI, to `data/verifiers_names.json`.
+"""Write the public names of each `verifiers` 0.1.x, from the packages of PyPI, to `envs/data/verifiers_names.json`.
 
 Without an argument, each release is downloaded. An argument is a folder that has their wheels.
 """
@@ -16,7 +16,7 @@ from pathlib import Path
 from zipfile import ZipFile
 
 ROOT = Path(__file__).resolve().parents[1]
-DATA = ROOT / "verifiers_nb/data/verifiers_names.json"
+DATA = ROOT / "verifiers_nb/envs/data/verifiers_names.json"
 RELEASES = (
     "0.1.0 0.1.1 0.1.2 0.1.2.post1 0.1.3 0.1.3.post0 0.1.4 0.1.5 0.1.5.post0 0.1.6 0.1.6.post0 "
     "0.1.7 0.1.7.post0 0.1.8 0.1.8.post2 0.1.9 0.1.9.post3 0.1.10 0.1.11 0.1.12 0.1.14"
