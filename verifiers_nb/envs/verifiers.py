@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'LOWER', 'UPPER', 'POETRY', 'INSTALLED', 'verifiers_names', 'has_alias', 'changed_names', 'lives_of_names',
-           'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers', 'active_finder',
-           'current_version', 'is_since', 'as_verifiers', 'named_versions', 'meant_version', 'poetry_requirement',
-           'requirements_in', 'first_version', 'pyproject_of', 'folder_version', 'package_version', 'declared_version',
-           'foreign_imports']
+__all__ = ['logger', 'LOWER', 'UPPER', 'POETRY', 'INSTALLED', 'names_text', 'verifiers_names', 'has_alias', 'changed_names',
+           'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers',
+           'active_finder', 'current_version', 'is_since', 'as_verifiers', 'named_versions', 'meant_version',
+           'poetry_requirement', 'requirements_in', 'first_version', 'pyproject_of', 'folder_version',
+           'package_version', 'declared_version', 'foreign_imports']
 
 # %% ../../nbs/envs/11_verifiers.ipynb #17637797
 import importlib
@@ -26,6 +26,7 @@ from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,16 +35,19 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from .data import packaged_text
-
 # %% ../../nbs/envs/11_verifiers.ipynb #fbe64584
 logger = logging.getLogger(__name__)
+
+
+def names_text(name: str) -> str:
+    """Return the text of a file in the `data` folder of this room."""
+    return (files("verifiers_nb.envs") / "data" / name).read_text(encoding="utf-8")
 
 
 @cache
 def verifiers_names() -> dict[str, Any]:
     """Return the `modules` of `verifiers` that have an alias, and the types of `later` versions."""
-    return tomllib.loads(packaged_text("verifiers_names.toml"))
+    return tomllib.loads(names_text("verifiers_names.toml"))
 
 # %% ../../nbs/envs/11_verifiers.ipynb #2c57bc4f
 def has_alias(module: str) -> bool:
@@ -55,7 +59,7 @@ def has_alias(module: str) -> bool:
 @cache
 def changed_names() -> dict[str, dict[str, dict[str, str]]]:
     """Return the names that each version of `verifiers` `added` and `removed`, by module."""
-    return json.loads(packaged_text("verifiers_names.json"))
+    return json.loads(names_text("verifiers_names.json"))
 
 # %% ../../nbs/envs/11_verifiers.ipynb #e90c9a89
 @cache
