@@ -380,7 +380,7 @@ class LaterBoxedParser(ThinkParser):
 # %% ../../nbs/bridges/01_later_parts.ipynb #56fd8ec1
 def last_answer(parser: Any, completion: Messages) -> Any:
     """Return what a parser reads in the assistant's last message; `None` without one."""
-    texts = assistant_texts(completion)
+    texts = assistant_texts(completion, getattr(parser, "reads_thinking", False))
     return parser.parse(texts[-1]) if texts else None
 
 
