@@ -34,8 +34,14 @@ from tqdm import tqdm
 from .prompts import DEFAULTS, RolloutRows
 from .store import INPUTS, RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
-from ..rubrics.changes import func_digests
-from ..rubrics.rubric import Rubric, indices_of, run_limit, score_many, score_one
+from ..rubrics.rubric import (
+    Rubric,
+    func_digests,
+    indices_of,
+    run_limit,
+    score_many,
+    score_one,
+)
 from ..support.belongings import Belongings, all_put_back
 from ..support.calls import without_secrets
 from ..support.threads import as_failure, end_if_forked, watch
