@@ -64,6 +64,7 @@ from ..types import (
     SamplingArgs,
     State,
     content_text,
+    reasoning_text,
 )
 from ..verifiers.regex_and_bleu import compile_pattern, find_pattern
 
@@ -200,11 +201,12 @@ def match_spans(pattern: regex.Pattern[str] | None, text: str) -> list[tuple[int
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #17ba0791
 def messages_text(messages: Messages) -> str:
-    """Join the text of messages, tool calls included."""
+    """Join the text of messages, reasoning and tool calls included."""
     if isinstance(messages, str):
         return messages
     texts: list[str] = []
     for message in messages or ():
+        texts += [thought] if (thought := reasoning_text(message)) else []
         texts += [content_text(message.get("content")), *map(str, message.get("tool_calls") or ())]
     return "\n".join(texts)
 
