@@ -13,6 +13,7 @@ __all__ = ['UNTRUSTED_SETTINGS', 'SETTINGS_OF_RUN', 'Metadata', 'MOST_SHOWN', 'E
            'rescore_folder', 'main']
 
 # %% ../../nbs/cli/03_eval.ipynb #77de68da
+import errno
 import json
 import math
 import os
@@ -28,7 +29,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     conversation,
@@ -41,7 +42,7 @@ from verifiers_nb.cli.command import (
     write_metadata,
 )
 from .report import meta_of_run, write_html_comparison, write_html_report
-from verifiers_nb.cli.settings import (
+from .settings import (
     ENDPOINTS_PATH,
     RunSettings,
     choose_endpoint,
@@ -52,7 +53,7 @@ from verifiers_nb.cli.settings import (
     read_endpoints,
     verifier_rubric,
 )
-from verifiers_nb.envs.store import (
+from ..envs.store import (
     count_troubles,
     distribution,
     example_keys,
@@ -70,9 +71,9 @@ from ..widgets.html import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from verifiers_nb.envs.environment import Environment
-    from verifiers_nb.envs.rescore import Rescored
-    from verifiers_nb.types import GenerateOutputs
+    from ..envs.environment import Environment
+    from ..envs.rescore import Rescored
+    from ..types import GenerateOutputs
 
 # %% ../../nbs/cli/03_eval.ipynb #c1dfd96e
 @dataclass(frozen=True)
@@ -256,9 +257,10 @@ def show_table(summary: Metadata, pass_reward: float = 0.5) -> RenderableType:
     for name, figures in summary["scores"].items():
         shown = (figures[key] for key in ("mean", "standard_error", "std", "p5", "p50", "p95"))
         table.add_row(Text(name), *("–" if math.isnan(x) else f"{x:.3f}" for x in shown))
-    rates = [f"{name} {rate:.2f}" for name, rate in summary["pass_rates"].items()]
-    first, second = "  ".join(rates[: len(rates) // 2]), "  ".join(rates[len(rates) // 2 :])
-    lines = [f"{first}    {second}    (reward ≥ {pass_reward:g})"]
+    lines = []
+    if rates := [f"{name} {rate:.2f}" for name, rate in summary["pass_rates"].items()]:
+        first, second = "  ".join(rates[: len(rates) // 2]), "  ".join(rates[len(rates) // 2 :])
+        lines.append(f"{first}    {second}    (reward ≥ {pass_reward:g})")
     lines += [one_row(line, 400) for line in trouble_lines(summary)]
     return Group(table, Text(), *map(Text, lines))
 
@@ -311,7 +313,7 @@ def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) 
         return str(error)
     file = f"{error.filename}: " if error.filename else ""
     reason = f"{file}{error.strerror or error}".rstrip(".") + "."
-    if folder is None:
+    if folder is None or error.errno == errno.ESTALE:  # something changed the file of results
         return reason
     if not (folder / "results.jsonl").exists():
         return f"{reason} No rollouts were saved: choose a folder that you can write to, or omit -s and --report."
@@ -496,7 +498,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a call with an environment: the given one, or the folder's if it is ours."""
     if "env" in given:
         return given
-    from verifiers_nb.environments.load import shipped_environments
+    from ..environments.load import shipped_environments
 
     env = str(read_metadata(Path(given["rescore"])).get("env_id")) if "rescore" in given else ""
     if env.replace("-", "_") in shipped_environments():
@@ -506,7 +508,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/cli/03_eval.ipynb #eb1f3900
 def rescore_folder(given: dict[str, Any]) -> Evaluation:
     """Score the rollouts of an evaluation again, and save them in a new folder inside its own."""
-    from verifiers_nb.envs.rescore import rescore
+    from ..envs.rescore import rescore
 
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None
@@ -537,7 +539,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.get("offline"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     if given.get("verbose"):
-        from verifiers_nb.types import setup_logging
+        from ..types import setup_logging
 
         setup_logging("DEBUG")
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table',
-           'last_message_row', 'examples_table', 'folded_rollout', 'notable_rollouts', 'settings_line', 'large_figures',
-           'trouble_notes', 'report_html', 'write_page', 'write_html_report', 'verdict', 'differences_table',
-           'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'read_run', 'report_runs',
-           'main']
+           'last_message_row', 'examples_table', 'drawn_messages', 'folded_rollout', 'notable_rollouts',
+           'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page', 'write_html_report',
+           'verdict', 'differences_table', 'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run',
+           'read_run', 'report_runs', 'main']
 
 # %% ../../nbs/cli/02_report.ipynb #77de68da
 import hashlib
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     conversation,
@@ -33,7 +33,7 @@ from verifiers_nb.cli.command import (
     run_command,
 )
 from ..envs.rescore import score_differences
-from verifiers_nb.envs.store import (
+from ..envs.store import (
     count_troubles,
     distribution,
     example_keys,
@@ -46,7 +46,8 @@ from verifiers_nb.envs.store import (
     trouble_lines,
     without_failed,
 )
-from verifiers_nb.widgets.html import (
+from ..types import reasoning_note, reasoning_text
+from ..widgets.html import (
     Snapshot,
     escaped,
     marked_text,
@@ -58,7 +59,7 @@ from verifiers_nb.widgets.html import (
 from ..widgets.run import value_histogram
 
 if TYPE_CHECKING:
-    from verifiers_nb.types import GenerateOutputs
+    from ..types import GenerateOutputs
 
 # %% ../../nbs/cli/02_report.ipynb #c1dfd96e
 @dataclass(frozen=True)
@@ -132,18 +133,32 @@ def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int 
     note = f", the {most} hardest of {len(means):,}" if len(means) > most else ", the hardest first"
     return table(["mean reward", "", "rollouts", "prompt"], rows, f"Examples{note}", numbers=[0, 2])
 
+# %% ../../nbs/cli/02_report.ipynb #44d7a9a0
+def drawn_messages(messages: Any, label: str) -> str:
+    """Draw a prompt or completion as text, with the reasoning of each message folded above it."""
+    if isinstance(messages, str):
+        return marked_text(messages, label=label) if messages else ""
+    drawn, plain = "", list[Any]()
+    for message in messages:
+        if note := reasoning_note(message):
+            drawn += marked_text(conversation(plain), label=label) if plain else ""
+            thought = marked_text(reasoning_text(message) or "", label="Reasoning")
+            drawn += f"<details><summary>{note}</summary>{thought}</details>"
+            plain = []
+        plain.append(message)
+    return drawn + (marked_text(conversation(plain), label=label) if plain else "")
+
 # %% ../../nbs/cli/02_report.ipynb #1574bddb
 def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str:
     """Draw the scores, prompt and completion of a rollout, folded unless `open_`."""
     error, answer = results.state[i].get("error"), str(results.answer[i])[:500]
-    completion = conversation(results.completion[i])
     parts = [f"{escaped(name)} {figure(values[i])}" for name, values in results.metrics.items()]
     head = f"<b>reward {figure(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
     body = [
         f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>',
         f'<p class="vf-failed">failed: {escaped(str(error))}</p>' if error else "",
-        marked_text(conversation(results.prompt[i]), label="Prompt"),
-        marked_text(completion, label="Completion") if completion else "",
+        drawn_messages(results.prompt[i], "Prompt"),
+        drawn_messages(results.completion[i], "Completion"),
         f"<p>expected: <code>{escaped(answer)}</code></p>" if answer else "",
     ]
     return f"<details{' open' * open_}><summary>{head}</summary>{''.join(body)}</details>"

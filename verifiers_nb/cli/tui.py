@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'scores_line', 'checked_message', 'rollout_text', 'rollout_row',
-           'SavedRun', 'evaluation_run', 'find_runs', 'Place', 'scan', 'find_rollouts', 'read_rollout', 'in_order',
-           'search_rollouts', 'RolloutList', 'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'browse',
-           'main']
+__all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'scores_line', 'checked_message', 'reasoning_block', 'shifted',
+           'message_block', 'rollout_text', 'rollout_row', 'SavedRun', 'evaluation_run', 'find_runs', 'Place', 'scan',
+           'find_rollouts', 'read_rollout', 'in_order', 'search_rollouts', 'RolloutList', 'format_of', 'RunScreen',
+           'RunsScreen', 'TerminalBrowser', 'browse', 'main']
 
 # %% ../../nbs/cli/04_tui.ipynb #77de68da
 import json
@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib import import_module
 from inspect import signature
@@ -41,7 +41,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, Static, Tree
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     conversation,
@@ -52,6 +52,8 @@ from verifiers_nb.cli.command import (
 )
 from .settings import RunSettings, is_plain, load
 from ..envs.store import find_steps, in_our_format, read_at
+from ..parsers.base import text_with_thinking
+from ..types import content_text, reasoning_note, reasoning_text
 from ..widgets.html import visible
 
 # %% ../../nbs/cli/04_tui.ipynb #c1dfd96e
@@ -67,14 +69,14 @@ def scores_line(record: dict[str, Any]) -> Text:
     return line
 
 # %% ../../nbs/cli/04_tui.ipynb #00883cff
-def checked_message(role: str, text: str, checks: Sequence[Any]) -> Text:
-    """Return a message with its checks below; spans where a check lost points are underlined."""
+def checked_message(role: str, text: str, checks: Sequence[Any], head: Text | None = None) -> Text:
+    """Return a message with its checks below and `head` above; spans where a check lost points are underlined."""
     marked = Text(text)
     for check in checks:
         if check.lost > 0 and check.span:
             marked.stylize("underline bold", *check.span)
     edges = sorted({edge for span in marked.spans for edge in (span.start, span.end)})
-    block = Text.assemble((f"{visible(role)}\n", "bold"))
+    block = Text.assemble((f"{visible(role)}\n", "bold"), head or "")
     for piece in marked.divide(edges):  # divide first, because escaping changes the offsets
         block.append(visible(piece.plain), "underline bold" if piece.spans else "")
     for check in checks:
@@ -84,11 +86,48 @@ def checked_message(role: str, text: str, checks: Sequence[Any]) -> Text:
     block.rstrip()
     return block
 
+# %% ../../nbs/cli/04_tui.ipynb #37760830
+def reasoning_block(message: dict[str, Any], unfolded: bool = False) -> Text:
+    """Return the reasoning beside the content of a message, or only its length; empty if there is none."""
+    if not (note := reasoning_note(message)):
+        return Text()
+    if not unfolded:
+        return Text(f"▸ {note} (t unfolds it)\n", "dim")
+    return Text(f"▾ {note}\n{visible(reasoning_text(message) or '')}\n\n", "dim")
+
+# %% ../../nbs/cli/04_tui.ipynb #834c4c0b
+def shifted(check: Any, by: int) -> Any:
+    """Return a check with its span moved to the left by some characters, at most to the start."""
+    start, end = check.span or (0, 0)
+    return replace(check, span=(start - by, end - by) if start >= by else None)
+
 # %% ../../nbs/cli/04_tui.ipynb #902ba3cd
-def rollout_text(
-    record: dict[str, Any], checks_of: Callable[[str], Sequence[Any]] | None = None
+def message_block(
+    message: dict[str, Any],
+    checks_of: Callable[[str], Sequence[Any]] | None,
+    thinking: bool,
+    unfolded: bool,
 ) -> Text:
-    """Return a whole rollout as text; `checks_of` returns the format checks of a message."""
+    """Return a message as text with its format checks, if `checks_of` returns any; see `rollout_text`."""
+    text, before = conversation([message]).partition(": ")[2], ""
+    if thinking and checks_of:
+        own = content_text(message.get("content"))
+        before = text_with_thinking(message).removesuffix(own)
+    checks = [shifted(c, len(before)) for c in checks_of(before + text)] if checks_of else ()
+    head = reasoning_block(message, unfolded)
+    return checked_message(str(message.get("role")), text, checks, head)
+
+# %% ../../nbs/cli/04_tui.ipynb #9a66eb4f
+def rollout_text(
+    record: dict[str, Any],
+    checks_of: Callable[[str], Sequence[Any]] | None = None,
+    thinking: bool = False,
+    unfolded: bool = False,
+) -> Text:
+    """Return a whole rollout as text; `checks_of` returns the format checks of a message.
+
+    `thinking`: the format takes reasoning beside the content as thinking. `unfolded`: show all of it.
+    """
     parts = [scores_line(record)]
     if record.get("error"):
         parts.append(Text(f"failed: {visible(str(record['error']))}", "bold"))
@@ -98,9 +137,7 @@ def rollout_text(
             messages = [{"role": key, "content": messages}]
         for message in messages:
             own = key == "completion" and message.get("role") in ("assistant", "completion")
-            text = conversation([message]).partition(": ")[2]
-            checks = checks_of(text) if own and checks_of else ()
-            parts.append(checked_message(str(message.get("role")), text, checks))
+            parts.append(message_block(message, checks_of if own else None, thinking, unfolded))
     if record.get("answer"):
         parts.append(Text.assemble(("expected\n", "bold"), visible(str(record["answer"]))))
     return Text("\n\n").join(parts)
@@ -311,7 +348,7 @@ def format_of(env: str, arguments: dict[str, Any], named: bool) -> tuple[Any, st
     `named`: the user named the environment. A name from the run's metadata is only looked up among
     our own environments, and only numbers and switches in its arguments are used.
     """
-    from verifiers_nb.environments.load import shipped_environments
+    from ..environments.load import shipped_environments
 
     own = env.replace("-", "_")
     if not env:
@@ -336,6 +373,7 @@ class RunScreen(Screen[None]):
         Binding("slash", "search(True)", "search"),
         Binding("s", "sort", "sort"),
         Binding("c", "compare", "compare"),
+        Binding("t", "unfold", "thinking"),
         Binding("y", "copy", "copy"),
         Binding("escape,q", "back", "back"),
     ]
@@ -347,6 +385,7 @@ class RunScreen(Screen[None]):
         self.found: Sequence[Place] = ()
         self.sorting, self.wanted = ORDERS[0], ""
         self.kept: dict[str, Any] | None = None
+        self.unfolded = False
         self.parser: Any = None
         self.formats = "loading the format's checks"
 
@@ -393,6 +432,11 @@ class RunScreen(Screen[None]):
             return self.parser.checks(text) if self.parser else ()
         return ()
 
+    def drawn(self, record: dict[str, Any]) -> Text:
+        """Return a rollout as text, with the checks of the run's format."""
+        thinking = getattr(self.parser, "reads_thinking", False)
+        return rollout_text(record, self.checks_of, thinking, self.unfolded)
+
     def show_found(self, found: Sequence[Place]) -> None:
         """Show the rollouts at these places."""
         self.found = found
@@ -401,7 +445,7 @@ class RunScreen(Screen[None]):
     def on_rollout_list_moved(self) -> None:
         """Show the rollout under the cursor."""
         record = self.query_one(RolloutList).current()
-        text = rollout_text(record, self.checks_of) if record else Text("nothing here")
+        text = self.drawn(record) if record else Text("nothing here")
         self.query_one("#shown-text", Static).update(text)
         self.query_one("#shown").scroll_home(animate=False)
         self.say()
@@ -415,9 +459,19 @@ class RunScreen(Screen[None]):
         """Keep the current rollout on screen for comparison, or remove it."""
         self.kept = None if self.kept else self.query_one(RolloutList).current()
         self.query_one("#kept").display = self.kept is not None
-        shown = rollout_text(self.kept, self.checks_of) if self.kept else ""
+        self.show_kept()
+
+    def show_kept(self) -> None:
+        """Draw the rollout that is kept, if there is one."""
+        shown = self.drawn(self.kept) if self.kept else ""
         text = Text.assemble(("kept to compare\n\n", "bold"), shown)
         self.query_one("#kept-text", Static).update(text)
+
+    def action_unfold(self) -> None:
+        """Unfold the reasoning of all rollouts, or fold it again."""
+        self.unfolded = not self.unfolded
+        self.on_rollout_list_moved()
+        self.show_kept()
 
     def action_copy(self) -> None:
         """Copy the completion, where the terminal allows it."""

@@ -39,7 +39,7 @@ from ..envs.environment import Environment
 from ..envs.prompts import Inputs, RolloutRows, repeated_rows, rollout_rows
 from ..envs.rescore import rollouts_from_outputs
 from ..envs.rollouts import background_loop, with_seed
-from verifiers_nb.envs.store import (
+from ..envs.store import (
     StoredColumn,
     StoredRollouts,
     find_steps,
@@ -49,13 +49,14 @@ from verifiers_nb.envs.store import (
     rollout_record,
     rollouts_file,
 )
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Messages,
     Rollout,
     SamplingArgs,
     State,
     content_text,
+    reasoning_text,
 )
 from ..verifiers.regex_and_bleu import compile_pattern, find_pattern
 
@@ -177,11 +178,12 @@ def match_spans(pattern: regex.Pattern[str] | None, text: str) -> list[tuple[int
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #17ba0791
 def messages_text(messages: Messages) -> str:
-    """Join the text of messages, tool calls included."""
+    """Join the text of messages, reasoning and tool calls included."""
     if isinstance(messages, str):
         return messages
     texts: list[str] = []
     for message in messages or ():
+        texts += [thought] if (thought := reasoning_text(message)) else []
         texts += [content_text(message.get("content")), *map(str, message.get("tool_calls") or ())]
     return "\n".join(texts)
 
