@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
-           'plugged_environments', 'find_environment', 'named_parameters', 'unknown_argument', 'check_arguments',
+           'plugged_environments', 'find_environment', 'named_parameters', 'unknown_argument', 'check_taken',
            'warn_of_unread', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
            'list_environments']
 
@@ -107,7 +107,7 @@ def unknown_argument(given: str, known: Sequence[str]) -> str:
     return f"load_environment has no argument {given!r}{hint}"
 
 # %% ../../nbs/environments/00_load.ipynb #a0ae57ab
-def check_arguments(load: Callable[..., Any], given: Sequence[str]) -> None:
+def check_taken(load: Callable[..., Any], given: Sequence[str]) -> None:
     """Raise `TypeError` for an argument that a `load_environment` without `**kwargs` doesn't take."""
     parameters = inspect.signature(load).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
@@ -120,10 +120,10 @@ def check_arguments(load: Callable[..., Any], given: Sequence[str]) -> None:
 def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) -> None:
     """Log a warning for each argument that neither a signature nor the environment's module names."""
     own = named_parameters(load)
-    classes = [each.__init__ for each in type(made).__mro__ if "__init__" in vars(each)]
-    known = {
-        name for func in classes if inspect.isfunction(func) for name in named_parameters(func)
-    }
+    known: set[str] = set()
+    for each in type(made).__mro__:
+        if inspect.isfunction(init := vars(each).get("__init__")):
+            known |= {*named_parameters(init)}
     source = ""
     with suppress(OSError, TypeError):
         source = inspect.getsource(inspect.getmodule(load) or load)
@@ -144,7 +144,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     try:
         with as_verifiers(lowest_version(name)):
             if load := find_environment(name):
-                check_arguments(load, [*env_args])
+                check_taken(load, [*env_args])
                 made: Any = load(**env_args)
                 warn_of_unread(load, made, [*env_args])
                 if hasattr(made, "is_later"):  # one for `verifiers`

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'MARKS', 'SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING',
-           'E_NOTATION', 'IN_LATEX', 'BASE', 'WORDS', 'NUMBER_WORDS', 'BRACKETS', 'ELLIPSIS', 'parsed_answer',
+__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING',
+           'E_NOTATION', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BRACKETS', 'ELLIPSIS', 'parsed_answer',
            'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight', 'without_marks',
            'usual_spelling', 'bases_in', 'listed_terms', 'compare_lists', 'compare_spellings', 'parse_fast_first',
            'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes',
@@ -117,10 +117,10 @@ def compare_at_sight(gold: str, response: str) -> bool | None:
 
 # %% ../../nbs/rubrics/03_math.ipynb #1b4b01be
 MARKS = ("**", "__", "`", "$", "*", "_")  # a pair of them around an answer is no part of it
-SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
-BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
+LATEX_SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
+BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
 GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
-SPACING = re.compile(rf"(?<!\\)(?:{SPACE})")
+SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
 E_NOTATION = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([+-]?[0-9]{1,4})")
 IN_LATEX = str.maketrans({"−": "-", "×": r"\times ", "·": r"\cdot ", "…": r"\ldots "})
 
@@ -153,17 +153,17 @@ def usual_spelling(answer: str) -> str:
 BASE = re.compile(
     r"(?<=[0-9A-F})])_(?:([0-9])|\{([^_]{1,24})\})|\bbase[\s{}]{0,3}(\w{1,12})(?!\w)", re.ASCII
 )
-WORDS = (
+BASE_NAMES = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 )
-NUMBER_WORDS = {word: str(number) for number, word in enumerate(WORDS.split(), start=2)}
+BASES_BY_NAME = {word: str(number) for number, word in enumerate(BASE_NAMES.split(), start=2)}
 
 
 def bases_in(answer: str) -> list[str]:
     """Return the bases of an answer's numbers, sorted, as digits; an unknown word counts as a base."""
     found = (next(filter(None, match.groups())) for match in BASE.finditer(answer))
     names = [re.sub(r"\\text|base|[^0-9a-z]", "", name.lower()) for name in found]
-    return sorted(NUMBER_WORDS.get(name, name) for name in names)
+    return sorted(BASES_BY_NAME.get(name, name) for name in names)
 
 # %% ../../nbs/rubrics/03_math.ipynb #cefe2fc9
 BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\?[{}]|[][()]")

@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Term', 'Sum', 'LARGEST_BITS', 'SUM_BITS', 'SYMBOLS', 'SPELLINGS', 'DECIMAL', 'IN_PYTHON', 'FOREIGN', 'JOINT',
            'LONGEST_PLAIN', 'SIGN_OF', 'EXACT', 'NEARLY', 'PLAIN_NUMBER', 'SCIENTIFIC', 'NotPlain', 'constant', 'plus',
-           'size_of', 'times', 'root', 'inverse', 'as_fraction', 'in_python', 'power', 'factorial', 'read_sum',
-           'coefficients', 'compare_sums', 'PlainAnswer', 'read_number', 'unit_of', 'read_numbers', 'read_plain',
+           'size_of', 'times', 'root', 'inverse', 'as_fraction', 'in_python', 'power_sum', 'factorial_sum', 'read_sum',
+           'coefficients', 'compare_sums', 'PlainAnswer', 'read_lone_number', 'unit_of', 'read_numbers', 'read_plain',
            'compare_plain']
 
 # %% ../../nbs/support/05_arithmetic.ipynb #77de68da
@@ -131,7 +131,7 @@ def in_python(answer: str) -> str:
     return JOINT.sub(lambda joint: "@" if joint[1] else "%", text)
 
 # %% ../../nbs/support/05_arithmetic.ipynb #38c91a6e
-def power(base: Sum, exponent: int) -> Sum:
+def power_sum(base: Sum, exponent: int) -> Sum:
     """Return a power; raises `NotPlain` if the exponent is zero or the power is too large."""
     is_rational = base.keys() == {(1, "")}
     size = size_of(base[1, ""]) * exponent if is_rational else exponent
@@ -140,7 +140,7 @@ def power(base: Sum, exponent: int) -> Sum:
     return constant(base[1, ""] ** exponent) if is_rational else reduce(times, [base] * exponent)
 
 # %% ../../nbs/support/05_arithmetic.ipynb #c5492d00
-def factorial(number: int) -> Sum:
+def factorial_sum(number: int) -> Sum:
     """Return the product of the first whole numbers; raises `NotPlain` if it is too large."""
     if number > 5000:
         raise NotPlain("A factorial is too large.")
@@ -165,13 +165,13 @@ def read_sum(node: ast.expr) -> Sum:
         case ast.Subscript(value=ast.Subscript(value=ast.Name(id="F"), slice=above), slice=below):
             return times(read_sum(above), inverse(read_sum(below)))
         case ast.Subscript(value=ast.Name(id="N"), slice=ast.Constant(value=int(number))):
-            return factorial(number)
+            return factorial_sum(number)
         case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=int(number))):
-            return power(read_sum(base), number)
+            return power_sum(read_sum(base), number)
         case ast.BinOp(
             left=base, op=ast.Pow(), right=ast.UnaryOp(ast.USub(), ast.Constant(int(number)))
         ):
-            return inverse(power(read_sum(base), number))
+            return inverse(power_sum(read_sum(base), number))
         case ast.BinOp(left=ast.BinOp(op=ast.Div()), op=ast.MatMult() | ast.Mod()):
             raise NotPlain("A factor without a sign follows a quotient.")
         case ast.BinOp(left=first, op=(ast.Add() | ast.Sub()) as sign, right=second):
@@ -229,7 +229,7 @@ class PlainAnswer:
     places: int | None = None
 
 # %% ../../nbs/support/05_arithmetic.ipynb #1c310fcd
-def read_number(text: str) -> PlainAnswer | None:
+def read_lone_number(text: str) -> PlainAnswer | None:
     """Return a number that stands alone, such as 1,000 or 1.5 times a power of 10, or None."""
     exponent = 0
     if scientific := SCIENTIFIC.fullmatch(text):
@@ -265,7 +265,7 @@ def read_numbers(kind: str, nodes: Sequence[ast.expr], places: int | None) -> Pl
 @lru_cache(maxsize=1024)
 def read_plain(text: str) -> PlainAnswer | None:
     """Return an answer in its exact form; None if it isn't plain."""
-    if number := read_number(text):
+    if number := read_lone_number(text):
         return number
     places = min((len(decimal[2]) for decimal in DECIMAL.finditer(text)), default=None)
     with suppress(SyntaxError, NotPlain):
