@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
-           'plugged_environments', 'find_environment', 'named_parameters', 'unknown_argument', 'check_taken',
-           'warn_of_unread', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
-           'list_environments']
+           'plugged_environments', 'search_environment', 'verifiers_version', 'find_environment', 'named_parameters',
+           'unknown_argument', 'check_taken', 'warn_of_unread', 'explain_unknown', 'load_environment',
+           'environment_card', 'card_cells', 'EnvironmentList', 'list_environments']
 
 # %% ../../nbs/environments/00_load.ipynb #77de68da
 import importlib
@@ -25,11 +25,12 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from ..envs.data import packaged_text
 from ..envs.environment import Environment
-from ..envs.verifiers import as_verifiers, foreign_imports, lowest_version
+from ..envs.verifiers import as_verifiers, declared_version, foreign_imports
 
 # %% ../../nbs/environments/00_load.ipynb #980bf2f8
 @dataclass(frozen=True, slots=True)
@@ -74,8 +75,7 @@ def plugged_environments() -> dict[str, EntryPoint]:
     return {point.name.replace("-", "_"): point for point in points}
 
 # %% ../../nbs/environments/00_load.ipynb #1d985453
-@foreign_imports()
-def find_environment(name: str) -> Callable[..., Environment] | None:
+def search_environment(name: str) -> Callable[..., Environment] | None:
     """Return the `load_environment` of a name: an installed module's, a package's, or ours."""
     if name in sys.modules or importlib.util.find_spec(name):
         module = importlib.import_module(name)
@@ -88,6 +88,19 @@ def find_environment(name: str) -> Callable[..., Environment] | None:
         check_packages(facts.get("packages", ()))
         return importlib.import_module(f"verifiers_nb.environments.{name}").load_environment
     return None
+
+# %% ../../nbs/environments/00_load.ipynb #1d985454
+def verifiers_version(name: str) -> str | None:
+    """Return the version of `verifiers` that an environment is written for, if it declares one."""
+    point = plugged_environments().get(name)
+    return declared_version(name) or (declared_version(point.module) if point else None)
+
+# %% ../../nbs/environments/00_load.ipynb #1d985455
+@foreign_imports()
+def find_environment(name: str) -> Callable[..., Environment] | None:
+    """Return the `load_environment` of a name, imported as the version of `verifiers` that it declares."""
+    with as_verifiers(verifiers_version(name)):
+        return search_environment(name)
 
 # %% ../../nbs/environments/00_load.ipynb #af6139f4
 logger = logging.getLogger(__name__)
@@ -131,18 +144,33 @@ def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) ->
         if name not in known and not re.search(rf"\b{re.escape(name)}\b", source):
             logger.warning("%s Nothing reads it.", unknown_argument(name, own))
 
+# %% ../../nbs/environments/00_load.ipynb #5b1a245f
+def explain_unknown(name: str) -> str:
+    """Return why there is no environment of a name, and what to do; a continuation of a sentence."""
+    known = sorted({*shipped_environments(), *plugged_environments()})
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    missing = f"There is no installed module {name!r} with a load_environment function"
+    if (folder := Path("environments", name)).is_dir():
+        return (
+            f": {missing}. Only commands such as vf-eval look into ./environments. Install the folder with "
+            f"pip install -e {folder}, or call sys.path.insert(0, {str(folder)!r}) first."
+        )
+    return f"{hint} {missing}; known are {', '.join(known)}."
+
 # %% ../../nbs/environments/00_load.ipynb #5b1a2460
 @foreign_imports()
 def load_environment(env_id: str, **env_args: Any) -> Environment:
     """Load an environment by its name (dashes or underscores), with its own arguments.
 
+    It is an installed module, a module on `sys.path`, or one of ours. Commands also look into `./environments`.
     Raises `ValueError` for an unknown name, `RuntimeError` when the environment itself fails.
     """
     name = env_id.strip().replace("-", "_")
     if not name.isidentifier():
         raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.")
     try:
-        with as_verifiers(lowest_version(name)):
+        with as_verifiers(verifiers_version(name)):
             if load := find_environment(name):
                 check_taken(load, [*env_args])
                 made: Any = load(**env_args)
@@ -152,13 +180,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
                 return made
     except Exception as error:
         raise RuntimeError(f"Environment {env_id!r} failed to load: {error}") from error
-    known = sorted({*shipped_environments(), *plugged_environments()})
-    near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ValueError(
-        f"No environment {env_id!r}{hint} There is no installed module {name!r} with a "
-        f"load_environment function; known are {', '.join(known)}."
-    )
+    raise ValueError(f"No environment {env_id!r}{explain_unknown(name)}")
 
 # %% ../../nbs/environments/00_load.ipynb #289b3b27
 def environment_card(name: str) -> EnvironmentCard:
