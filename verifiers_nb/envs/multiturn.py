@@ -12,6 +12,7 @@ __all__ = ['YES', 'NO', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBo
 
 # %% ../../nbs/envs/04_multiturn.ipynb #77de68da
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from .environment import Environment
 from .rollouts import with_seed
 from ..inference.client import Reply
 from ..rubrics.rubric import score_row
+from ..support.threads import end_if_forked
 from ..types import (
     Info,
     Messages,
@@ -174,9 +176,11 @@ class MultiTurnEnv(Environment):
         state = check_state(await settled(self.setup_state(state, **kwargs)), "setup_state")
         messages: Any = prompt if isinstance(prompt, str) else list(prompt)
         tools = (info or {}).get("oai_tools") or self.oai_tools
+        process = os.getpid()
         while True:
             if (done := self.is_completed(messages, state, **kwargs)) and await settled(done):
                 break
+            end_if_forked(process)  # a hook or a tool forked, and returned in the child, too
             arguments = with_seed(sampling_args, state["turn"])
             response = await self.get_model_response(client, model, messages, tools, arguments)
             messages = messages + take_response(response, state)

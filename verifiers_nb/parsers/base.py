@@ -166,7 +166,6 @@ class Parser:
 
     def get_format_reward_func(self) -> Callable[..., float]:
         """Make the reward function that averages `format_score` over the assistant's messages."""
-        # `behaviour_digest` sees what a function closes over: here the code that scores.
         score, thinking = self.format_score, self.reads_thinking
 
         def format_reward_func(completion: Messages, **kwargs: Any) -> float:
