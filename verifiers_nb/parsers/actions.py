@@ -32,6 +32,7 @@ from .commands import Command, command_docs, compiled_template, valid_template
 from .think import (
     CLOSE,
     OPEN,
+    TAG_END,
     THINKING,
     find_outside,
     skip_thinking,
@@ -302,8 +303,9 @@ FENCE = re.compile(r"^```(\S*+)(?:\s*\n|\s*\Z)", re.MULTILINE)
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
     """Return the spans of the last outermost fenced block outside thinking, with fences and without."""
     depth, outermost, found = 0, None, None
-    at = thinking_end(text)
-    think = text.find(OPEN, at)
+    thinks = TAG_END in text
+    at = thinking_end(text) if thinks else 0
+    think = text.find(OPEN, at) if thinks else -1
     for fence in FENCE.finditer(text, at):
         if not depth:
             at, think = skip_thinking(text, at, think, fence.start())
@@ -401,7 +403,7 @@ COMMAND_OR_THINKING = re.compile(
 
 def hide_thinking(text: str) -> str:
     """Replace the thinking outside commands by as many spaces."""
-    if OPEN not in text and CLOSE not in text:
+    if TAG_END not in text:
         return text
     end = thinking_end(text)
     hidden = COMMAND_OR_THINKING.sub(

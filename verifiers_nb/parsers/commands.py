@@ -107,6 +107,8 @@ def fits(schema: Mapping[str, Any], value: Any) -> bool:
 # %% ../../nbs/parsers/04_commands.ipynb #b3f41d79
 def value_fault(argument: Argument, value: Any) -> str:
     """Return a sentence if a value isn't what its argument declares, or an empty string."""
+    if isinstance(value, str) and argument.type == "string" and not argument.enum:
+        return ""
     schema = argument.tool_property()
     if fits(schema, value):
         return ""

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['THINKING', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'thinking_end',
-           'outside_thinking', 'skip_thinking', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser',
-           'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser',
-           'ThinkBoxedParser']
+__all__ = ['TAG_END', 'THINKING', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking',
+           'thinking_end', 'outside_thinking', 'skip_thinking', 'find_outside', 'think_fault', 'think_tag',
+           'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer', 'box_check',
+           'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
@@ -30,6 +30,9 @@ def after_thinking(text: str) -> str:
     return text[end + len(CLOSE) :].strip() if end >= 0 else ""
 
 # %% ../../nbs/parsers/02_think.ipynb #9eb075c5
+TAG_END = "think>"  # a text without it has neither tag, which takes one search to see
+
+
 def thinking_end(text: str) -> int:
     """Return the end of the last `</think>` without an opening tag, or 0 without one."""
     end = after = 0
@@ -65,6 +68,9 @@ def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Mat
 
     Each match begins with `mark`.
     """
+    if TAG_END not in text:
+        yield from call.finditer(text)
+        return
     at = thinking_end(text)
     think = text.find(OPEN, at)
     while (start := text.find(mark, at)) >= 0:
