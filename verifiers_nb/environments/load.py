@@ -6,17 +6,21 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments', 'plugged_environments',
-           'search_environment', 'verifiers_version', 'find_environment', 'explain_unknown', 'load_environment',
+__all__ = ['logger', 'COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
+           'plugged_environments', 'search_environment', 'verifiers_version', 'find_environment', 'named_parameters',
+           'unknown_argument', 'check_taken', 'warn_of_unread', 'explain_unknown', 'load_environment',
            'environment_card', 'card_cells', 'EnvironmentList', 'list_environments']
 
 # %% ../../nbs/environments/00_load.ipynb #77de68da
 import importlib
 import importlib.util
 import inspect
+import logging
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -98,6 +102,48 @@ def find_environment(name: str) -> Callable[..., Environment] | None:
     with as_verifiers(verifiers_version(name)):
         return search_environment(name)
 
+# %% ../../nbs/environments/00_load.ipynb #af6139f4
+logger = logging.getLogger(__name__)
+
+
+def named_parameters(func: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters that can be given by name."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(func).parameters.values()
+    return [p.name for p in parameters if p.kind in kinds and p.name != "self"]
+
+# %% ../../nbs/environments/00_load.ipynb #b7e5c3a2
+def unknown_argument(given: str, known: Sequence[str]) -> str:
+    """Return a sentence about an argument that is not among the known ones."""
+    near = get_close_matches(given, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(known) or 'none'}."
+    return f"load_environment has no argument {given!r}{hint}"
+
+# %% ../../nbs/environments/00_load.ipynb #a0ae57ab
+def check_taken(load: Callable[..., Any], given: Sequence[str]) -> None:
+    """Raise `TypeError` for an argument that a `load_environment` without `**kwargs` doesn't take."""
+    parameters = inspect.signature(load).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        known = named_parameters(load)
+        for name in given:
+            if name not in known:
+                raise TypeError(unknown_argument(name, known))
+
+# %% ../../nbs/environments/00_load.ipynb #1aceae5e
+def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) -> None:
+    """Log a warning for each argument that neither a signature nor the environment's module names."""
+    own = named_parameters(load)
+    known: set[str] = set()
+    for each in type(made).__mro__:
+        if inspect.isfunction(init := vars(each).get("__init__")):
+            known |= {*named_parameters(init)}
+    source = ""
+    with suppress(OSError, TypeError):
+        source = inspect.getsource(inspect.getmodule(load) or load)
+    for name in given:
+        if name not in known and not re.search(rf"\b{re.escape(name)}\b", source):
+            logger.warning("%s Nothing reads it.", unknown_argument(name, own))
+
 # %% ../../nbs/environments/00_load.ipynb #5b1a245f
 def explain_unknown(name: str) -> str:
     """Return why there is no environment of a name, and what to do; a continuation of a sentence."""
@@ -126,7 +172,9 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     try:
         with as_verifiers(verifiers_version(name)):
             if load := find_environment(name):
+                check_taken(load, [*env_args])
                 made: Any = load(**env_args)
+                warn_of_unread(load, made, [*env_args])
                 if hasattr(made, "is_later"):  # one for `verifiers`
                     made.env_id, made.env_args = made.env_id or env_id, made.env_args or env_args
                 return made

@@ -45,7 +45,6 @@ from .rollout_table import (
 )
 from .rollouts import (
     ONLY,
-    SORTS,
     LiveRun,
     Query,
     RolloutSource,
@@ -95,7 +94,9 @@ def article_html(
         advantage = advantage_of(table, number) if view == "advantage" else None
         body = tokens_html(record, decode(record), view, advantage)
     parts, marks = rewards_html(record, stored_weights(record) or weights), flags(table, number)
-    drawn = number, table.rows[number], record, marks, parts + body
+    row, columns = table.rows[number], table.columns.values()
+    facts = [c.words(row.columns[c.name]) for c in columns if row.columns.get(c.name) is not None]
+    drawn = number, row, facts, record, marks, parts + body
     return fill("rollout_explorer.html", "article", *drawn)
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #8df6d80c
@@ -140,39 +141,6 @@ class RolloutExplorer(Panel):
 
     label = "Rollout explorer"
     css = widget_file("rollout_table.css", "conversation.css", "rollout_explorer.css")
-    presses = {
-        "set": lambda x, data: x.settings.update({data["setting"]: data["value"]}),
-        "run": lambda x, data: x.run_as_set(),
-        "stop": lambda x, data: x.stop(),
-        "resume": lambda x, data: x.resume(),
-        "branch": lambda x, data: x.edited and x.branch(*x.edited),
-        "show": lambda x, data: x.show(int(data["row"]), x.pinned),
-        "extremes": lambda x, data: x.show_pair(int(data["best"]), int(data["worst"])),
-        "filter": lambda x, data: x.select(text=data["value"]),
-        "regular": lambda x, data: x.select(regular=not x.query.regular),
-        "score": lambda x, data: x.change(score=data["value"]),
-        "low": lambda x, data: x.bound_score(data["score"], low=data["value"]),
-        "high": lambda x, data: x.bound_score(data["score"], high=data["value"]),
-        "clear": lambda x, data: x.bound_score(data["score"], low="", high=""),
-        "only": lambda x, data: x.select(only=data["only"]),
-        "sort": lambda x, data: x.sort(data["sort"]),
-        "step": lambda x, data: x.show_step(int(data["step"])),
-        "prompt": lambda x, data: x.step_prompt(int(data["by"])),
-        "compare": lambda x, data: x.compare(),
-        "group": lambda x, data: x.change(by_prompt=not x.by_prompt, page=0),
-        "page": lambda x, data: x.change(page=max(0, int(data["page"]))),
-        "rows": lambda x, data: x.change(rows=max(1, min(int(data["value"]), 500)), page=0),
-        "number": lambda x, data: (
-            data["value"].strip() and x.show(int(data["value"]) - 1, x.pinned)
-        ),
-        "view": lambda x, data: data["view"] in VIEWS and x.change(view_name=data["view"]),
-        "whole": lambda x, data: x.change(whole=not x.whole),
-        "copy": lambda x, data: x.copy(int(data["row"]), int(data["message"])),
-        "edit": lambda x, data: x.edit(int(data["message"])),
-        "draft": lambda x, data: x.edited and x.change(edited=(x.edited[0], data["value"])),
-        "file": lambda x, data: x.change(file_name=data["value"]),
-        "export": lambda x, data: x.export_as_named(),
-    }
     at: int | None
     pinned: int | None
 
@@ -248,8 +216,8 @@ class RolloutExplorer(Panel):
         self.refresh()
 
     def select(self, **changes: Any) -> list[int]:
-        """Change the fields of the query (`text, regular, low, high, parts, only, sort, descending`); return what it finds."""
-        query, known = replace(self.query, **changes), (*SORTS, *self.table.parts)
+        """Change the fields of the query (`text, regular, low, high, parts, values, only, sort, descending`); return what it finds."""
+        query, known = replace(self.query, **changes), self.table.sorts
         if query.sort not in known:
             raise ValueError(f"sort is {query.sort!r}; it must be one of {', '.join(known)}.")
         self.query, self.page = query, 0
@@ -412,7 +380,9 @@ class RolloutExplorer(Panel):
     def sort(self, by: str) -> None:
         """Sort the list, or reverse its order; rewards begin with the best."""
         again, turned = self.query.sort == by, not self.query.descending
-        self.select(sort=by, descending=turned if again else by not in ("order", "tokens"))
+        self.select(
+            sort=by, descending=turned if again else by not in ("order", *self.table.columns)
+        )
 
     def bound_score(self, name: str, **typed: str) -> None:
         """Set the bounds `low` and `high` of the reward or of a part of it from typed text; "" means no bound."""
@@ -421,6 +391,13 @@ class RolloutExplorer(Panel):
         given |= {end: float(text) if text.strip() else free[end] for end, text in typed.items()}
         parts = {**self.query.parts, name: (given["low"], given["high"])}
         self.select(**(given if name == "reward" else {"parts": parts}))
+
+    def pick(self, column: str, text: str) -> None:
+        """List only the rollouts whose column has this text, or no longer only these."""
+        values = {**self.query.values, column: text}
+        if self.query.values.get(column) == text:
+            del values[column]
+        self.select(values=values)
 
     def message_text(self, number: int, message: int) -> str:
         """Return the text of a message of a rollout."""
@@ -453,8 +430,12 @@ class RolloutExplorer(Panel):
             run = run_html(self.settings, self.live_run, live, preparing)
         counts = {"all": len(rows)}
         counts |= {only: sum(getattr(row, only) for row in rows) for only in ONLY[1:]}
+        table = self.table
+        texts = {name: table.texts(column.name) for name, column in table.columns.items()}
+        parts = [*table.part_keys, *table.numbers()]
+        kept = {name: values for name, values in texts.items() if values}
         query = query_html(
-            self.query, self.by_prompt, counts, live, [*self.table.parts], self.score
+            self.query, self.by_prompt, counts, live, parts, self.score, table.columns, kept
         )
         path = self.source.path(self.step) if self.step is not None else None
         whole = path is None or has_all_rollouts(path)
@@ -482,3 +463,127 @@ class RolloutExplorer(Panel):
             how = self.weights, self.view_name, self.decode, self.edited, other
             drawn[number] = article_html(self.table, reading, *how)
         return drawn
+
+    def on_set(self, data: Mapping[str, str]) -> None:
+        """Keep a setting for the next run."""
+        self.settings.update({data["setting"]: data["value"]})
+
+    def on_run(self, data: Mapping[str, str]) -> None:
+        """Start a run with the settings."""
+        self.run_as_set()
+
+    def on_stop(self, data: Mapping[str, str]) -> None:
+        """Stop the run."""
+        self.stop()
+
+    def on_resume(self, data: Mapping[str, str]) -> None:
+        """Continue the stopped run."""
+        self.resume()
+
+    def on_branch(self, data: Mapping[str, str]) -> None:
+        """Let the model continue from the edited message."""
+        if self.edited:
+            self.branch(*self.edited)
+
+    def on_show(self, data: Mapping[str, str]) -> None:
+        """Show the rollout of a row."""
+        self.show(int(data["row"]), self.pinned)
+
+    def on_extremes(self, data: Mapping[str, str]) -> None:
+        """Show the best and the worst rollout of a prompt."""
+        self.show_pair(int(data["best"]), int(data["worst"]))
+
+    def on_filter(self, data: Mapping[str, str]) -> None:
+        """Show only rollouts with this text."""
+        self.select(text=data["value"])
+
+    def on_regular(self, data: Mapping[str, str]) -> None:
+        """Read the text of the filter as a regular expression, or no longer."""
+        self.select(regular=not self.query.regular)
+
+    def on_score(self, data: Mapping[str, str]) -> None:
+        """Sort and colour by this score."""
+        self.change(score=data["value"])
+
+    def on_low(self, data: Mapping[str, str]) -> None:
+        """Leave out rollouts with a lower score."""
+        self.bound_score(data["score"], low=data["value"])
+
+    def on_high(self, data: Mapping[str, str]) -> None:
+        """Leave out rollouts with a higher score."""
+        self.bound_score(data["score"], high=data["value"])
+
+    def on_clear(self, data: Mapping[str, str]) -> None:
+        """Remove the bounds of a score."""
+        self.bound_score(data["score"], low="", high="")
+
+    def on_pick(self, data: Mapping[str, str]) -> None:
+        """Show only rollouts with this value of a column."""
+        self.pick(data["column"], data["picked"])
+
+    def on_only(self, data: Mapping[str, str]) -> None:
+        """Show only failed rollouts, or all."""
+        self.select(only=data["only"])
+
+    def on_sort(self, data: Mapping[str, str]) -> None:
+        """Sort by a column."""
+        self.sort(data["sort"])
+
+    def on_step(self, data: Mapping[str, str]) -> None:
+        """Show the rollouts of a step."""
+        self.show_step(int(data["step"]))
+
+    def on_prompt(self, data: Mapping[str, str]) -> None:
+        """Show the prompt before or after."""
+        self.step_prompt(int(data["by"]))
+
+    def on_compare(self, data: Mapping[str, str]) -> None:
+        """Show two rollouts side by side, or one."""
+        self.compare()
+
+    def on_group(self, data: Mapping[str, str]) -> None:
+        """Group the rollouts by prompt, or no longer."""
+        self.change(by_prompt=not self.by_prompt, page=0)
+
+    def on_page(self, data: Mapping[str, str]) -> None:
+        """Turn the page of the table."""
+        self.change(page=max(0, int(data["page"])))
+
+    def on_rows(self, data: Mapping[str, str]) -> None:
+        """Set the number of rows of a page."""
+        self.change(rows=max(1, min(int(data["value"]), 500)), page=0)
+
+    def on_number(self, data: Mapping[str, str]) -> None:
+        """Show the rollout with this number."""
+        if data["value"].strip():
+            self.show(int(data["value"]) - 1, self.pinned)
+
+    def on_view(self, data: Mapping[str, str]) -> None:
+        """Choose how messages are shown."""
+        if data["view"] in VIEWS:
+            self.change(view_name=data["view"])
+
+    def on_whole(self, data: Mapping[str, str]) -> None:
+        """Show long messages whole, or cut."""
+        self.change(whole=not self.whole)
+
+    def on_copy(self, data: Mapping[str, str]) -> None:
+        """Copy a message for pasting."""
+        self.copy(int(data["row"]), int(data["message"]))
+
+    def on_edit(self, data: Mapping[str, str]) -> None:
+        """Edit a message."""
+        self.edit(int(data["message"]))
+
+    def on_draft(self, data: Mapping[str, str]) -> None:
+        """Keep the text that is being written."""
+        if self.edited:
+            self.change(edited=(self.edited[0], data["value"]))
+
+    def on_file(self, data: Mapping[str, str]) -> None:
+        """Keep the name of the file."""
+        self.change(file_name=data["value"])
+
+    def on_export(self, data: Mapping[str, str]) -> None:
+        """Write the rollouts that are shown to the file."""
+        self.export_as_named()
