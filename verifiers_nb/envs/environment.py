@@ -15,7 +15,7 @@ import inspect
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import partial
@@ -40,7 +40,12 @@ from .store import RolloutStore, claimed, results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
 from ..rubrics.rubric import Rubric, wanted_arguments
-from ..support.calls import as_async_client, request_arguments, with_retries
+from ..support.calls import (
+    as_async_client,
+    check_sampling_args,
+    request_arguments,
+    with_retries,
+)
 from ..types import (
     ChatMessage,
     GenerateOutputs,
@@ -275,6 +280,13 @@ class Environment(ABC):
     ) -> tuple[Messages, State]:
         """Play one interaction and return the completion and the final state."""
 
+    def warn_once(self, warnings: Sequence[str]) -> None:
+        """Log the warnings that this environment has not logged before."""
+        said = vars(self).setdefault("_said", set[str]())
+        for warning in [each for each in warnings if each not in said]:
+            logger.warning(warning)
+            said.add(warning)
+
     def make_run(
         self,
         inputs: Inputs | RolloutRows,
@@ -290,6 +302,8 @@ class Environment(ABC):
         kwargs["close_client"] = called is not client and hasattr(called, "aclose")
         kwargs["timeout"] = self.rollout_timeout
         arguments = merge_sampling_args(self.sampling_args, sampling_args)
+        arguments, warnings = check_sampling_args(arguments)
+        self.warn_once(warnings)
         return RolloutRun(self, rollout_rows(inputs), called, model, arguments, **kwargs)
 
     async def run_rollouts(
