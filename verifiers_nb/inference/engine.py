@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO_MEMORY', 'Options', 'read_options',
+__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO_MEMORY', 'TOOL_CALL', 'Options', 'read_options',
            'default_threads', 'load_network', 'context_length', 'end_tokens', 'text_message', 'PromptTokenizer',
            'ServedModel', 'check_prompt', 'merge_adapter', 'adapted_weights', 'StopDetector', 'SampledSequence',
            'Batch', 'limit_threads', 'receive', 'rows_that_fit', 'put_back', 'admit', 'recover', 'run_scheduler',
@@ -56,6 +56,7 @@ from .decode import (
     requested_tag,
 )
 from .tokens import message_for_template
+from ..parsers.think import find_outside
 from ..support.memory import best_device, free_memory, release_reserve, sampling_dtype
 from ..types import content_text
 
@@ -644,19 +645,24 @@ async def make_reply(engine: Any, kind: str, prompt: list[int], options: Options
     )
 
 # %% ../../nbs/inference/03_engine.ipynb #5c1d7e21
+# A call ends at its closing tag, at the next call, or with the text.
+TOOL_CALL = re.compile("<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\\Z)", re.DOTALL)
+
+
 def move_tool_calls(choice: Reply, name: str) -> None:
     """Move the tool calls in the text of a choice to its message's `tool_calls`; `name` begins their ids.
 
-    A text with a call that can't be read stays as it is.
+    A call in the thinking is none. A text with a call that can't be read stays as it is.
     """
-    text, *parts = choice.message.content.split("<tool_call>")
-    calls: list[dict[str, Any]] = []
+    text, calls = choice.message.content, list[dict[str, Any]]()
+    found = list(find_outside(TOOL_CALL, "<tool_call>", text))
     with suppress(ValueError, LookupError, TypeError, RecursionError):
-        for part in parts:
-            call = json.loads(part.partition("</tool_call>")[0])
+        for part in found:
+            call = json.loads(part[1])
             function = {"name": str(call["name"]), "arguments": json.dumps(call["arguments"])}
             calls.append({"id": f"{name}-{len(calls)}", "type": "function", "function": function})
-        choice.message.update(content=text, tool_calls=calls or None)
+        said = text[: found[0].start()] if found else text
+        choice.message.update(content=said, tool_calls=calls or None)
         if calls and choice.finish_reason == "stop":
             choice["finish_reason"] = "tool_calls"
 
