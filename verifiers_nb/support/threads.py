@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['T', 'this_thread', 'MACHINERY', 'ANSWER', 'LONG_WAIT', 'ADVICE', 'cancelled', 'must_propagate', 'as_failure',
-           'flush_streams', 'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of', 'source_of', 'waits_for',
-           'oldest_wait', 'Requests', 'cancel_before_forks', 'write_stacks_later', 'watch']
+           'flush_streams', 'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of', 'asked_source',
+           'waits_for', 'oldest_wait', 'Requests', 'cancel_before_forks', 'write_stacks_later', 'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
@@ -220,23 +220,23 @@ def stacks_of(loop: asyncio.AbstractEventLoop) -> list[list[FrameType]]:
             coroutine = coroutine.cr_await
     return stacks
 
-# %% ../../nbs/support/00_threads.ipynb #7ac0d3db
-MACHINERY = {"asyncio", "selectors", "threading", "nest_asyncio", "tenacity"}
-ANSWER = "an answer from "
-
-
-def source_of(frame: FrameType) -> Any:
+# %% ../../nbs/support/00_threads.ipynb #a38c34df
+def asked_source(frame: FrameType) -> Any:
     """Return the address or engine that a call asks for an answer; `None` for any other call."""
     if not str(frame.f_globals.get("__name__")).startswith("verifiers_nb.inference."):
         return None
     return frame.f_locals.get("url") or frame.f_locals.get("engine")
+
+# %% ../../nbs/support/00_threads.ipynb #7ac0d3db
+MACHINERY = {"asyncio", "selectors", "threading", "nest_asyncio", "tenacity"}
+ANSWER = "an answer from "
 
 
 def waits_for(frame: FrameType) -> str | None:
     """Describe a call to a model or to a user's function; return None for any other call."""
     module, code = str(frame.f_globals.get("__name__")), frame.f_code
     if module.startswith("verifiers_nb.inference."):
-        source = source_of(frame)
+        source = asked_source(frame)
         return source and f"{ANSWER}{getattr(source, 'model', None) or source.origin()}"
     ours = module.startswith("verifiers_nb.") and ".environments." not in module
     if ours or module.split(".")[0] in MACHINERY:
@@ -279,7 +279,7 @@ class Requests:
         self, stacks: Iterable[Sequence[FrameType]], since: Mapping[FrameType, float], now: float
     ) -> None:
         """Note which requests are in the stacks, and that those no longer there have ended."""
-        outermost = [next(filter(source_of, stack), None) for stack in stacks]
+        outermost = [next(filter(asked_source, stack), None) for stack in stacks]
         pending = {frame: since[frame] for frame in outermost if frame}
         over = [began for frame, began in self.pending.items() if frame not in pending]
         self.longest = max([self.longest, *(now - began for began in over)])

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', 'write_manifest', 'file_faults',
-           'is_needed', 'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state',
-           'find_checkpoint', 'keep_metrics', 'set_aside', 'copy_past', 'MetricsFile', 'write_advantages',
+__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'EMPTY_EPOCH', 'CHANGES', 'file_digest', 'flush', 'write_manifest',
+           'file_faults', 'is_needed', 'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole',
+           'read_state', 'find_checkpoint', 'keep_metrics', 'set_aside', 'copy_past', 'MetricsFile', 'write_advantages',
            'steps_to_keep', 'KeepAdapters', 'RewardBar', 'replace_progress', 'peak_memory', 'set_learning_rate',
-           'FollowRequests', 'end_run', 'learnt_weights', 'put_weights', 'settings_to_store', 'ResumableTrainer']
+           'FollowRequests', 'end_run', 'learnt_weights', 'put_weights', 'settings_to_store', 'without_empty_epoch',
+           'stop_note', 'ResumableTrainer']
 
 # %% ../../nbs/trainer/14_checkpoints.ipynb #77de68da
 import copy
@@ -23,7 +24,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -408,6 +409,31 @@ def settings_to_store(args: TrainingArguments) -> TrainingArguments:
             setattr(stored, name, without)
     return stored
 
+# %% ../../nbs/trainer/14_checkpoints.ipynb #da488d63
+EMPTY_EPOCH = "There seems not to be a single sample"
+
+
+@contextmanager
+def without_empty_epoch() -> Iterator[None]:
+    """Drop transformers' warning that an epoch has no sample."""
+    source = logging.getLogger("transformers.trainer")
+
+    def keeps(record: logging.LogRecord) -> bool:
+        return EMPTY_EPOCH not in record.getMessage()
+
+    source.addFilter(keeps)
+    try:
+        yield
+    finally:
+        source.removeFilter(keeps)
+
+
+def stop_note(step: int) -> str:
+    """Return what is saved of a run that was stopped after a step."""
+    if not step:
+        return "stopped before the end of the first step: nothing is saved"
+    return f"stopped; the checkpoint of step {step} is complete"
+
 # %% ../../nbs/trainer/14_checkpoints.ipynb #2d0065be
 CHANGES = "changes.json"
 
@@ -459,9 +485,10 @@ class ResumableTrainer(Trainer):
                 self.start_afresh()
             self.weights_replaced()
             stack.callback(setattr, self, "is_in_train", False)  # even after an error
+            stack.enter_context(without_empty_epoch())
             result = super().train(start, *args, **kwargs)
             if self.guard.requested:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(stop_note(self.state.global_step))
         return result
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> RunControl:
