@@ -40,7 +40,7 @@ def changed(path: Path, before: str, after: str) -> Path:
 
 
 def test_outputs_are_those_of_the_code() -> None:
-    """Only notebooks whose code is not that of their stamp are run."""
+    """Of the notebooks with a stamp, those are run whose code is another."""
     stale = {
         path.relative_to(ROOT).as_posix(): found
         for path in NOTEBOOKS
@@ -66,6 +66,11 @@ def test_changed_code_with_old_outputs_is_found(tmp_path: Path) -> None:
 def test_changed_code_that_shows_the_same_is_fine(tmp_path: Path) -> None:
     path = changed(saved(tmp_path, "print(6 * 7)"), "6 * 7", "21 * 2")
     assert stale_outputs(path) == []
+
+
+def test_a_notebook_without_a_stamp_is_not_compared(tmp_path: Path) -> None:
+    nbformat.write(notebook("print(6 * 7)"), tmp_path / "made.ipynb")
+    assert stale_outputs(tmp_path / "made.ipynb") == []
 
 
 def test_what_varies_is_not_compared() -> None:

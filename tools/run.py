@@ -1,8 +1,9 @@
 """Run notebooks and store their outputs in them; with --check, say which stored outputs are not those of the sources.
 
-A notebook carries a stamp of the code that its outputs come from. A notebook whose code is no longer that of its stamp is run
-again by the check, in a copy, and the text of each output is compared: words exactly, numbers to 5 %. A cell whose output differs
-from run to run or between machines, as times do, begins with `#| varies` and is not compared.
+A run gives a notebook a stamp of the code that its outputs come from. If the code is no longer that of the stamp, the check runs
+the notebook again, in a copy, and compares the text of each output: words exactly, numbers to 5 %. A cell whose output differs
+from run to run or between machines, as times do, begins with `#| varies` and is not compared. A notebook without a stamp is not
+compared.
 """
 
 from __future__ import annotations
@@ -100,9 +101,9 @@ def differences(stored: NotebookNode, fresh: NotebookNode) -> Iterator[str]:
 
 
 def stale_outputs(path: Path) -> list[str]:
-    """Return how the stored outputs of a notebook differ from those of its code; [] if its stamp is of this code."""
+    """Return how the stored outputs of a stamped notebook differ from those of its code."""
     stored = nbformat.read(path, 4)
-    if stored.metadata.get(STAMP) == stamp(stored):
+    if stored.metadata.get(STAMP) in (None, stamp(stored)):
         return []
     fresh = nbformat.read(path, 4)
     run(fresh)
