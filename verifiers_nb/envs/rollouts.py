@@ -199,7 +199,7 @@ def lacks_files(error: BaseException | None) -> bool:
         error = error.__cause__ or error.__context__
     return False
 
-
+# %% ../../nbs/envs/02_rollouts.ipynb #4e19eee1
 def fail(rollout: Rollout, error: Exception) -> None:
     """Mark a rollout as failed: set its error, and empty its completion, state and turns."""
     message = f"{type(error).__name__}: {error}".removesuffix(": ")
