@@ -27,7 +27,7 @@ from verifiers_nb.parsers.structural_tags import (
 )
 from verifiers_nb.parsers.think import ThinkParser
 from verifiers_nb.parsers.xml import XMLParser
-from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
+from verifiers_nb.verifiers.regex_and_bleu import StructuralTagVerifier
 
 # A random walk may end before its text is complete.
 unfinished = [HealthCheck.filter_too_much]
@@ -184,7 +184,8 @@ SCHEMA: dict[str, Any] = {
 @quick
 @given(seed=seeds)
 def test_json_tag_gives_valid_json(seed: int) -> None:
-    text = walk(json_tag(SCHEMA), seed, WORDS, CLOSERS)
+    closed = {**SCHEMA, "additionalProperties": False}
+    text = walk(json_tag(closed), seed, WORDS, CLOSERS)
     jsonschema.validate(json.loads(text), SCHEMA)
 
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table',
+__all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table', 'columns_table',
            'last_message_row', 'examples_table', 'drawn_messages', 'folded_rollout', 'notable_rollouts',
            'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page', 'write_html_report',
            'verdict', 'differences_table', 'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run',
@@ -45,6 +45,13 @@ from ..envs.store import (
     standard_error,
     trouble_lines,
     without_failed,
+)
+from ..inference.columns import (
+    as_number,
+    column_keys,
+    column_words,
+    columns_of,
+    text_counts,
 )
 from ..types import reasoning_note, reasoning_text
 from ..widgets.html import (
@@ -115,6 +122,22 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
     head = "score mean error weight adds std 5% 25% median 75% 95% distribution".split()
     return table(head, rows, "Reward by part", numbers=range(1, 11))
 
+# %% ../../nbs/cli/02_report.ipynb #0a14d4c9
+def columns_table(results: GenerateOutputs) -> str:
+    """Draw a row for each column of the rollouts: its mean and distribution, or how often it has each text."""
+    rows, titles = [], {key: column.title for key, column in column_keys(results.metrics).items()}
+    for name, values in columns_of(results.state, results.metrics).items():
+        numbers = [x for x in map(as_number, values) if not math.isnan(x)]
+        stats = distribution(numbers)
+        cells = (
+            [figure(stats[key]) for key in ("mean", "p5", "p50", "p95")] if numbers else [""] * 4
+        )
+        counts = ", ".join(f"{text} {count:,}" for text, count in text_counts(values).items())
+        drawn = value_histogram(numbers, name) if numbers else one_line(counts, 200)
+        rows.append([f"<b>{escaped(titles[name])}</b>", *cells, drawn])
+    head = ["column", "mean", "5%", "median", "95%", "distribution"]
+    return table(head, rows, "Columns of the rollouts", numbers=range(1, 5)) if rows else ""
+
 # %% ../../nbs/cli/02_report.ipynb #c51c4379
 def last_message_row(prompt: Any) -> str:
     """Draw the last message of a prompt on one line."""
@@ -153,6 +176,7 @@ def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str
     """Draw the scores, prompt and completion of a rollout, folded unless `open_`."""
     error, answer = results.state[i].get("error"), str(results.answer[i])[:500]
     parts = [f"{escaped(name)} {figure(values[i])}" for name, values in results.metrics.items()]
+    parts += map(escaped, column_words(results.state[i]))
     head = f"<b>reward {figure(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
     body = [
         f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>',
@@ -221,7 +245,7 @@ def report_html(meta: ReportMeta, results: GenerateOutputs) -> str:
     return (
         f"<h1>{escaped(meta.env_id)} <span class='vf-soft'>with</span> {escaped(meta.model)}</h1>{settings_line(meta)}"
         f"{large_figures(figures)}{trouble_notes(results)}"
-        f"<div class='vf-scroll'>{parts_table(meta, good, examples)}</div>"
+        f"<div class='vf-scroll'>{parts_table(meta, good, examples)}{columns_table(good)}</div>"
         f"{notable_rollouts(results)}<div class='vf-scroll'>{examples_table(good, examples)}</div>"
     )
 

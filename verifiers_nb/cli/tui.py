@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'scores_line', 'checked_message', 'reasoning_block', 'shifted',
            'message_block', 'rollout_text', 'rollout_row', 'SavedRun', 'evaluation_run', 'find_runs', 'Place', 'scan',
-           'find_rollouts', 'read_rollout', 'in_order', 'search_rollouts', 'RolloutList', 'format_of', 'RunScreen',
-           'RunsScreen', 'TerminalBrowser', 'browse', 'main']
+           'find_rollouts', 'read_rollout', 'column_of', 'by_column', 'in_order', 'search_rollouts', 'RolloutList',
+           'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'browse', 'main']
 
 # %% ../../nbs/cli/04_tui.ipynb #77de68da
 import json
@@ -52,6 +52,7 @@ from .command import (
 )
 from .settings import RunSettings, is_plain, load
 from ..envs.store import find_steps, in_our_format, read_at
+from ..inference.columns import COLUMNS, Column, column_values, column_words
 from ..parsers.base import text_with_thinking
 from ..types import content_text, reasoning_note, reasoning_text
 from ..widgets.html import visible
@@ -66,6 +67,8 @@ def scores_line(record: dict[str, Any]) -> Text:
         line.append(f"   {visible(name)} {value:.3f}")
     if "step" in record:
         line.append(f"   step {record['step']}")
+    for words in column_words(record):
+        line.append(f"   {visible(words)}", "dim")
     return line
 
 # %% ../../nbs/cli/04_tui.ipynb #00883cff
@@ -252,13 +255,38 @@ def read_rollout(place: Place) -> dict[str, Any]:
     return record | ({"step": int(step[1])} if step else {})
 
 # %% ../../nbs/cli/04_tui.ipynb #1574bddb
-ORDERS = ("as written", "highest reward first", "lowest reward first")
+ORDERS = (
+    "as written",
+    "highest reward first",
+    "lowest reward first",
+    *(
+        f"{column.title.lower()}, {way}"
+        for column in COLUMNS
+        for way in ("descending", "ascending")
+    ),
+)
 
 
+def column_of(order: str) -> Column | None:
+    """Return the column that an order sorts by; None for the first three orders."""
+    return next((c for c in COLUMNS if order.startswith(f"{c.title.lower()}, ")), None)
+
+# %% ../../nbs/cli/04_tui.ipynb #3d34636e
+def by_column(places: Sequence[Place], column: Column, descending: bool) -> Sequence[Place]:
+    """Return places sorted by a column; rollouts without a value come last."""
+    values = [column_values(read_rollout(place))[column.name] for place in places]
+    known = [i for i, value in enumerate(values) if value is not None]
+    known.sort(key=values.__getitem__, reverse=descending)
+    rest = [place for place, value in zip(places, values, strict=True) if value is None]
+    return [*(places[i] for i in known), *rest]
+
+# %% ../../nbs/cli/04_tui.ipynb #873b1f5c
 def in_order(places: Sequence[Place], order: str) -> Sequence[Place]:
     """Return places in one of `ORDERS`; rollouts without a reward come last."""
     if order == ORDERS[0]:
         return places
+    if column := column_of(order):
+        return by_column(places, column, descending=order.endswith("descending"))
     sign = -1 if order == ORDERS[1] else 1
     return sorted(places, key=lambda place: (math.isnan(place.reward), sign * place.reward))
 

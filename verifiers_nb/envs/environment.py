@@ -15,7 +15,7 @@ import inspect
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import partial
@@ -39,14 +39,13 @@ from .rollouts import RolloutRun, sync_twin
 from .store import RolloutStore, claimed, results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
-from ..rubrics.rubric import (
-    SCORING_METHODS,
-    Rubric,
-    check_wanted,
-    overrides,
-    wanted_arguments,
+from ..rubrics.rubric import Rubric, wanted_arguments
+from ..support.calls import (
+    as_async_client,
+    check_sampling_args,
+    request_arguments,
+    with_retries,
 )
-from ..support.calls import as_async_client, request_arguments, with_retries
 from ..types import (
     ChatMessage,
     GenerateOutputs,
@@ -109,21 +108,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_rubric(rubric: Rubric | None) -> Rubric | None:
-    """Return the rubric; raises `TypeError` if it isn't one, or a function has unknown parameters.
-
-    If the rubric isn't strict, that is a warning: the function scores 0.0.
-    """
+    """Return the rubric; raises `TypeError` if it isn't one, or if a function has unknown parameters."""
     if rubric is not None and not isinstance(rubric, Rubric):
         raise TypeError(f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...]).")
     for each in rubric.members if rubric else []:
-        if not any(overrides(each, method) for method in SCORING_METHODS):
-            for func in each.reward_funcs:
-                try:
-                    check_wanted(func, each.class_objects)
-                except TypeError as error:
-                    if each.is_strict:
-                        raise
-                    logger.warning("%s It scores 0.0.", error)
+        each.check_functions()
     return rubric
 
 # %% ../../nbs/envs/03_environment.ipynb #28373a47
@@ -291,6 +280,13 @@ class Environment(ABC):
     ) -> tuple[Messages, State]:
         """Play one interaction and return the completion and the final state."""
 
+    def warn_once(self, warnings: Sequence[str]) -> None:
+        """Log the warnings that this environment has not logged before."""
+        said = vars(self).setdefault("_said", set[str]())
+        for warning in [each for each in warnings if each not in said]:
+            logger.warning(warning)
+            said.add(warning)
+
     def make_run(
         self,
         inputs: Inputs | RolloutRows,
@@ -306,6 +302,8 @@ class Environment(ABC):
         kwargs["close_client"] = called is not client and hasattr(called, "aclose")
         kwargs["timeout"] = self.rollout_timeout
         arguments = merge_sampling_args(self.sampling_args, sampling_args)
+        arguments, warnings = check_sampling_args(arguments)
+        self.warn_once(warnings)
         return RolloutRun(self, rollout_rows(inputs), called, model, arguments, **kwargs)
 
     async def run_rollouts(

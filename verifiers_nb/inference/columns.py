@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'answer_facts', 'answers_of', 'sampled_tokens', 'finish_reason',
-           'reasoning_characters', 'Column', 'column_values', 'column_keys', 'columns_of', 'as_number', 'text_counts']
+__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'answer_facts', 'answers_of', 'sampled_tokens',
+           'finish_reason', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
+           'columns_of', 'as_number', 'text_counts']
 
 # %% ../../nbs/inference/09_columns.ipynb #dc33393e
 import math
@@ -59,12 +60,16 @@ def answers_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
         with suppress(AttributeError, LookupError, TypeError, ValueError):  # it may have any shape
             answers.append(answer_facts(response))
     if answers or ANSWERS in state:
-        return answers or state[ANSWERS] or []
-    turns = state.get("turns") or ()
-    return [
-        {"finish_reason": turn["finish_reason"], "tokens": len(turn["completion_ids"])}
-        for turn in turns
-    ]
+        stored = state.get(ANSWERS)  # a file may be written by hand
+        kept = (
+            [each for each in stored if isinstance(each, dict)] if isinstance(stored, list) else []
+        )
+        return answers or kept
+    with suppress(LookupError, TypeError):
+        for turn in state.get("turns") or ():
+            tokens = len(turn["completion_ids"])
+            answers.append({"finish_reason": turn["finish_reason"], "tokens": tokens})
+    return answers
 
 # %% ../../nbs/inference/09_columns.ipynb #1b0aed34
 Answers = Sequence[Mapping[str, Any]]
@@ -118,10 +123,26 @@ COLUMNS = (
 )
 
 # %% ../../nbs/inference/09_columns.ipynb #a82a797b
+UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)  # in files that others wrote
+
+
 def column_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each column for a rollout, from its state or its record."""
+    """Return the value of each column for a rollout, from its state or its record; None for unknown."""
     completion, answers = state.get("completion") or "", answers_of(state)
-    return {column.name: column.read(completion, answers) for column in COLUMNS}
+    values: dict[str, Any] = {}
+    for column in COLUMNS:
+        values[column.name] = None
+        with suppress(*UNREADABLE):
+            values[column.name] = column.read(completion, answers)
+    return values
+
+# %% ../../nbs/inference/09_columns.ipynb #feca09cb
+def column_words(state: Mapping[str, Any]) -> list[str]:
+    """Return the known columns of a rollout in words."""
+    values = column_values(state)
+    return [
+        column.words(values[column.name]) for column in COLUMNS if values[column.name] is not None
+    ]
 
 # %% ../../nbs/inference/09_columns.ipynb #d6dce381
 def column_keys(taken: Iterable[str]) -> dict[str, Column]:
