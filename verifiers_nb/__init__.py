@@ -38,8 +38,7 @@ _EXPORTS = {
     "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier known_verifiers "
     "verifier_from_config",
     "verifiers.json": "JSONStructureVerifier JSONSchemaVerifier",
-    "verifiers.regex_and_bleu": "RegexFormatVerifier XMLFormatVerifier BLEUVerifier",
-    "verifiers.structural_tag": "StructuralTagVerifier",
+    "verifiers.regex_and_bleu": "RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
     "rubrics.rubric": "Rubric",
     "rubrics.group": "RubricGroup EnvGroupRubric",
     "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT JudgeClient",
@@ -198,6 +197,15 @@ class CallablePackage(ModuleType):
 
 
 import_module("verifiers_nb.environments").__class__ = CallablePackage
+
+# %% ../nbs/01_init.ipynb #b175a12d
+# What notebooks offer to those before them, which ask for it without knowing them.
+_HOOKS = {
+    "imports": "envs.verifiers:VerifiersImports",
+    "verifiers names": "bridges.later_environments:names_since",
+}
+for _kind, _place in _HOOKS.items():
+    import_module("verifiers_nb.support.hooks").register_hook(_kind, f"verifiers_nb.{_place}")
 
 # %% ../nbs/01_init.ipynb #b175a12e
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
