@@ -6,15 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'KINDS', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN', 'ENDINGS',
-           'ResultsOrFile', 'TABLE', 'PERCENTILES', 'reply_usage', 'rollout_record', 'plain_value', 'to_line', 'repair',
-           'from_line', 'check_messages', 'check_record', 'read_with_offsets', 'foreign_record', 'converted',
-           'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings',
-           'inputs_text', 'without_none', 'input_digest', 'input_digests', 'changed_inputs', 'restore_state',
-           'restore_rollout', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed',
-           'check_unclaimed', 'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage',
-           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'answer_endings',
-           'count_troubles', 'ending_lines', 'trouble_lines', 'results_columns', 'without_surrogates',
+__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'FIELD_TYPES', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN',
+           'ENDINGS', 'ResultsOrFile', 'TABLE', 'PERCENTILES', 'reply_usage', 'rollout_record', 'plain_value',
+           'to_line', 'repair', 'from_line', 'check_messages', 'check_record', 'read_with_offsets', 'foreign_record',
+           'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten',
+           'changed_settings', 'inputs_text', 'without_none', 'input_digest', 'input_digests', 'changed_inputs',
+           'restore_state', 'restore_rollout', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore',
+           'owner', 'claimed', 'check_unclaimed', 'move_bad_lines', 'outputs_from_records', 'load_results',
+           'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed',
+           'answer_endings', 'count_troubles', 'ending_lines', 'trouble_lines', 'results_columns', 'without_surrogates',
            'results_dataset', 'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates',
            'student_quantile', 'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
 
@@ -142,7 +142,7 @@ def from_line(line: bytes) -> dict[str, Any]:
     return record
 
 # %% ../../nbs/envs/01_store.ipynb #e5668e74
-KINDS: dict[str, tuple[type, ...]] = {
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "prompt": (str, list),
     "completion": (str, list),
     "task": (str,),
@@ -171,7 +171,9 @@ def check_record(record: Mapping[str, Any]) -> None:
     needed = (*INPUTS, "reward", "metrics", "error", "state", "turns")
     if missing := [name for name in needed if name not in record]:
         raise ValueError(f"it has no {missing[0]}")
-    if wrong := [name for name, kinds in KINDS.items() if not isinstance(record[name], kinds)]:
+    if wrong := [
+        name for name, kinds in FIELD_TYPES.items() if not isinstance(record[name], kinds)
+    ]:
         raise ValueError(f"its {wrong[0]} is {record[wrong[0]]!r:.40}")
     index, reward = record["index"], record["reward"]
     if type(index) is not int or index < 0:
