@@ -101,7 +101,7 @@ def plain_value(value: Any) -> Any:
     """Return an object that JSON can't express as a dict if it is a pydantic object, else as a string."""
     return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
-
+# %% ../../nbs/envs/01_store.ipynb #2ebedbd1
 def to_line(record: dict[str, Any]) -> bytes:
     """Return a record as one line of JSON; pydantic objects become dicts, other objects strings.
 
@@ -363,7 +363,7 @@ def without_none(value: Any) -> Any:
         return {key: without_none(each) for key, each in value.items() if each is not None}
     return [without_none(each) for each in value] if isinstance(value, list) else value
 
-
+# %% ../../nbs/envs/01_store.ipynb #0c6e31e3
 def input_digest(value: Any) -> str:
     """Return a digest of a plain value; the addresses of objects don't count."""
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", dumps(without_none(value), sort_keys=True))
@@ -374,7 +374,7 @@ def input_digests(text: str) -> dict[str, str]:
     """Return the digest of each input, from `inputs_text`."""
     return {name: input_digest(value) for name, value in zip(COMPARED, loads(text), strict=True)}
 
-
+# %% ../../nbs/envs/01_store.ipynb #b22ceb40
 def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
     """List the inputs of a stored rollout that differ from those of a row, given by `inputs_text`."""
     first: Mapping[str, str] = record.get("inputs") or {}
@@ -731,7 +731,7 @@ def answer_endings(state: Mapping[str, Any], completion: Any) -> list[str]:
         found.append("empty_answers")
     return found
 
-
+# %% ../../nbs/envs/01_store.ipynb #6bbc7a47
 def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
     """Return the numbers of rollouts, failed rollouts and failed reward functions, and how answers ended.
 
@@ -769,7 +769,7 @@ def ending_lines(counts: Mapping[str, Any]) -> list[str]:
         lines[0] += f" ({empty:,} empty)"
     return lines
 
-
+# %% ../../nbs/envs/01_store.ipynb #7f17b0de
 def trouble_lines(counts: Mapping[str, Any]) -> list[str]:
     """Return the counts of `count_troubles` as sentences; an empty list if there were no problems."""
     of = f"of {counts['rollouts']:,}"

@@ -69,7 +69,7 @@ def flush_streams() -> None:
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()
 
-
+# %% ../../nbs/support/00_threads.ipynb #71d5c0e4
 def end_if_forked(process: int, error: BaseException | None = None) -> None:
     """End this process, unless it is `process`: a function forked it, and returned or raised `error`.
 
@@ -266,7 +266,7 @@ def cancel_before_forks() -> None:
         os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
         os.register_at_fork(before=flush_streams)
 
-
+# %% ../../nbs/support/00_threads.ipynb #e5a1a6f7
 def write_stacks_later(seconds: float) -> None:
     """Write all stacks to standard error in `seconds`, unless this is called again before."""
     cancel_before_forks()
