@@ -100,7 +100,7 @@ from ..types import Rollout, print_prompt_completions_sample
 
 # %% ../../nbs/trainer/17_grpo.ipynb #1d682c78
 def check_order(model: Any, env: Any, args: Any, processing_class: Any) -> None:
-    """Raise `TypeError` for arguments of the trainer in a wrong order."""
+    """Raise `TypeError` for arguments in a wrong order, `ValueError` for an estimator that the rubric does not suit."""
     ours = (Environment, GRPOConfig, PeftConfig)
     fits = isinstance(env, Environment) and isinstance(args, GRPOConfig)
     if not fits or isinstance(model, ours) or isinstance(processing_class, ours):
@@ -110,6 +110,8 @@ def check_order(model: Any, env: Any, args: Any, processing_class: Any) -> None:
             "GRPOTrainer takes model, env (a vf.Environment), args (a vf.GRPOConfig) and "
             f"processing_class (a tokenizer), in this order or by name, but {got}."
         )
+    if ESTIMATORS[args.advantage_estimator].by_function:
+        reward_parts([], env.rubric)  # an error now, not after the first generation
 
 # %% ../../nbs/trainer/17_grpo.ipynb #f7279f61
 def load_policy(
@@ -318,8 +320,6 @@ class GRPOTrainer(ResumableTrainer):
         check_order(model, env, args, processing_class)
         model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
-        if ESTIMATORS[args.advantage_estimator].by_function:
-            reward_parts([], env.rubric)  # an error now, not after the first generation
         dataset = training_prompts(env, processing_class, args)
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
