@@ -4,12 +4,23 @@ from configparser import ConfigParser
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 here = Path(__file__).parent
 ini = ConfigParser(delimiters=["="])
 ini.read(here / "settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
 suffix = "_requirements"
+
+
+class BuildModules(build_py):
+    """Leave out nbdev's index of names, which only its own tools read."""
+
+    def find_package_modules(self, package, package_dir):
+        """Return the modules of a package, as (package, module, file)."""
+        found = super().find_package_modules(package, package_dir)
+        return [each for each in found if each[1] != "_modidx"]
+
 
 setup(
     name=cfg["lib_name"],
@@ -24,8 +35,9 @@ setup(
     license_files=["LICENSE"],
     keywords=cfg["keywords"].split(),
     python_requires=f">={cfg['min_python']}",
+    cmdclass={"build_py": BuildModules},
     packages=find_packages(include=[f"{cfg['lib_path']}*"]),
-    package_data={cfg["lib_path"]: ["py.typed", "data/*", "data/*/*", "models/*/*"]},
+    package_data={cfg["lib_path"]: ["py.typed", "*/data/*", "*/data/*/*", "models/*/*"]},
     install_requires=cfg["requirements"].split(),
     extras_require={
         k.removesuffix(suffix): v.split() for k, v in cfg.items() if k.endswith(suffix)

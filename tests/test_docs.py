@@ -85,7 +85,7 @@ def test_pages_fit_and_draw(site: Path, scheme: str, width: int) -> None:
         "index": "img",
         "tutorials/103_why_a_reward_was_lost": ".js-plotly-plot .main-svg",
         "widgets/03_format_inspector": ".vf",
-        "trainer/02_loss": "math",
+        "trainer/01_loss": "math",
         "api/parsers": "dt.sig",
     }
     with sync_playwright() as playwright:

@@ -82,7 +82,7 @@ def hosted_rows(sample: str, config: str, split: str) -> list[dict[str, Any]]:
         rows = rows or sample_rows(sample)[:1]
     elif config.startswith("AIME2025"):
         rows = rows[:4] if config.endswith("-I") else rows[4:]
-    pictures = files("verifiers_nb") / "data" / "mmmu"
+    pictures = files("verifiers_nb.environments") / "data" / "mmmu"
     return [
         {name: str(pictures / value) if is_picture(name, value) else value for name, value in row}
         for row in ([*each.items(), ("one_more", i)] for i, each in enumerate(rows))

@@ -16,8 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 import verifiers_nb as vf
 from verifiers_nb.inference.tokens import TokenSequence
 from verifiers_nb.trainer.batching import SHARED, Sample, check_packing, micro_batches
-from verifiers_nb.trainer.config import IMPORTANCE_LEVELS, IMPORTANCE_MODES, LOSS_TYPES
-from verifiers_nb.trainer.loss import token_weights
+from verifiers_nb.trainer.config import CHOICES
+from verifiers_nb.trainer.loss import CORRECTIONS, LOSSES, token_weights
 from verifiers_nb.trainer.objective import micro_batch_loss
 
 SIZES = dict(
@@ -208,9 +208,9 @@ def policies() -> dict[bool, PeftModel]:
     return {False: rows, True: shared}
 
 
-@pytest.mark.parametrize("loss_type", LOSS_TYPES)
-@pytest.mark.parametrize("level", IMPORTANCE_LEVELS)
-@pytest.mark.parametrize("mode", IMPORTANCE_MODES)
+@pytest.mark.parametrize("loss_type", LOSSES)
+@pytest.mark.parametrize("level", CHOICES["importance_sampling_level"])
+@pytest.mark.parametrize("mode", CORRECTIONS)
 def test_gradient_is_the_naive_one(
     loss_type: str, level: str, mode: str, policies: dict[bool, PeftModel], tmp_path: Path
 ) -> None:
@@ -226,7 +226,7 @@ def test_gradient_is_the_naive_one(
         assert difference(policy, args, shared) < 1e-5
 
 
-@pytest.mark.parametrize("level", IMPORTANCE_LEVELS)
+@pytest.mark.parametrize("level", CHOICES["importance_sampling_level"])
 @pytest.mark.parametrize(
     "changes",
     [

@@ -195,7 +195,7 @@ def play(
 @pytest.mark.parametrize("situation", SITUATIONS)
 def test_the_table(home: Path, person: str, situation: str) -> None:
     paths = [str(p) for p in home.rglob("*") if p.is_file()] + ["/etc/passwd", "/etc/shadow"]
-    data = Path(__file__).parents[1] / "verifiers_nb" / "data"
+    data = Path(__file__).parents[1] / "verifiers_nb" / "environments" / "data"
     paths += [str(path) for path in data.rglob("*") if path.is_file()][:3]
     places = {"victim": str(home / ".ssh/id_rsa"), "fifo": str(home / "fifo")}
     reads = HELP + READS.format(paths=paths)

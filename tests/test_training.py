@@ -755,11 +755,8 @@ def test_objectives_learn(settings: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_gdpo_needs_one_rubric(tmp_path: Path) -> None:
-    trainer = make_trainer(
-        tmp_path, ENVIRONMENTS["group"](), max_steps=1, advantage_estimator="gdpo"
-    )
-    with pytest.raises(ValueError, match="gdpo' needs a rubric with one weight for each"):
-        trainer.train()
+    with pytest.raises(ValueError, match="needs a rubric with one weight for each"):
+        make_trainer(tmp_path, ENVIRONMENTS["group"](), max_steps=1, advantage_estimator="gdpo")
 
 
 def test_tensorboard_gets_the_metrics(tmp_path: Path) -> None:

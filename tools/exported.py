@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from tempfile import TemporaryDirectory
 ROOT = Path(__file__).resolve().parents[1]
 CLEAN = "from nbdev.clean import nbdev_clean; nbdev_clean()"
 EXPORT = "from nbdev.doclinks import nbdev_export; nbdev_export()"
+# nbdev leaves some imports absolute: those in functions, for types, and in brackets.
+ABSOLUTE = re.compile(r"^( *)from verifiers_nb\b\.?([\w.]*) import", flags=re.M)
 
 
 def sources(root: Path) -> dict[Path, bytes]:
@@ -18,6 +21,21 @@ def sources(root: Path) -> dict[Path, bytes]:
     paths = [*root.glob("nbs/**/*.ipynb"), *root.glob("verifiers_nb/**/*.py")]
     kept = [path for path in paths if ".ipynb_checkpoints" not in path.parts]
     return {path.relative_to(root): path.read_bytes() for path in kept}
+
+
+def with_relative_imports(module: Path, root: Path) -> str:
+    """Return the text of a module with every import from our package relative to it."""
+    package = module.parent.relative_to(root / "verifiers_nb").parts
+
+    def relative(found: re.Match[str]) -> str:
+        target = found[2].split(".") if found[2] else []
+        shared = 0
+        while shared < min(len(package), len(target)) and package[shared] == target[shared]:
+            shared += 1
+        dots = "." * (len(package) - shared + 1)
+        return f"{found[1]}from {dots}{'.'.join(target[shared:])} import"
+
+    return ABSOLUTE.sub(relative, module.read_text(encoding="utf-8"))
 
 
 def exported() -> dict[Path, bytes]:
@@ -29,6 +47,8 @@ def exported() -> dict[Path, bytes]:
         shutil.copytree(ROOT / "nbs", copy / "nbs")
         for step in (CLEAN, EXPORT):
             subprocess.run([sys.executable, "-c", step], cwd=copy, check=True)
+        for module in copy.glob("verifiers_nb/**/*.py"):
+            module.write_text(with_relative_imports(module, copy), encoding="utf-8")
         return sources(copy)
 
 

@@ -68,9 +68,10 @@ _EXPORTS = {
     "envs.data": "load_example_dataset",
     "envs.verifiers": "as_verifiers",
     "trainer.advantage": "group_advantages leave_one_out_advantages scale_advantages "
-    "decoupled_advantages overlong_penalty",
+    "decoupled_advantages overlong_penalty Estimator ESTIMATORS",
     "trainer.loss": "token_logprobs probability_ratio policy_loss cispo_loss sapo_loss vespo_loss "
-    "high_entropy_mask kl_estimate importance_weights token_weights",
+    "high_entropy_mask kl_estimate importance_weights token_weights Loss LOSSES Correction "
+    "CORRECTIONS",
     "trainer.config": "GRPOConfig grpo_defaults lora_defaults",
     "trainer.control": "RunControl RunState",
     "trainer.sharding": "launch_config",

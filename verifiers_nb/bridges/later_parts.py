@@ -38,7 +38,7 @@ from ..rubrics.group import RubricGroup
 from ..rubrics.judge import JudgeRubric
 from ..rubrics.math import MathRubric
 from ..rubrics.rubric import ROW, Rubric, reward_name, row_of, run_calls, score_columns
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     Messages,
     Rollout,

@@ -24,7 +24,7 @@ from typing import Any
 from aiohttp import web
 
 from .ship import completion_of
-from verifiers_nb.envs.environment import (
+from ..envs.environment import (
     Environment,
     check_model,
     merge_sampling_args,
@@ -39,7 +39,7 @@ from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.calls import is_coroutine, request_arguments, with_retries
 from ..support.processes import start_guarded
 from ..support.threads import Threads
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     Info,
     Messages,

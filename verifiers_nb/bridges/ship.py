@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any
 
 from .later_environments import LaterMultiTurnEnv
 from .trl import start_row
-from verifiers_nb.environments.load import (
+from ..environments.load import (
     find_environment,
     load_environment,
     plugged_environments,
@@ -51,7 +51,7 @@ from ..types import Rollout
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from verifiers_nb.trainer.config import GRPOConfig
+    from ..trainer.config import GRPOConfig
 
 # %% ../../nbs/bridges/03_ship.ipynb #65157dce
 def dataset_rows(dataset: Any) -> list[dict[str, Any]]:
@@ -173,7 +173,7 @@ def check_target(env: Environment, to: str, maker: Any = None) -> None:
         )
 
 # %% ../../nbs/bridges/03_ship.ipynb #21a7c81c
-TEMPLATES = files("verifiers_nb") / "data" / "ship"
+TEMPLATES = files("verifiers_nb.bridges") / "data"
 MORE_FILES = {"v0": (), "prime": ("rl.toml",), "openenv": ("openenv.yaml", "Dockerfile")}
 
 

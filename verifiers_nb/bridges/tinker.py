@@ -35,7 +35,7 @@ from ..trainer.batching import Sample
 from ..trainer.checkpoints import KeepAdapters
 from ..trainer.config import GRPOConfig, with_known_keywords
 from ..trainer.grpo import GRPOTrainer, check_order
-from ..trainer.loss import cispo_loss, policy_loss
+from ..trainer.loss import LOSSES, cispo_loss, policy_loss
 from ..trainer.samples import StepBatch
 
 # %% ../../nbs/bridges/04_tinker.ipynb #02040c1a
@@ -57,7 +57,7 @@ def datum_columns(sample: Sample) -> dict[str, list[Any]]:
 def tinker_loss(args: GRPOConfig) -> tuple[str, dict[str, float] | None]:
     """Return the name of Tinker's loss for these settings, and its clip thresholds."""
     high = 1 + (args.epsilon if args.epsilon_high is None else args.epsilon_high)
-    if args.loss_type == "cispo":
+    if LOSSES[args.loss_type].of_tokens is cispo_loss:
         return "cispo", {"clip_low_threshold": 0.0, "clip_high_threshold": high}
     if args.num_iterations > 1:
         return "ppo", {"clip_low_threshold": 1 - args.epsilon, "clip_high_threshold": high}
@@ -76,8 +76,11 @@ def check_tinker(args: GRPOConfig) -> None:
     for name, value in {"beta": 0.0, **needed}.items():
         if (given := getattr(args, name)) != value:
             raise ValueError(f"Tinker doesn't support {name}={given!r}: set {name}={value!r}.")
-    if (kind := args.loss_type) in ("luspo", "sapo", "vespo"):
-        raise ValueError(f"Tinker has no loss {kind!r}: set loss_type='dr_grpo' or 'cispo'.")
+    loss = LOSSES[args.loss_type]
+    if loss.by_sequence or loss.of_tokens not in (policy_loss, cispo_loss):
+        raise ValueError(
+            f"Tinker has no loss {args.loss_type!r}: set loss_type='dr_grpo' or 'cispo'."
+        )
     if args.world_size > 1:
         raise ValueError("Tinker trains on its own GPUs: start one process, without a launcher.")
 

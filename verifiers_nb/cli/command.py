@@ -36,8 +36,8 @@ from ..widgets.html import visible
 
 # %% ../../nbs/cli/00_command.ipynb #ac94cd95
 def data_text(name: str) -> str:
-    """Return the text of a file in the package's `data` folder."""
-    return (files("verifiers_nb") / "data" / name).read_text(encoding="utf-8")
+    """Return the text of a file in the `data` folder of the commands."""
+    return (files("verifiers_nb.cli") / "data" / name).read_text(encoding="utf-8")
 
 # %% ../../nbs/cli/00_command.ipynb #b1d57811
 def json_object(text: str) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def strict_json(value: Any) -> str:
 # %% ../../nbs/cli/00_command.ipynb #5142c907
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace a file in one step, so that a reader sees the old or the new file, never a part."""
-    from verifiers_nb.envs.store import rewritten
+    from ..envs.store import rewritten
 
     with rewritten(path, mode) as file:
         file.write(text.encode())
@@ -263,7 +263,7 @@ def one_row(text: str, most: int) -> str:
 # %% ../../nbs/cli/00_command.ipynb #f074e09d
 def conversation(messages: Any) -> str:
     """Return a prompt or completion as text; each message has its role and tool calls."""
-    from verifiers_nb.types import calls_text, messages_to_printable
+    from ..types import calls_text, messages_to_printable
 
     shown = messages_to_printable(messages)
     if isinstance(shown, str):

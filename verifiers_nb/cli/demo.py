@@ -23,7 +23,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     Presses,

@@ -28,7 +28,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     conversation,
@@ -41,7 +41,7 @@ from verifiers_nb.cli.command import (
     write_metadata,
 )
 from .report import meta_of_run, write_html_comparison, write_html_report
-from verifiers_nb.cli.settings import (
+from .settings import (
     ENDPOINTS_PATH,
     RunSettings,
     choose_endpoint,
@@ -52,7 +52,7 @@ from verifiers_nb.cli.settings import (
     read_endpoints,
     verifier_rubric,
 )
-from verifiers_nb.envs.store import (
+from ..envs.store import (
     count_troubles,
     distribution,
     example_keys,
@@ -70,9 +70,9 @@ from ..widgets.html import visible
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from verifiers_nb.envs.environment import Environment
-    from verifiers_nb.envs.rescore import Rescored
-    from verifiers_nb.types import GenerateOutputs
+    from ..envs.environment import Environment
+    from ..envs.rescore import Rescored
+    from ..types import GenerateOutputs
 
 # %% ../../nbs/cli/03_eval.ipynb #c1dfd96e
 @dataclass(frozen=True)
@@ -496,7 +496,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a call with an environment: the given one, or the folder's if it is ours."""
     if "env" in given:
         return given
-    from verifiers_nb.environments.load import shipped_environments
+    from ..environments.load import shipped_environments
 
     env = str(read_metadata(Path(given["rescore"])).get("env_id")) if "rescore" in given else ""
     if env.replace("-", "_") in shipped_environments():
@@ -506,7 +506,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/cli/03_eval.ipynb #eb1f3900
 def rescore_folder(given: dict[str, Any]) -> Evaluation:
     """Score the rollouts of an evaluation again, and save them in a new folder inside its own."""
-    from verifiers_nb.envs.rescore import rescore
+    from ..envs.rescore import rescore
 
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None
@@ -537,7 +537,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.get("offline"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     if given.get("verbose"):
-        from verifiers_nb.types import setup_logging
+        from ..types import setup_logging
 
         setup_logging("DEBUG")
 

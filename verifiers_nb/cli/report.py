@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     conversation,
@@ -33,7 +33,7 @@ from verifiers_nb.cli.command import (
     run_command,
 )
 from ..envs.rescore import score_differences
-from verifiers_nb.envs.store import (
+from ..envs.store import (
     count_troubles,
     distribution,
     example_keys,
@@ -46,7 +46,7 @@ from verifiers_nb.envs.store import (
     trouble_lines,
     without_failed,
 )
-from verifiers_nb.widgets.html import (
+from ..widgets.html import (
     Snapshot,
     escaped,
     marked_text,
@@ -58,7 +58,7 @@ from verifiers_nb.widgets.html import (
 from ..widgets.run import value_histogram
 
 if TYPE_CHECKING:
-    from verifiers_nb.types import GenerateOutputs
+    from ..types import GenerateOutputs
 
 # %% ../../nbs/cli/02_report.ipynb #c1dfd96e
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from .command import CommandError, one_line_errors
 from ..inference.client import SHIPPED_MODEL, SHIPPED_PREFIX
 
 if TYPE_CHECKING:
-    from verifiers_nb.envs.environment import Environment
+    from ..envs.environment import Environment
 
 # %% ../../nbs/cli/01_settings.ipynb #9ad1e10e
 ENDPOINTS_PATH = "./configs/endpoints.py"
@@ -59,7 +59,7 @@ def load(settings: RunSettings, verbose: bool = False) -> Environment:
 
     With `offline`, it uses samples instead of datasets, if it has them. `verbose`: print the traceback.
     """
-    from verifiers_nb.environments.load import find_environment, load_environment
+    from ..environments.load import find_environment, load_environment
 
     own = own_folder(settings.env, settings.env_dir_path)
     if not settings.env.strip().replace("-", "_").isidentifier():
@@ -83,8 +83,8 @@ def load(settings: RunSettings, verbose: bool = False) -> Environment:
 # %% ../../nbs/cli/01_settings.ipynb #96e396e1
 def verifier_rubric(name: str, arguments: dict[str, Any]) -> Any:
     """Return a rubric that scores with a verifier from the registry."""
-    from verifiers_nb.rubrics.rubric import Rubric
-    from verifiers_nb.verifiers.base import ChainedVerifier, verifier_from_config
+    from ..rubrics.rubric import Rubric
+    from ..verifiers.base import ChainedVerifier, verifier_from_config
 
     try:
         verifier = verifier_from_config({**arguments, "verifier": name})
@@ -198,7 +198,7 @@ def served_models(client: Any) -> list[str]:
 
     Raises `CommandError` if the server does not answer or rejects the key.
     """
-    from verifiers_nb.inference.vllm_policy import call_server
+    from ..inference.vllm_policy import call_server
 
     try:
         cards = call_server(client, "models", timeout=20.0)
@@ -215,8 +215,8 @@ def served_models(client: Any) -> list[str]:
 def open_engine(model: str, adapter: str | Path | None = None) -> Any:
     """Return an engine in this process for a model, with an optional adapter."""
     with one_line_errors("the embedded engine"):
-        from verifiers_nb.inference.client import check_saved
-        from verifiers_nb.inference.engine import EmbeddedEngine
+        from ..inference.client import check_saved
+        from ..inference.engine import EmbeddedEngine
 
         saved = check_saved(adapter) if adapter else None  # before the model is loaded
         engine = EmbeddedEngine(model)
@@ -237,7 +237,7 @@ def open_endpoint(
         return engine, engine.model
     if adapter:
         raise CommandError(f"--adapter works only with a model in this process, not {chosen.url}")
-    from verifiers_nb.inference.http import HTTPClient
+    from ..inference.http import HTTPClient
 
     # The environment retries failed requests.
     client = HTTPClient(chosen.url, chosen.key, timeout=timeout, retries=0)

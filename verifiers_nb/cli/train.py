@@ -34,7 +34,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     Presses,
@@ -45,7 +45,7 @@ from verifiers_nb.cli.command import (
     say,
     write_whole,
 )
-from verifiers_nb.cli.settings import (
+from .settings import (
     RunSettings,
     address,
     is_plain,
@@ -62,8 +62,8 @@ from ..widgets.run import RunHistory
 if TYPE_CHECKING:
     from peft import LoraConfig
 
-    from verifiers_nb.trainer.control import RunState
-    from verifiers_nb.trainer.grpo import GRPOTrainer
+    from ..trainer.control import RunState
+    from ..trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/cli/05_train.ipynb #c1dfd96e
 class Setting(NamedTuple):
@@ -101,7 +101,7 @@ def training_settings() -> dict[str, dict[str, Setting]]:
     with one_line_errors("training"):
         from peft import LoraConfig, PeftConfig
 
-        from verifiers_nb.trainer.config import GRPOConfig, first_run_settings, lora_defaults
+        from ..trainer.config import GRPOConfig, first_run_settings, lora_defaults
 
     left_out = LEFT_OUT | {each.name for each in fields(PeftConfig)}
     return {
@@ -427,7 +427,7 @@ def named_client(settings: TrainSettings) -> Any:
     """Return a client of the servers that `endpoint` names; raise `CommandError` if it can't connect."""
     from openai import OpenAIError
 
-    from verifiers_nb.inference.endpoints import connect
+    from ..inference.endpoints import connect
 
     urls, key = named_servers(settings)
     try:
@@ -439,7 +439,7 @@ def named_client(settings: TrainSettings) -> Any:
 # %% ../../nbs/cli/05_train.ipynb #ecc403e7
 def server_options(settings: TrainSettings, args: Any, rank: int) -> dict[str, Any]:
     """Return the options of the server to start, and print the memory plan for it and the trainer."""
-    from verifiers_nb.inference.vllm_server import plan_memory, vllm_gpus
+    from ..inference.vllm_server import plan_memory, vllm_gpus
 
     cache = settings.kv_cache_gb
     if gpus := vllm_gpus():
@@ -458,8 +458,8 @@ def find_client(
 
     Of several processes, only the one with `rank` 0 needs a client.
     """
-    from verifiers_nb.inference.http import as_timeout
-    from verifiers_nb.inference.serve import reason_for_embedded, serve
+    from ..inference.http import as_timeout
+    from ..inference.serve import reason_for_embedded, serve
 
     where, learner = settings.serve, settings.learner
     if rank or settings.grpo.get("vllm_server_host"):
@@ -478,8 +478,8 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
     """Return the trainer of a run; raise `CommandError` if its settings are invalid."""
     env = load(settings)
     with one_line_errors("training"):
-        from verifiers_nb.trainer.config import grpo_defaults, lora_defaults
-        from verifiers_nb.trainer.grpo import GRPOTrainer
+        from ..trainer.config import grpo_defaults, lora_defaults
+        from ..trainer.grpo import GRPOTrainer
 
         folder = settings.folder
         own = {"disable_tqdm": True, **settings.grpo, "output_dir": str(folder)}
@@ -567,7 +567,7 @@ def resume_advice(folder: Path, untrusted: Mapping[str, Any]) -> str:
 
     `untrusted`: the settings that the command must confirm with `--config`.
     """
-    from verifiers_nb.trainer.checkpoints import whole_checkpoints
+    from ..trainer.checkpoints import whole_checkpoints
 
     steps, count = [*whole_checkpoints(folder)], int(os.environ.get("WORLD_SIZE", "1"))
     if not steps:

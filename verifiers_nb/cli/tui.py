@@ -41,7 +41,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Footer, Input, Static, Tree
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     conversation,
@@ -311,7 +311,7 @@ def format_of(env: str, arguments: dict[str, Any], named: bool) -> tuple[Any, st
     `named`: the user named the environment. A name from the run's metadata is only looked up among
     our own environments, and only numbers and switches in its arguments are used.
     """
-    from verifiers_nb.environments.load import shipped_environments
+    from ..environments.load import shipped_environments
 
     own = env.replace("-", "_")
     if not env:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     end_on_sigterm,
@@ -43,7 +43,7 @@ def announce(server: Any) -> str:
 # %% ../../nbs/cli/07_vllm.ipynb #8262d87c
 def serve_until_stopped(model: str, options: dict[str, Any], rest: Sequence[str]) -> int:
     """Serve until Ctrl-C and return 0, or 1 if the server has died for good."""
-    from verifiers_nb.inference.vllm_server import start_vllm
+    from ..inference.vllm_server import start_vllm
 
     with start_vllm(model, vllm_flags=rest, **options) as server:
         print(announce(server), flush=True)

@@ -12,11 +12,10 @@ __all__ = ['INSTRUCTION', 'SUBJECTS', 'png_url', 'message_parts', 'picture_row',
 import ast
 import re
 from base64 import b64encode
-from importlib.resources import files
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from ..envs.data import first_rows, load_rows, with_options
+from ..envs.data import first_rows, load_rows, sample_file, with_options
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.think import BoxedParser
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 def png_url(image: Any) -> str:
     """Return a picture as a `data:` URL: an image of Pillow's, or a file of our sample by its name."""
     if isinstance(image, str):
-        data = (files("verifiers_nb") / "data" / "mmmu" / image).read_bytes()
+        data = sample_file(f"mmmu/{image}").read_bytes()
     else:
         buffer = BytesIO()
         image.save(buffer, format="PNG")

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..envs.data import load_rows, packaged_text
 from ..envs.multiturn import SingleTurnEnv
-from verifiers_nb.rubrics.judge import (
+from ..rubrics.judge import (
     JudgeClient,
     JudgeRubric,
     judge_reward,

@@ -13,7 +13,7 @@ __all__ = ['INTERPRETER_SECONDS', 'SMOLAGENTS_PROMPT', 'SMOLAGENTS_FIELDS', 'che
 from typing import TYPE_CHECKING, Any
 
 from ..envs.data import load_example_dataset, sample_rows
-from verifiers_nb.envs.tool_env import (
+from ..envs.tool_env import (
     XML_TOOLS_PROMPT,
     XMLToolEnv,
     add_tool_rewards,

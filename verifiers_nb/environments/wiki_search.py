@@ -17,13 +17,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from hashlib import blake2b
-from importlib.resources import as_file, files
+from importlib.resources import as_file
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..envs.data import load_rows
-from verifiers_nb.envs.tool_env import (
+from ..envs.data import load_rows, sample_file
+from ..envs.tool_env import (
     PARSER_FIELDS,
     XML_TOOLS_PROMPT,
     XMLToolEnv,
@@ -64,7 +64,7 @@ def read_pages(folder: Path) -> dict[str, Page]:
 # %% ../../nbs/environments/wiki_search.ipynb #b9e2c815
 def sample_pages() -> dict[str, Page]:
     """Return the pages that come with the package."""
-    with as_file(files("verifiers_nb") / "data" / "wiki") as folder:
+    with as_file(sample_file("wiki")) as folder:
         return read_pages(folder)
 
 # %% ../../nbs/environments/wiki_search.ipynb #b1d57811

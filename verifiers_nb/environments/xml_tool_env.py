@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..envs.data import load_example_dataset
-from verifiers_nb.envs.tool_env import (
+from ..envs.tool_env import (
     PARSER_FIELDS,
     XML_TOOLS_PROMPT,
     XMLToolEnv,

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SourceRow', 'LETTERS', 'EXAMPLE_SETS', 'packaged_text', 'sample_rows', 'load_rows', 'row_count', 'first_rows',
-           'split_rows', 'generated_sets', 'row_random', 'with_options', 'read_gpqa', 'read_problem', 'read_aime2024',
-           'read_aime2025', 'read_gsm8k', 'read_math', 'read_mmlu', 'read_mmlu_pro', 'read_open_book', 'read_code',
-           'is_easy', 'is_hard', 'is_python', 'ExampleSet', 'load_example_dataset']
+__all__ = ['SourceRow', 'LETTERS', 'EXAMPLE_SETS', 'sample_file', 'packaged_text', 'sample_rows', 'load_rows', 'row_count',
+           'first_rows', 'split_rows', 'generated_sets', 'row_random', 'with_options', 'read_gpqa', 'read_problem',
+           'read_aime2024', 'read_aime2025', 'read_gsm8k', 'read_math', 'read_mmlu', 'read_mmlu_pro', 'read_open_book',
+           'read_code', 'is_easy', 'is_hard', 'is_python', 'ExampleSet', 'load_example_dataset']
 
 # %% ../../nbs/envs/09_data.ipynb #77de68da
 import json
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -33,15 +34,20 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/envs/09_data.ipynb #6b1f0a3e
+def sample_file(name: str) -> Traversable:
+    """Return a file of the samples, prompts and word lists that lie beside the ready environments."""
+    return files("verifiers_nb.environments") / "data" / name
+
+
 def packaged_text(name: str) -> str:
-    """Return a text of the package without the line break at its end."""
-    return (files("verifiers_nb") / "data" / name).read_text(encoding="utf-8").removesuffix("\n")
+    """Return the text of such a file without the line break at its end."""
+    return sample_file(name).read_text(encoding="utf-8").removesuffix("\n")
 
 # %% ../../nbs/envs/09_data.ipynb #c1dfd96e
 def sample_rows(name: str, split: str = "train") -> list[dict[str, Any]]:
     """Return the rows of a sample, of one split if there is a file for each split."""
     for_split = f"{name}-{split}.jsonl"
-    has_splits = (files("verifiers_nb") / "data" / for_split).is_file()
+    has_splits = sample_file(for_split).is_file()
     text = packaged_text(for_split if has_splits else f"{name}.jsonl")
     return [json.loads(line) for line in text.splitlines()]
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers_nb.envs.prompts import (
+from .prompts import (
     DatasetBuilder,
     Inputs,
     LazyDataset,
@@ -40,7 +40,7 @@ from ..inference import tokens
 from ..parsers.base import Parser
 from ..rubrics.rubric import SCORING_METHODS, Rubric, check_wanted, overrides
 from ..support.calls import as_async_client, request_arguments, with_retries
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     GenerateOutputs,
     Info,
@@ -63,7 +63,7 @@ def rollout_client(client: Any, retries: int) -> Any:
     threads.
     """
     if "openai" in sys.modules:  # else it can't be an OpenAI client
-        from verifiers_nb.inference.http import as_http_client
+        from ..inference.http import as_http_client
 
         client = as_http_client(client, retries)
     return as_async_client(client)

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 from .environment import Environment
 from .rollouts import with_seed
 from ..rubrics.rubric import score_row
-from verifiers_nb.types import (
+from ..types import (
     Info,
     Messages,
     MessageType,

@@ -21,14 +21,14 @@ from typing import Any, TypeAlias
 from tqdm import tqdm
 
 from .environment import Environment, check_rubric
-from verifiers_nb.envs.rollouts import (
+from .rollouts import (
     outputs_from_rollouts,
     run_bounded,
     run_settings,
     run_sync,
     score_group,
 )
-from verifiers_nb.envs.store import (
+from .store import (
     PairedDifference,
     ResultsOrFile,
     count_troubles,
@@ -45,7 +45,7 @@ from verifiers_nb.envs.store import (
 )
 from ..inference.tokens import rollout_turns
 from ..rubrics.changes import func_digests, with_funcs
-from verifiers_nb.rubrics.rubric import (
+from ..rubrics.rubric import (
     ROW,
     Rubric,
     indices_of,

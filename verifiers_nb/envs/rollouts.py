@@ -37,7 +37,7 @@ from ..rubrics.changes import func_digests
 from ..rubrics.rubric import Rubric, indices_of, run_limit, score_many, score_one
 from ..support.calls import without_secrets
 from ..support.threads import as_failure, watch
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Rollout,
     RolloutScore,

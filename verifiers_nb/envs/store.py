@@ -6,29 +6,34 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'ResultsOrFile', 'PERCENTILES',
-           'reply_usage', 'rollout_record', 'to_line', 'repair', 'from_line', 'check_record', 'read_with_offsets',
-           'foreign_record', 'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at',
-           'rewritten', 'changed_settings', 'same_inputs', 'restore_state', 'restore_rollout', 'RolloutStore', 'owner',
-           'claimed', 'check_unclaimed', 'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage',
-           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'count_troubles',
-           'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
-           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
-           'example_keys', 'example_means']
+__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN', 'ResultsOrFile', 'PERCENTILES',
+           'reply_usage', 'rollout_record', 'plain_value', 'to_line', 'repair', 'from_line', 'check_record',
+           'read_with_offsets', 'foreign_record', 'converted', 'in_our_format', 'find_steps', 'rollouts_file',
+           'read_rollouts', 'read_at', 'rewritten', 'changed_settings', 'inputs_text', 'without_none', 'input_digest',
+           'input_digests', 'changed_inputs', 'restore_state', 'restore_rollout', 'what_changed', 'check_unchanged',
+           'AppendedFile', 'RolloutStore', 'owner', 'claimed', 'check_unclaimed', 'move_bad_lines',
+           'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
+           'stored_outputs', 'without_failed', 'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset',
+           'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
+           'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
+import errno
 import json
 import math
 import os
 import re
 import socket
+import stat
 import time
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
+from hashlib import blake2b
 from itertools import chain
+from json import dumps, loads
 from mmap import ACCESS_READ, mmap
 from operator import itemgetter
 from pathlib import Path
@@ -40,7 +45,7 @@ import orjson
 from filelock import FileLock, Timeout
 
 from ..rubrics.rubric import indices_of
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Rollout,
     State,
@@ -80,22 +85,24 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
     }
 
 # %% ../../nbs/envs/01_store.ipynb #3d1582bb
+def plain_value(value: Any) -> Any:
+    """Return an object that JSON can't express as a dict if it is a pydantic object, else as a string."""
+    return value.model_dump() if hasattr(value, "model_dump") else str(value)
+
+
 def to_line(record: dict[str, Any]) -> bytes:
     """Return a record as one line of JSON; pydantic objects become dicts, other objects strings.
 
     If JSON can't express the record, the values of the state become their repr. In all other parts,
     entries whose keys are not strings or numbers are left out.
     """
-
-    def plain(value: Any) -> Any:
-        return value.model_dump() if hasattr(value, "model_dump") else str(value)
-
+    # `dumps` is bound when this module is imported: a reward function may replace `json.dumps`.
     try:
-        text = json.dumps(record, default=plain, ensure_ascii=False)
+        text = dumps(record, default=plain_value, ensure_ascii=False)
     except (TypeError, ValueError):  # invalid keys, or a state that contains itself
         state = {str(key): repr(value) for key, value in record["state"].items()}
         parts = {**record, "state": state}
-        text = json.dumps(parts, default=plain, ensure_ascii=False, skipkeys=True)
+        text = dumps(parts, default=plain_value, ensure_ascii=False, skipkeys=True)
     return text.encode("utf-8", "surrogatepass") + b"\n"  # models may write half an emoji
 
 # %% ../../nbs/envs/01_store.ipynb #7b52009b
@@ -115,7 +122,7 @@ def from_line(line: bytes) -> dict[str, Any]:
         record = orjson.loads(line)
     except ValueError:
         try:
-            record = json.loads(line)
+            record = loads(line)
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
     if not isinstance(record, dict) or not isinstance(record.get("index"), int):
@@ -247,10 +254,17 @@ def read_rollouts(path: str | Path) -> Iterator[dict[str, Any]]:
 
 # %% ../../nbs/envs/01_store.ipynb #64e3bb3d
 def read_at(path: Path, offset: int) -> dict[str, Any]:
-    """Return the record that begins at an offset of a file."""
+    """Return the record that begins at an offset of a file.
+
+    Raises `ValueError` if none begins there, because the file has changed since it was read.
+    """
     with path.open("rb") as file:
         file.seek(offset)
-        return from_line(file.readline())
+        try:
+            return from_line(file.readline())
+        except ValueError as error:
+            where = f"{path} has changed since it was read: there is no rollout at byte {offset:,}"
+            raise ValueError(f"{where} ({error}).") from error
 
 # %% ../../nbs/envs/01_store.ipynb #5b2a9d41
 @contextmanager
@@ -287,10 +301,41 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 # %% ../../nbs/envs/01_store.ipynb #f889f6dc
-def same_inputs(record: dict[str, Any], rollout: Rollout) -> bool:
-    """Return whether a record has the prompt and the answer of a rollout."""
-    inputs = {"prompt": rollout.prompt, "answer": rollout.answer}
-    return json.loads(to_line(inputs)) == {key: record[key] for key in inputs}
+COMPARED = ("prompt", "answer", "task", "info")
+
+
+def inputs_text(rollout: Rollout) -> str:
+    """Return what a reward function can read of a rollout's dataset row, as JSON."""
+    inputs = [getattr(rollout, name) for name in COMPARED]
+    try:
+        return dumps(inputs, default=plain_value, sort_keys=True)
+    except (TypeError, ValueError):  # invalid keys
+        return dumps(inputs, default=plain_value, skipkeys=True)
+
+# %% ../../nbs/envs/01_store.ipynb #829869da
+def without_none(value: Any) -> Any:
+    """Copy a value without the keys that are None, which a dataset adds to its rows."""
+    if isinstance(value, dict):
+        return {key: without_none(each) for key, each in value.items() if each is not None}
+    return [without_none(each) for each in value] if isinstance(value, list) else value
+
+
+def input_digest(value: Any) -> str:
+    """Return a digest of a plain value; the addresses of objects don't count."""
+    text = re.sub(r" at 0x[0-9a-fA-F]+", "", dumps(without_none(value), sort_keys=True))
+    return blake2b(text.encode(), digest_size=8).hexdigest()
+
+# %% ../../nbs/envs/01_store.ipynb #3174ef8c
+def input_digests(text: str) -> dict[str, str]:
+    """Return the digest of each input, from `inputs_text`."""
+    return {name: input_digest(value) for name, value in zip(COMPARED, loads(text), strict=True)}
+
+
+def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
+    """List the inputs of a stored rollout that differ from those of a row, given by `inputs_text`."""
+    first: Mapping[str, str] = record.get("inputs") or {}
+    stored = {name: first.get(name) or input_digest(record[name]) for name in COMPARED}
+    return [name for name, digest in input_digests(text).items() if stored[name] != digest]
 
 # %% ../../nbs/envs/01_store.ipynb #9d29dda7
 def restore_state(record: dict[str, Any]) -> State:
@@ -306,6 +351,59 @@ def restore_rollout(rollout: Rollout, record: dict[str, Any]) -> None:
     rollout.reward, rollout.metrics = record["reward"], record["metrics"]
     rollout.error = record["error"]
 
+# %% ../../nbs/envs/01_store.ipynb #48a5b07f
+def what_changed(path: Path, opened: os.stat_result, size: int) -> str | None:
+    """Return what happened to a file since it was opened and had this size; None if nothing did."""
+    try:
+        now = os.stat(path)
+    except FileNotFoundError:
+        return "deleted"
+    if (now.st_dev, now.st_ino) != (opened.st_dev, opened.st_ino):
+        return "replaced"
+    if now.st_size < size:
+        return "emptied" if now.st_size == 0 else "cut"
+    return None
+
+# %% ../../nbs/envs/01_store.ipynb #94955c27
+def check_unchanged(path: Path, opened: os.stat_result, size: int) -> None:
+    """Raise an `OSError` with the number `ESTALE` if something has changed a file that we append to."""
+    if change := what_changed(path, opened, size):
+        message = f"something {change} this file while a run wrote to it. The run stops, because its results would be lost."
+        raise OSError(errno.ESTALE, message, str(path))
+
+# %% ../../nbs/envs/01_store.ipynb #1f86f375
+class AppendedFile:
+    """A file that this process appends complete lines to, unless something else changes it."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.is_new = path, not path.exists()
+        self.file = path.open("ab", buffering=0)
+        self.opened = os.fstat(self.file.fileno())
+        self.size = self.opened.st_size
+
+    def append(self, line: bytes) -> int:
+        """Write a line before returning its offset; raises `OSError` if it is not in the file.
+
+        The error number is `ESTALE` if something else has changed the file.
+        """
+        is_file = stat.S_ISREG(self.opened.st_mode)  # a pipe or a device has no size
+        if is_file:
+            check_unchanged(self.path, self.opened, self.size)
+        if self.file.write(line) != len(line):  # an unbuffered write may stop short on a full disk
+            repair(self.path)
+            raise OSError(f"The disk is full: a rollout is not in {self.path}.")
+        self.size = self.file.tell() if is_file else 0
+        return self.size - len(line)
+
+    def close(self) -> None:
+        """Close the file, and delete it if this created it and wrote nothing."""
+        self.file.close()
+        if self.is_new and self.size == 0:
+            with suppress(OSError):
+                if not what_changed(self.path, self.opened, 0) and not self.path.stat().st_size:
+                    self.path.unlink()
+
 # %% ../../nbs/envs/01_store.ipynb #4d134bc0
 class RolloutStore:
     """Append finished rollouts to a JSONL file; `done` maps the index of each to its offset in bytes.
@@ -315,12 +413,14 @@ class RolloutStore:
     """
 
     def __init__(self, path: str | Path, retry_failed: bool = False) -> None:
-        self.path, self.retry_failed = Path(path), retry_failed
+        # A reward function may change the working directory.
+        self.path, self.retry_failed = Path(os.path.abspath(path)), retry_failed
         self.seconds, self.began = 0.0, time.monotonic()
         self.settings: dict[str, Any] | None = None
         self.stored_settings: dict[str, Any] | None = None
         self.done, self.failed = dict[int, int](), set[int]()
-        self.file: IO[bytes] | None = None
+        self.inputs: dict[int, str] = {}  # of the rollouts that are being played
+        self.file: AppendedFile | None = None
         if self.path.exists():
             repair(self.path)
             self.read()
@@ -337,6 +437,7 @@ class RolloutStore:
 
     def drop(self, indices: set[int]) -> None:
         """Remove rollouts from the file, atomically, so that they are played again."""
+        self.close()
         with rewritten(self.path) as kept, self.path.open("rb") as lines:
             kept.writelines(line for line in lines if from_line(line)["index"] not in indices)
         self.read()
@@ -344,7 +445,8 @@ class RolloutStore:
     def check(self, settings: dict[str, Any]) -> None:
         """Set the settings of this run, and remove failed rollouts if they are to be played again.
 
-        Raises `ValueError`, and leaves the file as it is, if it was written with other settings.
+        Then open the file, because later this process may have no descriptor left. Raises
+        `ValueError`, and leaves the file as it is, if it was written with other settings.
         """
         self.settings = json.loads(to_line(settings))
         stored = self.stored_settings
@@ -352,17 +454,27 @@ class RolloutStore:
             raise self.mismatch(f"a run with other settings: {'; '.join(changed)}.")
         if self.failed and self.retry_failed:
             self.drop(self.failed)
+        self.open()
+
+    def open(self) -> AppendedFile:
+        """Open the file for appending, unless it is open."""
+        if self.file is None:
+            self.file = AppendedFile(self.path)
+        return self.file
 
     def restore(self, rollout: Rollout) -> bool:
         """Fill in a rollout from the file and return True, or return False if the file has none.
 
         Raises `ValueError` if the stored rollout has other inputs.
         """
+        text = inputs_text(rollout)
         if rollout.index not in self.done:
+            self.inputs[rollout.index] = text
             return False
         record = read_at(self.path, self.done[rollout.index])
-        if not same_inputs(record, rollout):
-            raise self.mismatch(f"other inputs (rollout {rollout.index} differs).")
+        if changed := changed_inputs(record, text):
+            differs = f"rollout {rollout.index} differs in its {' and '.join(changed)}"
+            raise self.mismatch(f"other inputs ({differs}).")
         restore_rollout(rollout, record)
         return True
 
@@ -372,20 +484,20 @@ class RolloutStore:
         return ValueError(f"{self.path} has rollouts of {origin} {advice}")
 
     def append(self, rollout: Rollout) -> None:
-        """Write a complete rollout before returning; raises `OSError` if the disk is full."""
-        if self.file is None:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.file = self.path.open("ab", buffering=0)
-        record = rollout_record(rollout)
+        """Write a complete rollout before returning.
+
+        Raises `OSError` if the disk is full, or if something else has changed the file.
+        """
+        record, file = rollout_record(rollout), self.open()
+        played = self.inputs.pop(rollout.index, None)
+        if played is not None and played != inputs_text(rollout):  # the environment changed them
+            record["inputs"] = input_digests(played)
         record["seconds"] = round(self.seconds + time.monotonic() - self.began, 3)
         line = to_line(record if self.settings is None else {**record, "run": self.settings})
-        if self.file.write(line) != len(line):  # an unbuffered write may stop short on a full disk
-            repair(self.path)
-            raise OSError(f"The disk is full: rollout {rollout.index} is not in {self.path}.")
-        self.done[rollout.index] = self.file.tell() - len(line)
+        self.done[rollout.index] = file.append(line)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the file, and delete it if this run created it and wrote nothing."""
         if self.file is not None:
             self.file.close()
             self.file = None

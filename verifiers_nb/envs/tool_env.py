@@ -30,7 +30,7 @@ from ..parsers.xml import OneAnswerParser, XMLParser
 from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.sandbox import Unconfined
 from ..support.threads import Threads, as_failure
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     Messages,
     RewardFunc,

@@ -23,10 +23,9 @@ from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, requires
+from importlib.resources import files
 from types import ModuleType
 from typing import Any
-
-from .data import packaged_text
 
 # %% ../../nbs/envs/11_verifiers.ipynb #fbe64584
 logger = logging.getLogger(__name__)
@@ -35,7 +34,8 @@ logger = logging.getLogger(__name__)
 @cache
 def verifiers_names() -> dict[str, Any]:
     """Return the `modules` of `verifiers` that have an alias, and the names `lacking`, by version."""
-    return tomllib.loads(packaged_text("verifiers_names.toml"))
+    path = files("verifiers_nb.envs") / "data" / "verifiers_names.toml"
+    return tomllib.loads(path.read_text(encoding="utf-8"))
 
 # %% ../../nbs/envs/11_verifiers.ipynb #2c57bc4f
 def has_alias(module: str) -> bool:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from xgrammar import GrammarMatcher
 
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/inference/02_decode.ipynb #2d44d9f7
 class RowCache(Cache):
@@ -400,7 +400,7 @@ def requested_tag(response_format: dict[str, Any] | None) -> StructuralTag | Non
     kind = (response_format or {"type": "text"}).get("type")
     if response_format is None or kind == "text":
         return None
-    from verifiers_nb.parsers.structural_tags import StructuralTag, json_tag
+    from ..parsers.structural_tags import StructuralTag, json_tag
 
     if kind == "structural_tag":
         return StructuralTag.from_json(response_format)
@@ -419,7 +419,7 @@ def make_matcher(
     """Return a matcher for one sequence, which allows the end tokens `ends` after a complete text."""
     from xgrammar import GrammarMatcher
 
-    from verifiers_nb.parsers.structural_tags import compile_for_tokenizer
+    from ..parsers.structural_tags import compile_for_tokenizer
 
     compiled = compile_for_tokenizer(tag, tokenizer, vocab_size)
     return GrammarMatcher(compiled, override_stop_tokens=list(ends) or None)

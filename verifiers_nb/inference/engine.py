@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from verifiers_nb.inference.client import (
+from .client import (
     LogProbs,
     Reply,
     check_adapter,
@@ -46,7 +46,7 @@ from verifiers_nb.inference.client import (
     get_model,
     get_tokenizer,
 )
-from verifiers_nb.inference.decode import (
+from .decode import (
     PAGE,
     Sampler,
     Sampling,
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
     from xgrammar import GrammarMatcher
 
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/inference/03_engine.ipynb #2cf016dc
 OFF = "stream echo logit_bias presence_penalty frequency_penalty min_tokens top_logprobs".split()

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     Messages,
     ProcessedOutputs,

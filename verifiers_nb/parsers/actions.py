@@ -30,7 +30,7 @@ from .commands import Command, command_docs, compiled_template, valid_template
 from ..types import ChatMessage, Messages, content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import Format, StructuralTag
+    from .structural_tags import Format, StructuralTag
 
 # %% ../../nbs/parsers/05_actions.ipynb #85fecf72
 class FormatError(Exception):
@@ -129,7 +129,7 @@ def rule_checks(rules: Mapping[str, float], read: ActionTurn | FormatError) -> l
 
 # %% ../../nbs/parsers/05_actions.ipynb #c35a17e9
 ERROR_MESSAGES: dict[str, str] = tomllib.loads(
-    (files("verifiers_nb") / "data" / "action_errors.toml").read_text(encoding="utf-8")
+    (files("verifiers_nb.parsers") / "data" / "action_errors.toml").read_text(encoding="utf-8")
 )
 
 # %% ../../nbs/parsers/05_actions.ipynb #78109eca
@@ -200,14 +200,14 @@ class AbstractParseFunction(BaseModel, ABC):
         if tag_format is None:
             kind = type(self).model_fields["type"].default
             raise ValueError(f"No structural tag is known for parsers of the type {kind!r}.")
-        from verifiers_nb.parsers.structural_tags import StructuralTag
+        from .structural_tags import StructuralTag
 
         return StructuralTag(format=tag_format(commands))
 
 # %% ../../nbs/parsers/05_actions.ipynb #66874478
 def any_text(commands: Sequence[Command]) -> Format:
     """Match any text."""
-    from verifiers_nb.parsers.structural_tags import AnyTextFormat
+    from .structural_tags import AnyTextFormat
 
     return AnyTextFormat()
 
@@ -249,7 +249,7 @@ def need_commands(commands: Sequence[Command]) -> Sequence[Command]:
 # %% ../../nbs/parsers/05_actions.ipynb #c6754b3a
 def action_format(commands: Sequence[Command]) -> Format:
     """Match text whose first word is a command."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     names = "|".join(tags.escape(command.name) for command in need_commands(commands))
     first = tags.RegexFormat(pattern=f"[{tags.SPACE}]*(?:{names})")
@@ -304,7 +304,7 @@ def unfinished(block: str, fence: re.Match[str] | None, text: str) -> FormatErro
 # %% ../../nbs/parsers/05_actions.ipynb #6a865631
 def fenced_format(commands: Sequence[Command]) -> Format:
     """Match text with one fenced block."""
-    from verifiers_nb.parsers.structural_tags import RegexFormat, exact_class
+    from .structural_tags import RegexFormat, exact_class
 
     last = "`{0,2}(?:[^`\\n][^\\n]*)?"
     lines, name = f"(?:{last}\\n)*", exact_class(r"[^\s`]")
@@ -343,7 +343,7 @@ COMMAND_TAG, COMMAND_END = "<command>", "</command>"
 
 def command_format(commands: Sequence[Command]) -> Format:
     """Match text with one `<command>`."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     text = tags.AnyTextFormat(excludes=[COMMAND_TAG, COMMAND_END])
     command = tags.TagFormat(begin=COMMAND_TAG, content=text, end=COMMAND_END)
@@ -388,7 +388,7 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
 # %% ../../nbs/parsers/05_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:
     """Match text with a bash block, and without a second complete one if `single`."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     before, inside = (tags.AnyTextFormat(excludes=[mark]) for mark in (BASH_FENCE, BASH_END))
     block = tags.TagFormat(begin=BASH_FENCE, content=inside, end=BASH_END)

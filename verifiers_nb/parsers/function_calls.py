@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
 
-from verifiers_nb.parsers.actions import (
+from .actions import (
     CALL_RULES,
     ERROR_MESSAGES,
     AbstractParseFunction,
@@ -45,7 +45,7 @@ from verifiers_nb.parsers.actions import (
 from .commands import Argument, Command, invoke
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import Format, StructuralTag, TagFormat
+    from .structural_tags import Format, StructuralTag, TagFormat
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #fe5dbbce
 def known_command(name: Any, commands: Sequence[Command]) -> Command:
@@ -129,7 +129,7 @@ def tagged_action(name: str, body: str, commands: Sequence[Command]) -> str:
 # %% ../../nbs/parsers/06_function_calls.ipynb #c9d22475
 def parameter_format(argument: Argument) -> Format:
     """Match the value of an argument in its tag, and white space after it."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     value: Format = tags.AnyTextFormat(excludes=[PARAMETER_END, FUNCTION_END])
     if argument.name == "view_range":
@@ -141,7 +141,7 @@ def parameter_format(argument: Argument) -> Format:
 # %% ../../nbs/parsers/06_function_calls.ipynb #d9d5aa64
 def tagged_call_format(commands: Sequence[Command]) -> Format:
     """Match text with one call in tags."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     calls: list[Format] = []
     for command in need_commands(commands):
@@ -228,7 +228,7 @@ def tool_schema(tool: ToolLike) -> tuple[str, dict[str, Any]]:
 # %% ../../nbs/parsers/06_function_calls.ipynb #f7554c47
 def call_formats(tools: Iterable[ToolLike]) -> list[TagFormat]:
     """Return the format of a call of each tool."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     formats = []
     for name, schema in map(tool_schema, tools):
@@ -240,7 +240,7 @@ def call_formats(tools: Iterable[ToolLike]) -> list[TagFormat]:
 # %% ../../nbs/parsers/06_function_calls.ipynb #1c0efbe6
 def tools_tag(tools: Iterable[ToolLike]) -> StructuralTag:
     """Return the structural tag of text with any number of calls of these tools; needs xgrammar."""
-    from verifiers_nb.parsers.structural_tags import StructuralTag, TriggeredTagsFormat
+    from .structural_tags import StructuralTag, TriggeredTagsFormat
 
     called = TriggeredTagsFormat(triggers=["<tool_call>"], tags=call_formats(tools))
     return StructuralTag(format=called)
@@ -248,7 +248,7 @@ def tools_tag(tools: Iterable[ToolLike]) -> StructuralTag:
 # %% ../../nbs/parsers/06_function_calls.ipynb #678146d7
 def tool_call_format(commands: Sequence[Command]) -> Format:
     """Match text with one call as a model writes it for the endpoint to parse."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     tools = [command.get_function_calling_tool() for command in need_commands(commands)]
     text = tags.AnyTextFormat(excludes=["<tool_call>"])
@@ -320,7 +320,7 @@ def object_schema(**properties: Any) -> dict[str, Any]:
 
 def json_format(commands: Sequence[Command]) -> Format:
     """Match an object with a thought and a command; without `commands`, any command."""
-    from verifiers_nb.parsers.structural_tags import JSONSchemaFormat
+    from .structural_tags import JSONSchemaFormat
 
     texts = {"type": "object", "additionalProperties": {"type": "string"}}
     calls = [

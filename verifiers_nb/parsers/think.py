@@ -19,7 +19,7 @@ from .base import Check, Parser, TextSpan
 from ..types import content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from .structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/02_think.ipynb #fe5dbbce
 OPEN, CLOSE = "<think>", "</think>"
@@ -48,7 +48,7 @@ def think_fault(text: str) -> tuple[TextSpan, str] | None:
 # %% ../../nbs/parsers/02_think.ipynb #c480be74
 def think_tag() -> StructuralTag:
     """Return the structural tag of `<think>...</think>` and an answer; needs xgrammar."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     thinking = tags.TagFormat(begin=OPEN, content=tags.text_without([OPEN, CLOSE]), end=CLOSE)
     answer = tags.text_without([OPEN, CLOSE], filled=True)

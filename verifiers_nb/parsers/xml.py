@@ -21,7 +21,7 @@ from operator import mul
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from verifiers_nb.parsers.base import (
+from .base import (
     Check,
     ExtractFn,
     Parser,
@@ -33,8 +33,8 @@ from .think import CLOSE
 from ..types import content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import StructuralTag
-    from verifiers_nb.types import Messages
+    from .structural_tags import StructuralTag
+    from ..types import Messages
 
 # %% ../../nbs/parsers/03_xml.ipynb #7cb50b7d
 Fields: TypeAlias = Sequence[str | Sequence[str]]
@@ -244,7 +244,7 @@ def finish_values(values: Values, fields: Sequence[tuple[str, ...]], extract_fn:
 # %% ../../nbs/parsers/03_xml.ipynb #d1854de6
 def xml_tag(fields: Sequence[Sequence[str]]) -> StructuralTag:
     """Return the structural tag of fields, each a list of its names; needs xgrammar."""
-    from verifiers_nb.parsers import structural_tags as tags
+    from . import structural_tags as tags
 
     if not fields:
         raise ValueError("A format without fields has no structural tag: name at least one field.")

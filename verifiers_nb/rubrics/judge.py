@@ -19,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from ..parsers.base import Parser
 from .rubric import Rubric
-from verifiers_nb.support.calls import (
+from ..support.calls import (
     api_key,
     as_async_client,
     request_arguments,

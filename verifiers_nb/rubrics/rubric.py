@@ -33,7 +33,7 @@ from ..parsers.base import Parser
 from ..support.calls import without_secrets
 from ..support.sandbox import isolated
 from ..support.threads import Threads, as_failure
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Info,
     Messages,

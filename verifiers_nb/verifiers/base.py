@@ -20,7 +20,7 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from verifiers_nb.parsers.base import (
+from ..parsers.base import (
     Check,
     Explanation,
     assistant_texts,
@@ -30,7 +30,7 @@ from verifiers_nb.parsers.base import (
 from ..types import content_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.types import Messages
+    from ..types import Messages
 
 # %% ../../nbs/verifiers/00_base.ipynb #fe5dbbce
 @dataclass(frozen=True, slots=True)

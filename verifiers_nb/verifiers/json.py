@@ -35,7 +35,7 @@ from .base import Verifier
 from .regex_and_bleu import compile_pattern, find_pattern
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/verifiers/02_json.ipynb #d122a098
 FENCED = re.compile("```(?:json)?(.*)```", re.ASCII | re.DOTALL | re.IGNORECASE)
@@ -147,7 +147,7 @@ class JSONStructureVerifier(Verifier):
 
     def to_structural_tag(self) -> StructuralTag:
         """Return the tag with which a server enforces JSON, without a fence; needs xgrammar."""
-        from verifiers_nb.parsers.structural_tags import json_tag
+        from ..parsers.structural_tags import json_tag
 
         return json_tag(True)
 
@@ -354,6 +354,6 @@ class JSONSchemaVerifier(Verifier):
 
     def to_structural_tag(self) -> StructuralTag:
         """Return the tag with which a server enforces the schema, as far as xgrammar can; without a fence."""
-        from verifiers_nb.parsers.structural_tags import json_tag
+        from ..parsers.structural_tags import json_tag
 
         return json_tag(self.validator.schema)

@@ -22,7 +22,7 @@ from ..parsers.xml import Fields, XMLParser
 from .base import Verifier, VerifyResult, result_of
 
 if TYPE_CHECKING:
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #d9dd9f8b
 WORD = r"\p{L}\p{N}_"
@@ -95,7 +95,7 @@ def pattern_tag(pattern: str, full_match: bool) -> StructuralTag:
     Needs xgrammar. Raises `ValueError` for flags, lookaround and backreferences, which no grammar
     has, and without `full_match` also for `^` and `$`.
     """
-    from verifiers_nb.parsers import structural_tags as tags
+    from ..parsers import structural_tags as tags
 
     tag = tags.regex_tag(pattern)
     if full_match:

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from ..parsers.base import Check
-from verifiers_nb.parsers.structural_tags import (
+from ..parsers.structural_tags import (
     StructuralTag,
     describe_next,
     feed,

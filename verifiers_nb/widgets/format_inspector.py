@@ -19,7 +19,7 @@ from typing import Any
 import ipywidgets
 
 from ..parsers.commands import Command
-from verifiers_nb.widgets.html import (
+from .html import (
     MOST_KEYS,
     PAGE_ROWS,
     Mark,
@@ -28,7 +28,7 @@ from verifiers_nb.widgets.html import (
     marked_text,
     widget_file,
 )
-from verifiers_nb.widgets.inspection import (
+from .inspection import (
     Inspection,
     Listed,
     contract_of,

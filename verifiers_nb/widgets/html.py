@@ -190,8 +190,8 @@ def number_text(value: float) -> str:
 # %% ../../nbs/widgets/00_html.ipynb #761f22b2
 @cache
 def widget_file(*names: str) -> str:
-    """Return the contents of files in `data/widgets`, one after the other."""
-    folder = files("verifiers_nb") / "data" / "widgets"
+    """Return the contents of files in `widgets/data`, one after the other."""
+    folder = files("verifiers_nb.widgets") / "data"
     return "".join((folder / name).read_text(encoding="utf-8") for name in names)
 
 # %% ../../nbs/widgets/00_html.ipynb #6551dcac

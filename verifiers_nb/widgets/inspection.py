@@ -33,7 +33,7 @@ from ..parsers.commands import Command
 from ..parsers.think import ThinkParser
 from ..parsers.xml import XMLParser
 from ..types import content_text
-from verifiers_nb.widgets.html import (
+from .html import (
     PAGE_ROWS,
     bin_scores,
     fill,
@@ -42,7 +42,7 @@ from verifiers_nb.widgets.html import (
 if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
 
-    from verifiers_nb.parsers.structural_tags import StructuralTag
+    from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/widgets/02_inspection.ipynb #1574bddb
 Spans = dict[str, tuple[int, int]]
@@ -151,7 +151,7 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
         )
         raise TypeError(f"{message}. {source!r:.60} is not a format.")
     if not callable(getattr(source, "checks", None)):
-        from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
+        from ..verifiers.structural_tag import StructuralTagVerifier
 
         try:
             source = StructuralTagVerifier(source)
@@ -173,7 +173,7 @@ def eagerness(byte: int, last: bytes) -> tuple[int, bool, int]:
 
 def finish_grammar(matcher: GrammarMatcher) -> str | None:
     """Return a text that completes the grammar of a matcher; `None` if it would be too long."""
-    from verifiers_nb.parsers.structural_tags import END, allowed_bytes
+    from ..parsers.structural_tags import END, allowed_bytes
 
     written = b""
     while not matcher.is_completed():
@@ -189,7 +189,7 @@ FILLERS = ("…", "", "0", '""', "{}", "[]", "a")
 
 def filler(part: Any) -> str:
     """Return a text that a part of a structural tag accepts."""
-    from verifiers_nb.verifiers.structural_tag import as_tag
+    from ..verifiers.structural_tag import as_tag
 
     tag = as_tag(part)
     fits = [text for text in FILLERS if tag.matches(text)]
@@ -272,7 +272,7 @@ SIGNS = frozenset(b"\"'`,:;.=-{}[]()<>/")
 
 def continuations(tag: StructuralTag, text: str) -> set[Insertions]:
     """Propose what the grammar allows where the text stops fitting."""
-    from verifiers_nb.parsers.structural_tags import allowed_bytes, feed, text_from
+    from ..parsers.structural_tags import allowed_bytes, feed, text_from
 
     matcher = tag.matcher()
     try:
@@ -308,7 +308,7 @@ def find_fix(contract: Contract, text: str, checks: Sequence[Check]) -> Fix | No
     lost, tag = math.fsum(check.lost for check in checks), contract.tag
     if lost < 1e-9 or tag is None:
         return None
-    from verifiers_nb.parsers.structural_tags import json_tag
+    from ..parsers.structural_tags import json_tag
 
     at, before = places(text, checks), weighted_sum(checks)
     spelled = [[*filter(None, spell(tag.format, i))] for i in range(3)]
@@ -358,7 +358,7 @@ def find_stop(contract: Contract, text: str) -> Check | None:
     """Return a check for where a text stops matching the format's structural tag, and what was expected there."""
     if contract.tag is None:
         return None
-    from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
+    from ..verifiers.structural_tag import StructuralTagVerifier
 
     (check,) = StructuralTagVerifier(contract.tag, limit=MOST_GRAMMAR).checks(text)
     return None if check.score == 1 else check

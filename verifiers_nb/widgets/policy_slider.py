@@ -39,8 +39,8 @@ from .rollouts import last_text, start_following
 from .view import Panel
 
 if TYPE_CHECKING:
-    from verifiers_nb.envs.environment import Environment
-    from verifiers_nb.types import Rollout, Turn
+    from ..envs.environment import Environment
+    from ..types import Rollout, Turn
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #70d0c0e9
 def kept_adapters(folder: str | Path) -> dict[int, Path]:
@@ -263,7 +263,7 @@ def sampling_for(client: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/widgets/11_policy_slider.ipynb #5f3cfd82
 def plain_env(prompts: GivenPrompts) -> Environment:
     """Return an environment with texts as prompts and without scores."""
-    from verifiers_nb.envs.multiturn import SingleTurnEnv
+    from ..envs.multiturn import SingleTurnEnv
 
     if isinstance(prompts, int):
         raise ValueError("A number of prompts needs an environment: give env=..., or texts.")
@@ -272,11 +272,11 @@ def plain_env(prompts: GivenPrompts) -> Environment:
 # %% ../../nbs/widgets/11_policy_slider.ipynb #9f1443cf
 def make_engine(trainer: Any, adapter: Path) -> Any:
     """Return an embedded engine on a copy of a run's base model."""
-    from verifiers_nb.inference.engine import EmbeddedEngine
+    from ..inference.engine import EmbeddedEngine
 
     if trainer is None:
         return EmbeddedEngine(base_of(adapter))
-    from verifiers_nb.trainer.grpo import sampling_base
+    from ..trainer.grpo import sampling_base
 
     check_base(adapter, trainer.model.active_peft_config.base_model_name_or_path)
     return EmbeddedEngine(sampling_base(trainer.model), trainer.processing_class)

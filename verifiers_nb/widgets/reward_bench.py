@@ -30,7 +30,7 @@ from ..rubrics.changes import with_funcs
 from ..rubrics.rubric import Rubric, reward_name
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
-from verifiers_nb.widgets.html import (
+from .html import (
     fill,
     marked_text,
     widget_file,
@@ -41,7 +41,7 @@ from .run import Curve, CurveLook, chart_html, checkpoint_steps, make_chart
 from .view import Panel
 
 if TYPE_CHECKING:
-    from verifiers_nb.trainer.grpo import GRPOTrainer
+    from ..trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/widgets/10_reward_bench.ipynb #f54b943e
 EQUAL = 1e-9  # rewards that are closer than this are the same

@@ -23,7 +23,7 @@ from ..envs.rollouts import background_loop
 from ..envs.store import outputs_from_records, results_dataset, rewritten, to_line
 from ..inference.client import SHIPPED_MODEL, get_tokenizer, shipped_models
 from ..types import GenerateOutputs, SamplingArgs, State
-from verifiers_nb.widgets.conversation import (
+from .conversation import (
     Decode,
     Reading,
     content_parts,
@@ -35,7 +35,7 @@ from verifiers_nb.widgets.conversation import (
     tokens_html,
 )
 from .html import PAGE_ROWS, fill, widget_file
-from verifiers_nb.widgets.rollout_table import (
+from .rollout_table import (
     RUN_SETTINGS,
     flags,
     groups_html,
@@ -43,7 +43,7 @@ from verifiers_nb.widgets.rollout_table import (
     rows_html,
     run_html,
 )
-from verifiers_nb.widgets.rollouts import (
+from .rollouts import (
     ONLY,
     SORTS,
     LiveRun,
@@ -391,7 +391,7 @@ class RolloutExplorer(Panel):
 
     def _make_client(self) -> Any:
         if self.client is None:
-            from verifiers_nb.inference.engine import EmbeddedEngine
+            from ..inference.engine import EmbeddedEngine
 
             self.model = self.model or SHIPPED_MODEL
             self.client = EmbeddedEngine(self.model)

@@ -17,7 +17,7 @@ from html import escape
 from typing import Any
 
 from ..types import Messages
-from verifiers_nb.widgets.html import (
+from .html import (
     PAGE_ROWS,
     fill,
     number_text,
@@ -27,7 +27,7 @@ from verifiers_nb.widgets.html import (
     table,
     visible,
 )
-from verifiers_nb.widgets.rollouts import (
+from .rollouts import (
     SORTS,
     Group,
     LiveRun,

@@ -39,7 +39,7 @@ from ..envs.environment import Environment
 from ..envs.prompts import Inputs, RolloutRows, repeated_rows, rollout_rows
 from ..envs.rescore import rollouts_from_outputs
 from ..envs.rollouts import background_loop, with_seed
-from verifiers_nb.envs.store import (
+from ..envs.store import (
     StoredColumn,
     StoredRollouts,
     find_steps,
@@ -49,7 +49,7 @@ from verifiers_nb.envs.store import (
     rollout_record,
     rollouts_file,
 )
-from verifiers_nb.types import (
+from ..types import (
     GenerateOutputs,
     Messages,
     Rollout,

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.control import CHANGEABLE
 from .conversation import differing
-from verifiers_nb.widgets.html import (
+from .html import (
     Mark,
     Snapshot,
     button,
@@ -35,7 +35,7 @@ from verifiers_nb.widgets.html import (
     widget_file,
 )
 from .rollout_table import duration_text
-from verifiers_nb.widgets.rollouts import (
+from .rollouts import (
     Row,
     last_text,
     messages_text,
@@ -43,7 +43,7 @@ from verifiers_nb.widgets.rollouts import (
     step_files,
     written,
 )
-from verifiers_nb.widgets.run import (
+from .run import (
     HUGE,
     Chart,
     CurveLook,
@@ -65,8 +65,8 @@ from verifiers_nb.widgets.run import (
 from .view import Panel, has_subshells
 
 if TYPE_CHECKING:
-    from verifiers_nb.trainer.control import RunState
-    from verifiers_nb.trainer.grpo import GRPOTrainer
+    from ..trainer.control import RunState
+    from ..trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #c1dfd96e
 @dataclass
@@ -287,7 +287,7 @@ def run_folder(run: GRPOTrainer | str | Path) -> Path:
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #7b52009b
 def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
     """Evaluate the checkpoint of a step, then restore the trainer's weights."""
-    from verifiers_nb.trainer.checkpoints import find_checkpoint, learnt_weights, put_weights
+    from ..trainer.checkpoints import find_checkpoint, learnt_weights, put_weights
 
     if trainer.run.is_active:
         raise RuntimeError("A checkpoint can't be evaluated during the run: stop it first.")
