@@ -112,7 +112,7 @@ def load_policy(
     model: Any, tokenizer: PreTrainedTokenizerBase | None, args: GRPOConfig
 ) -> tuple[Any, PreTrainedTokenizerBase]:
     """Return model and tokenizer; a model that is given by name is loaded."""
-    if isinstance(model, str):
+    if isinstance(model, (str, Path)):
         tokenizer = tokenizer or get_tokenizer(model)
         with sharding_left_to_us(args):
             model = get_model(model, **(args.model_init_kwargs or {}))
@@ -281,7 +281,7 @@ REFERENCE, PROMPTS = "reference.safetensors", "prompts.json"
 class GRPOTrainer(ResumableTrainer):
     """Train a LoRA adapter with GRPO on the rollouts of an environment.
 
-    `model`: a transformers model or the name of one. `processing_class`: its tokenizer, needed
+    `model`: a transformers model or the name of one, such as the path of a GGUF file. `processing_class`: its tokenizer, needed
     where the model is not given by name. `client`: the sampler; by default the server that `args` name,
     or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
     run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
