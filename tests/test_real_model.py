@@ -110,6 +110,7 @@ def trained(folder: Path, client: Any = None, steps: int = 3) -> Any:
     args = vf.GRPOConfig(
         output_dir=str(folder), max_steps=steps, per_device_train_batch_size=8, num_generations=4,
         max_tokens=12, learning_rate=5e-4, beta=0.0, num_batches_ahead=0, save_steps=steps, use_cpu=True,
+        mask_truncated_completions=False,
     )  # fmt: skip
     path = str(vf.model_path(NAME))
     trainer = vf.GRPOTrainer(path, sums(), args, peft_config=vf.lora_defaults(), client=client)
