@@ -16,13 +16,15 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat import NotebookNode
-from rooms import ROOT, Notebook, read_rooms
+from rooms import CORE, ROOT, Notebook, read_core, read_rooms
 
 import verifiers_nb as vf
 
 NBS, PACKAGE = ROOT / "nbs", ROOT / "verifiers_nb"
 PAGES = ("tutorials", "benchmarks")  # notebooks to read, which export nothing
 MAY_REPEAT = {"load_environment", "main", "logger", "__all__", "__getattr__", "__dir__"}
+# Companions that the core imports.
+MAY_STAND_BELOW = {"parsers.structural_tags", "envs.store", "inference.http"}
 # How many classes of ours a class has in its line, itself among them.
 LONGEST_LINE = {
     "SingleTurnEnv": 3,
@@ -139,6 +141,21 @@ def test_contributing_lists_the_rooms_in_order() -> None:
     assert [room or "foundations" for _, room in listed] == [*read_rooms(NBS)]
 
 
+def test_contributing_lists_the_core_in_order() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\d+\. \[[^\]]+\]\(nbs/(\S+\.ipynb)\)$", text, flags=re.M)
+    core = read_core(NBS)
+    assert [each.module for each in core] == [*CORE]
+    assert listed == [each.path.as_posix() for each in core]
+
+
+def test_the_core_stands_on_few_companions() -> None:
+    """Beside the ground floor: the tags that a parser gives, the file that keeps rollouts, and a server's door."""
+    below = {other for module in CORE for other in graph()[module]} - {*CORE, ""}
+    companions = {module for module in below if not module.startswith("support.")}
+    assert companions <= MAY_STAND_BELOW, companions - MAY_STAND_BELOW
+
+
 def test_a_module_has_the_name_of_its_notebook() -> None:
     for module, each in exporting().items():
         if module == "__init__":
@@ -236,7 +253,7 @@ def test_one_name_has_one_meaning() -> None:
 
 
 def test_the_walk_of_a_training_step_is_short() -> None:
-    """From a rollout to the importance weights: at most 64 functions in 15 modules."""
+    """From a rollout to the importance weights: at most 65 functions in 15 modules."""
     walk = [sys.executable, str(ROOT / "tools/walk.py"), "--check"]
     done = subprocess.run(walk, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-1000:]

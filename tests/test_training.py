@@ -38,6 +38,7 @@ from verifiers_nb.envs.rollouts import background_loop
 from verifiers_nb.envs.store import RolloutStore, read_rollouts
 from verifiers_nb.trainer.checkpoints import write_advantages
 from verifiers_nb.types import Rollout
+from verifiers_nb.widgets.run import RunHistory, run_warnings
 
 MODEL = "verifiers_nb/adder-1m"
 SIZES = dict(per_device_train_batch_size=16, num_generations=4, max_tokens=40)
@@ -730,6 +731,60 @@ def test_records_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             record["turns"][0]
         )
     assert capsys.readouterr().out.count("Step ") == 2
+
+
+def collapses(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Return what was logged about a collapse."""
+    return [each.getMessage() for each in caplog.records if "collapsed" in each.getMessage()]
+
+
+@pytest.mark.parametrize("settings", [dict(beta=0.001), dict(beta=0.0, num_batches_ahead=0)])
+def test_a_collapsed_run_is_named(
+    settings: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line names the learning rate and the last good checkpoint; the dashboard says the same."""
+    often = dict(save_strategy="steps", save_steps=1, save_total_limit=3)
+    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=8)
+    make_trainer(tmp_path, **{**big, **often, **settings}, learning_rate=0.3).train()
+    (line,) = collapses(caplog)
+    assert "learning rate of 0.3" in line and "\n" not in line
+    history = RunHistory(tmp_path)
+    history.read()
+    shown = run_warnings(history)
+    fall = line[: line.index("The learning rate")]
+    assert shown[0].startswith(fall)
+    assert not any("not the trainer's model" in warning for warning in shown)
+
+
+def test_the_last_good_checkpoint_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A run that was healthy, then got a learning rate that is far too high."""
+    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=12)
+    trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2, **big)
+
+    class Raise(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            if state.global_step == 5:
+                trainer.run.change(learning_rate=1.0)
+
+    trainer.add_callback(Raise())
+    trainer.train()
+    (line,) = collapses(caplog)
+    assert "learning rate of 1 " in line and "checkpoint-4:" in line
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("rate", [3e-4, 1e-3, 3e-3])
+def test_a_healthy_run_raises_no_alarm(
+    rate: float, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Small batches, whose rewards vary most."""
+    make_trainer(tmp_path, max_steps=15, learning_rate=rate, seed=seed, beta=0.001).train()
+    assert collapses(caplog) == []
+    history = RunHistory(tmp_path)
+    history.read()
+    assert not [text for text in run_warnings(history) if "collaps" in text or "lag" in text]
 
 
 OBJECTIVES = [

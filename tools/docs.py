@@ -17,7 +17,17 @@ import plotly.io
 from links import problems
 from names import is_ours, public_bases, settings, spelled
 from nbformat import NotebookNode
-from rooms import ROOMS, ROOT, Notebook, read_rooms, repository
+from rooms import (
+    CORE,
+    CORE_PURPOSE,
+    CORE_TITLE,
+    ROOMS,
+    ROOT,
+    Notebook,
+    read_core,
+    read_rooms,
+    repository,
+)
 
 import verifiers_nb as vf
 
@@ -95,6 +105,17 @@ def tree(pages: list[str], *options: str) -> str:
     )
 
 
+def listed(notebook: Notebook, mark: str = "") -> str:
+    """Return the entry of a notebook in a list: its title and its summary."""
+    return f"- [{notebook.title}](/{notebook.path.as_posix()}){mark}\\\n  {notebook.summary}"
+
+
+def stage_core(nbs: Path, folder: Path) -> None:
+    """Write the page that lists the core in the order of reading."""
+    lines = [f"# {CORE_TITLE}", "", CORE_PURPOSE, "", *map(listed, read_core(nbs))]
+    (folder / "core.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
 def stage_room(room: str, notebooks: list[Notebook], nbs: Path, folder: Path) -> None:
     """Write the notebooks of a room, and a page that lists them by title and summary."""
     title, purpose = ROOMS[room]
@@ -105,7 +126,7 @@ def stage_room(room: str, notebooks: list[Notebook], nbs: Path, folder: Path) ->
         if each.module:
             notebook.cells.insert(1, origin(each.module))
         nbformat.write(notebook, folder / each.path)
-        lines.append(f"- [{each.title}](/{each.path.as_posix()})\\\n  {each.summary}")
+        lines.append(listed(each, " (core)" if each.module in CORE else ""))
     entries = ["/" + each.path.with_suffix("").as_posix() for each in notebooks]
     (folder / room).mkdir(exist_ok=True)
     (folder / room / "index.md").write_text(
@@ -170,7 +191,8 @@ def stage(nbs: Path, folder: Path, api: bool = True) -> None:
     rooms = read_rooms(nbs)
     for room, notebooks in rooms.items():
         stage_room(room, notebooks, nbs, folder)
-    pages = [f"/{room}/index" for room in rooms]
+    stage_core(nbs, folder)
+    pages = ["/core", *(f"/{room}/index" for room in rooms)]
     if api:
         pages += stage_api(rooms, folder)
     for name in MORE:

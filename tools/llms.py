@@ -5,11 +5,21 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from names import is_ours, public_bases, settings, spelled
-from rooms import ROOMS, ROOT, Notebook, read_rooms, repository
+from rooms import (
+    CORE,
+    CORE_PURPOSE,
+    CORE_TITLE,
+    ROOMS,
+    ROOT,
+    Notebook,
+    read_core,
+    read_rooms,
+    repository,
+)
 
 import verifiers_nb as vf
 
@@ -99,18 +109,25 @@ def names_of(notebook: Notebook) -> list[str]:
     return [f"\n### {notebook.module}: {notebook.summary}\n", *lines] if lines else []
 
 
+def list_notebooks(title: str, notebooks: Iterable[Notebook]) -> list[str]:
+    """Return a heading with a line per notebook, nothing where there is none."""
+    lines = [
+        f"- [{each.title}]({repository(f'nbs/{each.path.as_posix()}')}): {each.summary}"
+        for each in notebooks
+    ]
+    return [f"\n### {title}\n", *lines] if lines else []
+
+
 def main() -> None:
     """Write the file, or with --check end with status 1 when it is not what would be written."""
     rooms = read_rooms(ROOT / "nbs")
     parts = [GUIDE.read_text(encoding="utf-8").rstrip(), "\n## Public names"]
     parts += [line for notebooks in rooms.values() for each in notebooks for line in names_of(each)]
     parts += ["\n## Notebooks"]
+    parts += list_notebooks(f"{CORE_TITLE}. {CORE_PURPOSE}", read_core(ROOT / "nbs"))
     for room, notebooks in rooms.items():
-        parts.append(f"\n### {ROOMS[room][0]}\n")
-        parts += [
-            f"- [{each.title}]({repository(f'nbs/{each.path.as_posix()}')}): {each.summary}"
-            for each in notebooks
-        ]
+        companions = [each for each in notebooks if each.module not in CORE]
+        parts += list_notebooks(ROOMS[room][0], companions)
     text = "\n".join(parts) + "\n"
     if "--check" not in sys.argv:
         TARGET.write_text(text, encoding="utf-8")

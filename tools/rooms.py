@@ -42,6 +42,19 @@ ROOMS = {
     "benchmarks": ("Benchmarks", "What was measured, and how to measure it again."),
 }
 
+# What explains everything: a newcomer reads these modules' notebooks in this order. All others are companions.
+CORE = (
+    "types",
+    *("parsers.base", "parsers.think", "parsers.xml"),
+    *("rubrics.rubric", "rubrics.group"),
+    *("inference.client", "inference.tokens"),
+    *("envs.prompts", "envs.rollouts", "envs.environment", "envs.multiturn"),
+    *("trainer.advantage", "trainer.loss", "trainer.config", "trainer.batching"),
+    *("trainer.objective", "trainer.samples", "trainer.loop"),
+)
+CORE_TITLE = "The core"
+CORE_PURPOSE = "Read these in order, and you understand the rest."
+
 
 @dataclass(frozen=True, slots=True)
 class Notebook:
@@ -93,3 +106,9 @@ def read_rooms(nbs: Path) -> dict[str, list[Notebook]]:
             raise ValueError(f"nbs/{path}: tools/rooms.py does not say where {room} is to be read")
         rooms[room].append(describe(path, nbs))
     return {room: notebooks for room, notebooks in rooms.items() if notebooks}
+
+
+def read_core(nbs: Path) -> list[Notebook]:
+    """Return the notebooks of the core in the order of reading."""
+    found = {each.module: each for room in read_rooms(nbs).values() for each in room if each.module}
+    return [found[module] for module in CORE if module in found]

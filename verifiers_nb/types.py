@@ -7,11 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'Rollouts', 'OPENAI_TYPES', 'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs',
-           'RolloutScore', 'RolloutScores', 'ProcessedOutputs', 'part_text', 'content_text', 'is_empty_answer',
-           'part_label', 'messages_to_printable', 'cleanup_part', 'cleanup_message', 'cleanup_messages',
-           'tool_call_dict', 'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text',
-           'rich_text', 'print_prompt_completions_sample', 'setup_logging']
+           'Rollouts', 'OPENAI_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'PAYLOADS', 'Turn', 'Rollout',
+           'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs', 'part_text',
+           'content_text', 'is_empty_answer', 'reasoning_fields', 'thought_text', 'reasoning_text', 'reasoning_length',
+           'reasoning_note', 'part_label', 'messages_to_printable', 'cleanup_part', 'cleanup_message',
+           'cleanup_messages', 'tool_call_dict', 'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await',
+           'calls_text', 'rich_text', 'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
 import json
@@ -203,6 +204,68 @@ def is_empty_answer(completion: Messages) -> bool:
     filled = last.get("tool_calls") or content_text(last.get("content")).strip()
     return last.get("role") == "assistant" and not filled
 
+# %% ../nbs/00_types.ipynb #69d2a349
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+ANY_REASONING = frozenset(REASONING_FIELDS)
+
+
+def reasoning_fields(message: Any) -> dict[str, Any]:
+    """Return the reasoning beside the content of a client's message, as the server sent it."""
+    if isinstance(message, Mapping):
+        sent = message
+    elif (extra := getattr(message, "__pydantic_extra__", None)) is not None:
+        # Asking OpenAI's objects for attributes that they lack takes long.
+        sent = {**vars(message), **extra}
+    else:
+        sent = {name: getattr(message, name, None) for name in REASONING_FIELDS}
+    if ANY_REASONING.isdisjoint(sent):
+        return {}
+    found = {name: sent.get(name) for name in REASONING_FIELDS}
+    return {name: value for name, value in found.items() if isinstance(value, (str, list, dict))}
+
+# %% ../nbs/00_types.ipynb #0288c1e3
+def thought_text(value: Any, depth: int = 4) -> str:
+    """Return the text of reasoning, which is a text, a part with one, or a list of these."""
+    if isinstance(value, str):
+        return value
+    if depth and isinstance(value, Mapping):
+        parts = [value.get(key) for key in ("text", "summary", "thinking")]
+        return next(filter(None, [thought_text(part, depth - 1) for part in parts]), "")
+    if depth and isinstance(value, (list, tuple)):
+        return "\n\n".join(filter(None, [thought_text(part, depth - 1) for part in value]))
+    return ""
+
+# %% ../nbs/00_types.ipynb #c2e3f8a2
+def reasoning_text(message: Mapping[str, Any]) -> str | None:
+    """Return the reasoning beside a message's text; "" if it is encrypted, and `None` if there is none."""
+    content = message.get("content")
+    if ANY_REASONING.isdisjoint(message) and not isinstance(content, (list, tuple)):
+        return None
+    parts = content if isinstance(content, (list, tuple)) else ()
+    thoughts = [p for p in parts if isinstance(p, Mapping) and p.get("type") == "thinking"]
+    for value in (*map(message.get, REASONING_FIELDS), thoughts):
+        if (text := thought_text(value)).strip():
+            return text
+    details = message.get("reasoning_details")
+    parts = details if isinstance(details, list) else ()
+    hidden = any(isinstance(part, Mapping) and part.get("data") for part in parts)
+    return "" if hidden else None
+
+# %% ../nbs/00_types.ipynb #184de3af
+def reasoning_length(completion: Messages) -> int:
+    """Return how many characters of reasoning are beside the content in a completion."""
+    if isinstance(completion, str):
+        return 0
+    return sum(len(reasoning_text(m) or "") for m in completion if m.get("role") == "assistant")
+
+# %% ../nbs/00_types.ipynb #d87574c1
+def reasoning_note(message: Mapping[str, Any]) -> str:
+    """Return a label for the reasoning of a message with its length; "" if there is none."""
+    text = reasoning_text(message)
+    if text is None:
+        return ""
+    return f"reasoning, {len(text):,} characters" if text else "reasoning, encrypted"
+
 # %% ../nbs/00_types.ipynb #b808a21f
 def part_label(part: str | Mapping[str, Any]) -> str:
     """Return the text of a content part, or its type in brackets."""
@@ -300,7 +363,12 @@ def rich_text(messages: Messages) -> Text:
     if isinstance(shown, str):
         return Text(shown)
     return Text("\n\n").join(
-        Text.assemble((f"{message['role']}: ", "bold"), message["content"], calls_text(message))
+        Text.assemble(
+            (f"{message['role']}: ", "bold"),
+            (f"[{note}]\n" if (note := reasoning_note(message)) else "", "dim"),
+            message["content"],
+            calls_text(message),
+        )
         for message in shown
     )
 

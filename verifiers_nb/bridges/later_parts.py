@@ -9,10 +9,11 @@ from __future__ import annotations
 __all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'LATER_FIRST', 'ERRORS', 'RUBRICS', 'LaterMessage',
            'as_message', 'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks', 'call_hooks',
            'first_argument', 'is_written_later', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState',
-           'messages_so_far', 'later_state', 'note_completion', 'turn_of', 'LaterXMLParser', 'content_of_box',
-           'first_boxed_answer', 'last_boxed_answer', 'boxed_reader', 'first_hash_answer', 'MaybeThinkParser',
-           'LaterBoxedParser', 'last_answer', 'read_as_later', 'score_states', 'with_seen_prompt', 'last_scores',
-           'LaterRubric', 'LaterMathRubric']
+           'messages_so_far', 'later_state', 'note_completion', 'turn_of', 'judge_later_presence',
+           'judge_later_spacing', 'later_rules', 'LaterXMLParser', 'content_of_box', 'first_boxed_answer',
+           'last_boxed_answer', 'boxed_reader', 'first_hash_answer', 'MaybeThinkParser', 'LaterBoxedParser',
+           'last_answer', 'read_as_later', 'score_states', 'with_seen_prompt', 'last_scores', 'LaterRubric',
+           'LaterMathRubric']
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #0ad8f1c6
 import copy
@@ -33,7 +34,17 @@ from ..envs.tool_env import ToolRubric
 from ..envs.verifiers import current_version, is_since
 from ..parsers.base import Parser, assistant_texts, identity
 from ..parsers.think import BOX, ThinkParser
-from ..parsers.xml import FieldSpans, XMLParser
+from ..parsers.xml import (
+    FieldSpans,
+    FieldTags,
+    Judge,
+    Rule,
+    Tag,
+    Verdict,
+    XMLParser,
+    judge_spacing,
+    presence_rules,
+)
 from ..rubrics.group import RubricGroup
 from ..rubrics.judge import JudgeRubric
 from ..rubrics.math import MathRubric
@@ -257,6 +268,29 @@ def turn_of(prompt: Any, added: Any, response: Any, trajectory_id: str) -> dict[
     turn |= dict(prompt=prompt, completion=added, response=LaterMessage(kept), extras={})
     return turn | dict(is_truncated=reason == "length", trajectory_id=trajectory_id)
 
+# %% ../../nbs/bridges/01_later_parts.ipynb #0b628c3f
+def judge_later_presence(
+    judge: Judge, field: Sequence[Tag], text: str, spans: FieldSpans
+) -> Verdict:
+    """Judge the presence of a field; beside a complete field, one of its tags is enough."""
+    score, note = judge(text, spans)
+    tagged = any(spans) and any(tag[1] in text or tag[2] in text for tag in field)
+    return max(score, float(tagged)), note
+
+# %% ../../nbs/bridges/01_later_parts.ipynb #7d21a415
+def judge_later_spacing(judge: Judge, text: str, spans: FieldSpans) -> Verdict:
+    """Give the point for spacing to any text."""
+    return 1.0, judge(text, spans)[1]
+
+# %% ../../nbs/bridges/01_later_parts.ipynb #f52e7d55
+def later_rules(rules: Sequence[Rule], fields: FieldTags) -> list[Rule]:
+    """Return the rules of `XMLParser` as `verifiers` judges them."""
+    judges: dict[str, Judge] = {}
+    for rule, field in zip(presence_rules(fields), fields, strict=True):
+        judges[rule.name] = partial(judge_later_presence, rule.judge, field)
+    judges["spacing"] = partial(judge_later_spacing, judge_spacing)
+    return [rule._replace(judge=judges.get(rule.name, rule.judge)) for rule in rules]
+
 # %% ../../nbs/bridges/01_later_parts.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
     """Read and score tags as `verifiers` does.
@@ -287,11 +321,9 @@ class LaterXMLParser(XMLParser):
         answers = (getattr(fields, self.answer_field, None) for fields in parsed)
         return next((answer for answer in answers if answer is not None), None)
 
-    def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
-        spans, (*_, start, end) = super()._measure(text)
-        found = {name for name, value in vars(self.parse(text)).items() if value is not None}
-        found |= {tag[0] for tag in self._tags if found and (tag[1] in text or tag[2] in text)}
-        return spans, [float(not found.isdisjoint(n)) for n in self._names] + [1.0, start, end]
+    def make_rules(self) -> list[Rule]:
+        """List the rules of `XMLParser`, which judge presence and spacing in another way."""
+        return later_rules(super().make_rules(), self._field_tags)
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #666d4e0f
 def content_of_box(text: str, start: int) -> str:

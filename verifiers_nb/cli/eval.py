@@ -13,6 +13,7 @@ __all__ = ['UNTRUSTED_SETTINGS', 'SETTINGS_OF_RUN', 'Metadata', 'MOST_SHOWN', 'E
            'rescore_folder', 'main']
 
 # %% ../../nbs/cli/03_eval.ipynb #77de68da
+import errno
 import json
 import math
 import os
@@ -256,9 +257,10 @@ def show_table(summary: Metadata, pass_reward: float = 0.5) -> RenderableType:
     for name, figures in summary["scores"].items():
         shown = (figures[key] for key in ("mean", "standard_error", "std", "p5", "p50", "p95"))
         table.add_row(Text(name), *("–" if math.isnan(x) else f"{x:.3f}" for x in shown))
-    rates = [f"{name} {rate:.2f}" for name, rate in summary["pass_rates"].items()]
-    first, second = "  ".join(rates[: len(rates) // 2]), "  ".join(rates[len(rates) // 2 :])
-    lines = [f"{first}    {second}    (reward ≥ {pass_reward:g})"]
+    lines = []
+    if rates := [f"{name} {rate:.2f}" for name, rate in summary["pass_rates"].items()]:
+        first, second = "  ".join(rates[: len(rates) // 2]), "  ".join(rates[len(rates) // 2 :])
+        lines.append(f"{first}    {second}    (reward ≥ {pass_reward:g})")
     lines += [one_row(line, 400) for line in trouble_lines(summary)]
     return Group(table, Text(), *map(Text, lines))
 
@@ -311,7 +313,7 @@ def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) 
         return str(error)
     file = f"{error.filename}: " if error.filename else ""
     reason = f"{file}{error.strerror or error}".rstrip(".") + "."
-    if folder is None:
+    if folder is None or error.errno == errno.ESTALE:  # something changed the file of results
         return reason
     if not (folder / "results.jsonl").exists():
         return f"{reason} No rollouts were saved: choose a folder that you can write to, or omit -s and --report."

@@ -12,6 +12,7 @@ __all__ = ['YES', 'NO', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBo
 
 # %% ../../nbs/envs/04_multiturn.ipynb #77de68da
 import json
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +22,9 @@ from typing import Any, TypeAlias
 
 from .environment import Environment
 from .rollouts import with_seed
+from ..inference.client import Reply
 from ..rubrics.rubric import score_row
+from ..support.threads import end_if_forked
 from ..types import (
     Info,
     Messages,
@@ -29,6 +32,7 @@ from ..types import (
     RolloutScore,
     SamplingArgs,
     State,
+    reasoning_fields,
     settled,
 )
 
@@ -84,11 +88,16 @@ def take_response(response: Any, state: State) -> Any:
     Raises `ValueError` if the response was filtered or its content isn't text. Missing content
     becomes an empty string.
     """
+    if type(response) is dict:
+        response = Reply(response)
     if not getattr(response, "choices", None):  # OpenAI's client returns a web page as text
         raise ValueError(f"The response has no choices: {response!r:.200}")
     choice: Any = response.choices[0]
     is_text = isinstance(state["completion"], str)
-    content = (choice.text if is_text else choice.message.content) or ""
+    message: Any = choice if is_text else choice.message
+    if type(message) is dict:
+        message = Reply(message)
+    content = (message.text if is_text else message.content) or ""
     if getattr(choice, "finish_reason", None) == "content_filter":
         raise ValueError("The response was filtered: its finish_reason is content_filter.")
     if not isinstance(content, str if is_text else (str, list)):
@@ -97,8 +106,8 @@ def take_response(response: Any, state: State) -> Any:
     if is_text:
         state["responses_start_idx"].append(len(state["completion"]))
     else:
-        added = [{"role": "assistant", "content": content}]
-        if tool_calls := getattr(choice.message, "tool_calls", None):
+        added = [{"role": "assistant", "content": content, **reasoning_fields(message)}]
+        if tool_calls := getattr(message, "tool_calls", None):
             added[0]["tool_calls"] = [as_openai_call(call) for call in tool_calls]
     state["responses"].append(response)
     state["turn"] += 1
@@ -167,9 +176,11 @@ class MultiTurnEnv(Environment):
         state = check_state(await settled(self.setup_state(state, **kwargs)), "setup_state")
         messages: Any = prompt if isinstance(prompt, str) else list(prompt)
         tools = (info or {}).get("oai_tools") or self.oai_tools
+        process = os.getpid()
         while True:
             if (done := self.is_completed(messages, state, **kwargs)) and await settled(done):
                 break
+            end_if_forked(process)  # a hook or a tool forked, and returned in the child, too
             arguments = with_seed(sampling_args, state["turn"])
             response = await self.get_model_response(client, model, messages, tools, arguments)
             messages = messages + take_response(response, state)

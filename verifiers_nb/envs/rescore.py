@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Differences', 'rollouts_from_outputs', 'unchanged_funcs', 'score_again', 'score_differences', 'Rescored',
-           'forget_other_judges', 'stored_rollouts', 'rescore']
+__all__ = ['Change', 'Differences', 'rollouts_from_outputs', 'unchanged_funcs', 'with_funcs', 'score_again', 'score_differences',
+           'Rescored', 'forget_other_judges', 'stored_rollouts', 'rescore']
 
 # %% ../../nbs/envs/12_rescore.ipynb #5c293f01
+import copy
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from tqdm import tqdm
@@ -44,10 +47,10 @@ from .store import (
     without_failed,
 )
 from ..inference.tokens import rollout_turns
-from ..rubrics.changes import func_digests, with_funcs
 from ..rubrics.rubric import (
     ROW,
     Rubric,
+    func_digests,
     indices_of,
     reward_name,
     rollouts_from_columns,
@@ -70,14 +73,37 @@ def rollouts_from_outputs(results: GenerateOutputs) -> list[Rollout]:
 def unchanged_funcs(
     rubric: Rubric, stored: Sequence[Mapping[str, str]], rollouts: Sequence[Rollout]
 ) -> list[str]:
-    """Return the names of functions whose digest is in all `stored` maps, and whose scores we have."""
+    """Return the names of functions whose digest is in all `stored` maps, and whose scores we have.
+
+    A function without a digest of its source counts as changed.
+    """
     scored = [rollout for rollout in rollouts if not rollout.error]
     return [
         name
         for name, digest in func_digests(rubric).items()
-        if digest and stored and all(digests.get(name) == digest for digests in stored)
+        if not digest.startswith("-")
+        and stored
+        and all(digests.get(name) == digest for digests in stored)
         if all(name in rollout.metrics for rollout in scored)
     ]
+
+# %% ../../nbs/envs/12_rescore.ipynb #03ce07bd
+Change = Callable[[Any, RewardFunc, float], tuple[RewardFunc, float]]
+
+
+def with_funcs(rubric: Any, change: Change) -> Any:
+    """Return a copy of a rubric and its members, with each function and weight replaced by `change(member, func, weight)`."""
+    twin = copy.copy(rubric)
+    pairs = zip(rubric.reward_funcs, rubric.reward_weights, strict=True)
+    changed = [change(rubric, func, weight) for func, weight in pairs]
+    twin.reward_funcs, twin.reward_weights = [f for f, _ in changed], [w for _, w in changed]
+    twin.failures = Counter()
+    if "rubrics" in vars(rubric):
+        twin.rubrics = [with_funcs(member, change) for member in rubric.rubrics]
+    if "env_map" in vars(rubric):
+        made = {task: with_funcs(env.rubric, change) for task, env in rubric.env_map.items()}
+        twin.env_map = {task: SimpleNamespace(rubric=made[task]) for task in made}
+    return twin
 
 # %% ../../nbs/envs/12_rescore.ipynb #f3bee122
 async def score_again(
@@ -158,7 +184,9 @@ class Rescored:
     def __repr__(self) -> str:
         """Return the names of called functions, and a line for the reward and each metric."""
         called, kept = (", ".join(names) or "nothing" for names in (self.called, self.kept))
-        lines = [f"{len(self.rollouts):,} rollouts scored again: called {called}; kept {kept}"]
+        lines = [
+            f"{len(self.rollouts):,} rollouts scored again: called {called}; kept {kept} (same name and source text)"
+        ]
         for name, (first, second, diff) in self.differences.items():
             interval = f"95 % interval {diff.low:+.3f} to {diff.high:+.3f}, {diff.n:,} examples"
             lines.append(f"{name}: {first:.3f} → {second:.3f}, {diff.mean:+.3f} ({interval})")
@@ -212,9 +240,10 @@ def rescore(
     """Score rollouts again, without a model; by default with the rubric of `env`.
 
     `results`: outputs, a file of rollouts or the folder of an evaluation. A reward function is
-    called if it changed: its code, its defaults, or an object that it uses. Other functions keep
-    their stored scores, and a new weight needs no call. `force`: call all functions, or those with
-    these names. A judge is not asked the same question again, unless its model or its arguments
+    called unless it has the same name and source text, and its parser or judge the same settings;
+    then it keeps its stored scores. A new weight needs no call. What a function calls is not
+    compared: after a change of a helper give `force`, which calls all functions, or those with these
+    names. A judge is not asked the same question again, unless its model or its arguments
     changed.
     """
     if rubric is None and env is None:

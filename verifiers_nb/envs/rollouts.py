@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'run_bounded', 'fewer_collections', 'LentLoop', 'lent_loop',
-           'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'fail', 'failed_score',
-           'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'RolloutRun']
+__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'run_bounded', 'fewer_collections', 'LentLoop',
+           'lent_loop', 'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'lacks_files', 'fail',
+           'failed_score', 'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'RolloutRun']
 
 # %% ../../nbs/envs/02_rollouts.ipynb #77de68da
 import asyncio
+import errno
 import gc
 import hashlib
 import json
@@ -33,10 +34,17 @@ from tqdm import tqdm
 from .prompts import DEFAULTS, RolloutRows
 from .store import INPUTS, RolloutStore, stored_outputs
 from ..inference.tokens import rollout_turns
-from ..rubrics.changes import func_digests
-from ..rubrics.rubric import Rubric, indices_of, run_limit, score_many, score_one
+from ..rubrics.rubric import (
+    Rubric,
+    func_digests,
+    indices_of,
+    run_limit,
+    score_many,
+    score_one,
+)
+from ..support.belongings import Belongings, all_put_back
 from ..support.calls import without_secrets
-from ..support.threads import as_failure, watch
+from ..support.threads import as_failure, end_if_forked, watch
 from ..types import (
     GenerateOutputs,
     Rollout,
@@ -143,14 +151,16 @@ def background_loop() -> asyncio.AbstractEventLoop:
 def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine from sync code and return its result, even if this thread has a running loop.
 
-    Ctrl-C cancels the coroutine and waits until it has ended. Raises `RuntimeError` in a coroutine
+    Ctrl-C cancels the coroutine and waits until it has ended. What its functions replaced in this
+    process, such as `sys.stdout`, is put back if this is the main thread. Raises `RuntimeError` in a coroutine
     of the same loop, which would wait for itself.
     """
     if asyncio._get_running_loop() is background_loop():
         coroutine.close()
         raise RuntimeError("A sync call in a rollout would block it: await its async version.")
     if threading.current_thread() is threading.main_thread():
-        return lent_loop().borrow(coroutine)
+        with all_put_back():
+            return lent_loop().borrow(coroutine)
     return asyncio.run_coroutine_threadsafe(coroutine, background_loop()).result()
 
 # %% ../../nbs/envs/02_rollouts.ipynb #472b07b9
@@ -178,11 +188,24 @@ def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | 
 
 # %% ../../nbs/envs/02_rollouts.ipynb #14ae2b7d
 logger = logging.getLogger(__name__)
+TOO_MANY_FILES = "Raise `ulimit -n`, or lower max_concurrent (-c)."
+
+
+def lacks_files(error: BaseException | None) -> bool:
+    """Return whether an error, or one that led to it, says that too many files are open."""
+    while error is not None:
+        if getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def fail(rollout: Rollout, error: Exception) -> None:
     """Mark a rollout as failed: set its error, and empty its completion, state and turns."""
-    rollout.error = without_secrets(f"{type(error).__name__}: {error}".removesuffix(": "))
+    message = f"{type(error).__name__}: {error}".removesuffix(": ")
+    if lacks_files(error):
+        message = f"{message}. {TOO_MANY_FILES}"
+    rollout.error = without_secrets(message)
     rollout.completion, rollout.turns = "" if isinstance(rollout.prompt, str) else [], []
     columns = {name: getattr(rollout, name) for name in (*INPUTS, "error")}
     rollout.state = {**columns, "responses": []}
@@ -284,6 +307,7 @@ class RolloutRun:
     async def start(self, max_concurrent: int = -1) -> None:
         """Run every row that is not in the store; log the number of failures and the first error."""
         order = self.groups.order if self.groups else range(len(self.rows))
+        self.process, self.belongings = os.getpid(), Belongings()
         done = watch(self.show_status)
         try:
             if self.store:
@@ -299,6 +323,8 @@ class RolloutRun:
                 self.store.close()
             if self.close_client:
                 await self.client.aclose()
+            self.belongings.put_back()
+            self.belongings.close()
         if self.failed:
             first = f"the first: {self.failed[min(self.failed)]}"
             logger.error("%d of %d rollouts failed; %s", len(self.failed), len(self.rows), first)
@@ -339,8 +365,10 @@ class RolloutRun:
             for each, score in zip(played, scores, strict=bool(scores)):
                 each.reward, each.metrics = score.reward, score.metrics
         except BaseException as error:
+            end_if_forked(self.process, error)
             for each in played:
                 fail(each, as_failure(error))
+        end_if_forked(self.process)
         for each in played:
             self.finish(each)
 
@@ -360,6 +388,7 @@ class RolloutRun:
             rollout.error = None if getattr(error, "is_scored", False) else error
             rollout.turns = rollout_turns(rollout.state, exact=False)
         except BaseException as error:
+            end_if_forked(self.process, error)
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
             if limit.expired() and isinstance(error, TimeoutError):  # not a cancelled run
                 error = TimeoutError(f"it took longer than its timeout of {self.timeout:g} s")
@@ -386,6 +415,7 @@ class RolloutRun:
             self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=self.bar.n < self.bar.total)
         if self.store and rollout.index not in self.store.done:
             self.store.append(rollout)
+        self.belongings.look()
         if self.on_finish:
             self.on_finish(rollout)
 

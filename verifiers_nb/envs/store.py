@@ -45,6 +45,7 @@ import orjson
 from filelock import FileLock, Timeout
 
 from ..rubrics.rubric import indices_of
+from ..support.threads import end_if_forked
 from ..types import (
     GenerateOutputs,
     Rollout,
@@ -377,7 +378,7 @@ class AppendedFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.is_new = path, not path.exists()
+        self.path, self.is_new, self.process = path, not path.exists(), os.getpid()
         self.file = path.open("ab", buffering=0)
         self.opened = os.fstat(self.file.fileno())
         self.size = self.opened.st_size
@@ -387,6 +388,7 @@ class AppendedFile:
 
         The error number is `ESTALE` if something else has changed the file.
         """
+        end_if_forked(self.process)  # two processes would mix their lines
         is_file = stat.S_ISREG(self.opened.st_mode)  # a pipe or a device has no size
         if is_file:
             check_unchanged(self.path, self.opened, self.size)

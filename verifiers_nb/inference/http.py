@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CONNECT_TIMEOUT', 'MAX_REPLY_MB', 'needs_proxy', 'DirectRequest', 'make_session', 'end_session', 'running_loop',
-           'end_sessions', 'as_timeout', 'read_bounded', 'send_request', 'request_body', 'HTTPClient', 'is_openais',
+__all__ = ['CONNECT_TIMEOUT', 'SPARE_FILES', 'MAX_REPLY_MB', 'logger', 'FEW_FILES', 'needs_proxy', 'DirectRequest',
+           'make_session', 'end_session', 'running_loop', 'end_sessions', 'as_timeout', 'file_limit',
+           'connections_within', 'read_bounded', 'send_request', 'request_body', 'HTTPClient', 'is_openais',
            'can_stand_in', 'as_http_client']
 
 # %% ../../nbs/inference/04_http.ipynb #1b645389
 import asyncio
+import logging
+import math
 import ssl
 import sys
 import threading
@@ -118,6 +121,24 @@ def as_timeout(timeout: Any) -> aiohttp.ClientTimeout:
     seconds = getattr(timeout, "read", timeout)
     return aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT)
 
+# %% ../../nbs/inference/04_http.ipynb #7fbd4020
+SPARE_FILES = 64  # for results, locks, logs and subprocesses
+
+
+def file_limit() -> float:
+    """Return how many files this process may have open."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return math.inf
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return math.inf if limit == resource.RLIM_INFINITY else limit
+
+
+def connections_within(most: int, files: float) -> int:
+    """Return how many connections to open at a time: `most`, or fewer if the process may open few files."""
+    return int(min(most, max(1, files - SPARE_FILES, files // 2)))
+
 # %% ../../nbs/inference/04_http.ipynb #7ee87647
 MAX_REPLY_MB = 64.0
 
@@ -167,13 +188,20 @@ def request_body(model: str | None, extra_body: Any, request: Mapping[str, Any])
     return encode({**body, **(extra_body or {})})
 
 # %% ../../nbs/inference/04_http.ipynb #9260bfd3
+logger = logging.getLogger(__name__)
+FEW_FILES = (
+    "At most %d requests run at once, because this process may open only %d files. `ulimit -n %d` allows "
+    "more; a lower max_concurrent (-c) asks for less."
+)
+
+
 class HTTPClient:
     """A client for a server with OpenAI's API.
 
     `base_url` ends with `/v1`. `model` is the model of requests that name none. `timeout` limits a whole
     request, in seconds; None is no limit. `retries` is how often a request is sent again after a busy
     server or a dropped connection. `headers` are sent with every request. `max_connections` limits the
-    requests in flight; waiting for a connection doesn't count towards `timeout`. `max_reply_mb` limits
+    requests in flight, and so does the number of files that this process may open; waiting for a connection doesn't count towards `timeout`. `max_reply_mb` limits
     the size of a reply, decompressed. Raises OpenAI's errors.
 
     Any event loop may use the client. `aclose` and `close` close its connections, which are also closed
@@ -203,7 +231,7 @@ class HTTPClient:
         self.max_connections, self.max_reply_mb = max_connections, max_reply_mb
         self.sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self.gates = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
-        self.lock = threading.Lock()
+        self.lock, self.noted = threading.Lock(), False
         weakref.finalize(self, end_sessions, self.sessions)
 
     def url(self, path: str) -> URL:
@@ -221,10 +249,20 @@ class HTTPClient:
                 session = self.sessions[loop] = make_session(URL(self.base_url), self.headers)
         return session
 
+    def note_few_files(self) -> None:
+        """Log once that requests wait because this process may open few files."""
+        most = connections_within(self.max_connections, files := file_limit())
+        if most < self.max_connections and not self.noted:
+            self.noted = True
+            logger.warning(FEW_FILES, most, files, self.max_connections + SPARE_FILES)
+
     async def send(self, url: URL, **request: Any) -> Reply:
         """Post a request once, when a connection is free."""
         if (gate := self.gates.get(loop := asyncio.get_running_loop())) is None:
-            gate = self.gates[loop] = asyncio.Semaphore(self.max_connections)
+            most = connections_within(self.max_connections, file_limit())
+            gate = self.gates[loop] = asyncio.Semaphore(most)
+        if gate.locked():
+            self.note_few_files()
         async with gate:
             response = send_request(self.session(), "POST", url, self.max_reply_mb, **request)
             return read_answer(*await response)

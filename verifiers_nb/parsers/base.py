@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TextSpan', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum', 'checks_table', 'summed_table', 'Explanation',
-           'messages_of', 'assistant_texts', 'identity', 'Parser']
+__all__ = ['TextSpan', 'OPEN', 'CLOSE', 'TAG_START', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum', 'checks_table',
+           'summed_table', 'Explanation', 'messages_of', 'text_with_thinking', 'assistant_texts', 'identity', 'Parser']
 
 # %% ../../nbs/parsers/00_base.ipynb #77de68da
 import logging
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..types import content_text
+from ..types import ANY_REASONING, content_text, reasoning_text
 
 if TYPE_CHECKING:
     from ..types import ChatMessage, Messages
@@ -92,11 +93,31 @@ def messages_of(completion: Messages, role: str) -> list[ChatMessage]:
         return []
     return [message for message in completion if message.get("role") == role]
 
+# %% ../../nbs/parsers/00_base.ipynb #2a42ce7f
+OPEN, CLOSE = "<think>", "</think>"
+TAG_START = re.compile(r"<(?=/?\w)")
+
+
+def text_with_thinking(message: ChatMessage) -> str:
+    """Return the text of a message, after `<think>` tags with the reasoning beside it.
+
+    A text with thinking of its own stays as it is.
+    """
+    text = content_text(message.get("content"))
+    if ANY_REASONING.isdisjoint(message) and isinstance(message.get("content"), (str, type(None))):
+        return text
+    thought = reasoning_text(message)
+    if thought is None or text.lstrip().startswith(OPEN):
+        return text
+    return f"{OPEN}\n{TAG_START.sub('< ', thought.strip())}\n{CLOSE}\n\n{text}"
+
 # %% ../../nbs/parsers/00_base.ipynb #08841adf
-def assistant_texts(completion: Messages) -> list[str]:
+def assistant_texts(completion: Messages, thinking: bool = False) -> list[str]:
     """Return the text of each assistant message; a string is one message."""
     if isinstance(completion, str):
         return [completion]
+    if thinking:
+        return [text_with_thinking(m) for m in completion if m.get("role") == "assistant"]
     return [content_text(m.get("content")) for m in completion if m.get("role") == "assistant"]
 
 # %% ../../nbs/parsers/00_base.ipynb #43d19cc0
@@ -112,9 +133,11 @@ class Parser:
     """Accept any text and apply `extract_fn` to it.
 
     Other keyword arguments become attributes, which reward functions can read from `parser`.
+    `reads_thinking`: reasoning beside the content is part of the text, in `<think>` tags.
     """
 
     logger = logging.getLogger(__name__)
+    reads_thinking = False
 
     def __init__(self, extract_fn: ExtractFn = identity, **kwargs: Any) -> None:
         self.extract_fn = extract_fn
@@ -129,6 +152,8 @@ class Parser:
         """Parse a string or the last message's content; returns `None` if there is no message."""
         if isinstance(completion, str):
             return self.parse(completion)
+        if self.reads_thinking and completion:
+            return self.parse(text_with_thinking(completion[-1]))
         return self.parse(completion[-1].get("content")) if completion else None
 
     def checks(self, text: str) -> list[Check]:
@@ -141,19 +166,19 @@ class Parser:
 
     def get_format_reward_func(self) -> Callable[..., float]:
         """Make the reward function that averages `format_score` over the assistant's messages."""
-        # `behaviour_digest` sees what a function closes over: here the code that scores.
-        score = self.format_score
+        score, thinking = self.format_score, self.reads_thinking
 
         def format_reward_func(completion: Messages, **kwargs: Any) -> float:
             """Score the completion's format; returns 0.0 without an assistant message."""
-            texts = assistant_texts(completion)
+            texts = assistant_texts(completion, thinking)
             return sum(map(score, texts)) / len(texts) if texts else 0.0
 
         return format_reward_func
 
     def explain(self, completion: Messages) -> Explanation:
         """Show the checks of a string, or of each assistant message."""
-        return Explanation([self.checks(text) for text in assistant_texts(completion)])
+        texts = assistant_texts(completion, self.reads_thinking)
+        return Explanation([self.checks(text) for text in texts])
 
     def get_assistant_messages(self, completion: Messages) -> list[ChatMessage]:
         """Return the messages that the policy wrote."""

@@ -6,29 +6,65 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OPEN', 'CLOSE', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'think_fault',
-           'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer',
-           'box_check', 'BoxedParser', 'ThinkBoxedParser']
+__all__ = ['THINKING', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'thinking_end',
+           'outside_thinking', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer',
+           'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from .base import Check, Parser, TextSpan
+from .base import CLOSE, OPEN, Check, Parser, TextSpan
 from ..types import content_text
 
 if TYPE_CHECKING:
     from .structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/02_think.ipynb #fe5dbbce
-OPEN, CLOSE = "<think>", "</think>"
-
-
 def after_thinking(text: str) -> str:
     """Return the stripped text after the last `</think>`, or an empty string without one."""
     end = text.rfind(CLOSE)
     return text[end + len(CLOSE) :].strip() if end >= 0 else ""
+
+# %% ../../nbs/parsers/02_think.ipynb #9eb075c5
+def thinking_end(text: str) -> int:
+    """Return the end of the last `</think>` without an opening tag, or 0 without one."""
+    end = after = 0
+    while (close := text.find(CLOSE, after)) >= 0:
+        opened = text.find(OPEN, after, close) >= 0
+        after = close + len(CLOSE)
+        end = end if opened else after
+    return end
+
+# %% ../../nbs/parsers/02_think.ipynb #ad35b22b
+THINKING = re.compile(f"{OPEN}[^<]*+(?:<(?!/think>)[^<]*+)*+(?:{CLOSE})?")
+
+
+def outside_thinking(text: str) -> str:
+    """Return a text without its thinking, whether it is complete or cut off."""
+    return THINKING.sub("", text[thinking_end(text) :]) if CLOSE in text or OPEN in text else text
+
+# %% ../../nbs/parsers/02_think.ipynb #76cd0884
+def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of a pattern that begin outside thinking, in time linear in the text.
+
+    Each match begins with `mark`.
+    """
+    at = thinking_end(text)
+    think = text.find(OPEN, at)
+    while (start := text.find(mark, at)) >= 0:
+        while 0 <= think < start:
+            close = text.find(CLOSE, think)
+            at = close + len(CLOSE) if close >= 0 else len(text)
+            think = text.find(OPEN, at)
+        if start < at:
+            continue  # it is in the thinking
+        if found := call.match(text, start):
+            yield found
+        at = found.end() if found else start + len(mark)
+        think = text.find(OPEN, at) if think < at else think
 
 # %% ../../nbs/parsers/02_think.ipynb #3a0b186e
 def think_fault(text: str) -> tuple[TextSpan, str] | None:
@@ -57,6 +93,8 @@ def think_tag() -> StructuralTag:
 # %% ../../nbs/parsers/02_think.ipynb #06df0a4e
 class ThinkParser(Parser):
     """Apply `extract_fn` to the text after the thinking; score the format all or nothing."""
+
+    reads_thinking = True
 
     def parse(self, text: Any) -> Any:
         """Apply `extract_fn` to the text after the last `</think>`, empty without one."""

@@ -6,20 +6,21 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'Values', 'check_field', 'field_names', 'make_tag',
-           'content_spans', 'format_str', 'format_values', 'missing_note', 'whole_tag', 'presence_notes',
-           'spacing_note', 'start_note', 'end_note', 'field_spans', 'score_parts', 'xml_checks', 'find_values',
-           'finish_values', 'xml_tag', 'XMLParser', 'OneAnswerParser']
+__all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc', 'Verdict', 'Judge', 'RULE_FORM', 'Values',
+           'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str', 'format_values', 'missing_note',
+           'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note', 'field_spans', 'Rule',
+           'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end', 'presence_rules',
+           'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values', 'xml_tag', 'XMLParser',
+           'occurrences', 'once_note', 'judge_once', 'once_rules', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import replace
-from operator import mul
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from .base import (
     Check,
@@ -29,7 +30,7 @@ from .base import (
     assistant_texts,
     identity,
 )
-from .think import CLOSE
+from .think import outside_thinking
 from ..types import content_text
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def format_values(fields: Sequence[tuple[str, ...]], values: dict[str, Any]) -> 
     return "\n".join(parts)
 
 # %% ../../nbs/parsers/03_xml.ipynb #0a57cb53
-Note: TypeAlias = tuple[TextSpan, str]
+Note: TypeAlias = tuple[TextSpan | None, str]
 
 
 def missing_note(text: str, field: Sequence[Tag], gap: int) -> Note:
@@ -120,8 +121,8 @@ def missing_note(text: str, field: Sequence[Tag], gap: int) -> Note:
     for _, opening, closing, width in field:
         start, end = text.find(opening), text.find(closing)
         if start >= 0:
-            fault = f"the {opening} tag is never closed"
-            return (start, start + width), fault + f": its {closing} comes before it" * (end >= 0)
+            earlier = f": its {closing} comes before it" if end >= 0 else ""
+            return (start, start + width), f"the {opening} tag is never closed{earlier}"
         if end >= 0:
             return (end, end + width + 1), f"{closing} closes a tag that was never opened"
     return (gap, gap), f"there is no {' or '.join(tag[1] for tag in field)} tag"
@@ -132,17 +133,27 @@ def whole_tag(text: str, content: TextSpan) -> TextSpan:
     return text.rfind("<", 0, content[0]), text.find(">", content[1]) + 1
 
 
-def presence_notes(text: str, fields: FieldTags, spans: FieldSpans) -> list[Note]:
-    """Return a note for each field: where it is, or why it was not found."""
-    notes, gap = [], 0
-    for field, span in zip(fields, spans, strict=True):
-        if span is None:
-            notes.append(missing_note(text, field, gap))
-        else:
-            whole = whole_tag(text, span)
-            notes.append((whole, f"{text[whole[0] : span[0]]} is there"))
-            gap = whole[1]
-    return notes
+def holder(text: str, at: int, tags: Iterable[Tag]) -> str:
+    """Return the opening tag of the field in which an offset lies, complete or not, or ""."""
+    for _, opening, closing, _ in tags:
+        if text.find(opening, max(0, text.rfind(closing, 0, at)), at) >= 0:
+            return opening
+    return ""
+
+# %% ../../nbs/parsers/03_xml.ipynb #8f40b619
+def presence_note(at: int, fields: FieldTags, text: str, spans: FieldSpans) -> Note:
+    """Note where field number `at` is, or why it was not found."""
+    if (content := spans[at]) is None:
+        before = [span for span in spans[:at] if span]
+        return missing_note(text, fields[at], whole_tag(text, before[-1])[1] if before else 0)
+    final = content
+    if any(text.find(tag[1], content[1]) >= 0 for tag in fields[at]):
+        final = max(filter(None, content_spans(text, fields[at], last=True)))
+    others = [tag for field in fields if field is not fields[at] for tag in field]
+    outer = holder(text, whole_tag(text, final)[0], others)
+    start, end = whole_tag(text, final if outer else content)
+    name = text[start : text.find(">", start) + 1]
+    return (start, end), f"{name} is there, inside {outer}" if outer else f"{name} is there"
 
 # %% ../../nbs/parsers/03_xml.ipynb #cb4e5208
 def spacing_note(text: str, spans: FieldSpans) -> Note:
@@ -157,7 +168,7 @@ def spacing_note(text: str, spans: FieldSpans) -> Note:
     return blank[0], f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} blank"
 
 # %% ../../nbs/parsers/03_xml.ipynb #40831601
-def start_note(text: str, openings: tuple[str, ...]) -> Note:
+def start_note(openings: Sequence[str], text: str, spans: FieldSpans) -> Note:
     """Note what the text starts with, where one of `openings` is expected."""
     begin = len(text) - len(text.lstrip())
     for tag in openings:
@@ -169,7 +180,7 @@ def start_note(text: str, openings: tuple[str, ...]) -> Note:
     return (begin, end), f"the text starts with {shown}, not with {' or '.join(openings)}"
 
 # %% ../../nbs/parsers/03_xml.ipynb #44aed18d
-def end_note(text: str, closings: tuple[str, ...]) -> Note:
+def end_note(closings: Sequence[str], text: str, spans: FieldSpans) -> Note:
     """Note what the text ends with, where one of `closings` is expected."""
     end = len(text.rstrip())
     for tag in closings:
@@ -190,32 +201,125 @@ def field_spans(text: str, fields: FieldTags, tags: Sequence[Tag]) -> FieldSpans
     return [next(filter(None, [next(each) for _ in field]), None) for field in fields]
 
 # %% ../../nbs/parsers/03_xml.ipynb #2f94d6e5
-def score_parts(
-    text: str, spans: FieldSpans, openings: tuple[str, ...], closings: tuple[str, ...]
-) -> list[float]:
-    """Score the presence of each field, then spacing, start and end of the text."""
-    present = [1.0 if span else 0.0 for span in spans]
-    filled = [bool(text[span[0] : span[1]].strip()) for span in spans if span]
-    spacing = sum(filled) / len(filled) if filled else 0.0
-    body = text.strip()
-    return [*present, spacing, float(body.startswith(openings)), float(body.endswith(closings))]
+NoteFunc: TypeAlias = Callable[[str, FieldSpans], Note]
+Verdict: TypeAlias = tuple[float, Note | NoteFunc]
+Judge: TypeAlias = Callable[[str, FieldSpans], Verdict]
+
+
+class Rule(NamedTuple):
+    """Hold one rule of a format; it adds at most `weight` to the score.
+
+    `judge` takes a text and the span of each field's content, `None` for a missing field. It returns a
+    score in [0, 1] and a note, which is a span and a message, or a function that returns these.
+    """
+
+    name: str
+    weight: float
+    judge: Judge
 
 # %% ../../nbs/parsers/03_xml.ipynb #af3e1334
-def xml_checks(
-    text: str, fields: FieldTags, weights: list[float], spans: FieldSpans, scores: list[float]
-) -> list[Check]:
-    """Return each score as a check with a name and a reason; without fields there are no checks."""
+def rule_check(rule: Rule, text: str, spans: FieldSpans) -> Check:
+    """Return a rule's verdict on a text as a check."""
+    score, note = rule.judge(text, spans)
+    span, message = note(text, spans) if callable(note) else note
+    return Check(rule.name, rule.weight, score, span, message)
+
+# %% ../../nbs/parsers/03_xml.ipynb #6009c928
+def bind(judge: Callable[..., Verdict], note: Callable[..., Note], *given: Any) -> Judge:
+    """Return a judge of text and spans that is called as `judge(note, *given, text, spans)`.
+
+    `note` gets `given`, too. Both can be pickled if `given` can.
+    """
+    return partial(judge, partial(note, *given), *given)
+
+# %% ../../nbs/parsers/03_xml.ipynb #6b6959e1
+def judge_presence(
+    note: NoteFunc, at: int, fields: FieldTags, text: str, spans: FieldSpans
+) -> Verdict:
+    """Judge whether field number `at` is there."""
+    return (1.0 if spans[at] else 0.0), note
+
+# %% ../../nbs/parsers/03_xml.ipynb #e3592dab
+def judge_spacing(text: str, spans: FieldSpans) -> Verdict:
+    """Judge the share of present fields that are not blank."""
+    found = filled = 0
+    for span in spans:
+        if span:
+            found += 1
+            if text[span[0] : span[1]].strip():
+                filled += 1
+    return (filled / found if found else 0.0), spacing_note
+
+# %% ../../nbs/parsers/03_xml.ipynb #2f89c98a
+def judge_start(note: NoteFunc, openings: tuple[str, ...], text: str, spans: FieldSpans) -> Verdict:
+    """Judge whether the text starts with one of `openings`."""
+    good = text.startswith(openings) or text.lstrip().startswith(openings)
+    return (1.0 if good else 0.0), note
+
+# %% ../../nbs/parsers/03_xml.ipynb #5b3d8e0f
+def judge_end(note: NoteFunc, closings: tuple[str, ...], text: str, spans: FieldSpans) -> Verdict:
+    """Judge whether the text ends with one of `closings`."""
+    good = text.endswith(closings) or text.rstrip().endswith(closings)
+    return (1.0 if good else 0.0), note
+
+# %% ../../nbs/parsers/03_xml.ipynb #9ee85d59
+def presence_rules(fields: FieldTags) -> list[Rule]:
+    """List the rules that each field is there; they share a weight of 0.4."""
+    names = ["|".join(tag[0] for tag in field) for field in fields]
+    judges = [bind(judge_presence, presence_note, at, fields) for at in range(len(fields))]
+    weight = 0.4 / max(1, len(fields))
+    return [Rule(f"presence of {n}", weight, j) for n, j in zip(names, judges, strict=True)]
+
+# %% ../../nbs/parsers/03_xml.ipynb #93542a0f
+def xml_rules(fields: FieldTags) -> list[Rule]:
+    """List the rules of a format; without fields there are none."""
     if not fields:
         return []
-    rules = ["presence of " + "|".join(tag[0] for tag in field) for field in fields]
-    notes = [
-        *presence_notes(text, fields, spans),
-        spacing_note(text, spans),
-        start_note(text, tuple(tag[1] for tag in fields[0])),
-        end_note(text, tuple(tag[2] for tag in fields[-1])),
+    openings = tuple(tag[1] for tag in fields[0])
+    closings = tuple(tag[2] for tag in fields[-1])
+    return [
+        *presence_rules(fields),
+        Rule("spacing", 0.2, judge_spacing),
+        Rule("start", 0.2, bind(judge_start, start_note, openings)),
+        Rule("end", 0.2, bind(judge_end, end_note, closings)),
     ]
-    rows = zip([*rules, "spacing", "start", "end"], weights, scores, notes, strict=True)
-    return [Check(rule, weight, score, *note) for rule, weight, score, note in rows]
+
+# %% ../../nbs/parsers/03_xml.ipynb #1df846e6
+RULE_FORM = (
+    "Its judge takes a text and spans, and returns a score in [0, 1] and a note (span, message)."
+)
+
+
+def rule_fault(rule: Rule, fields: FieldTags) -> str:
+    """Return what is wrong with a rule, or an empty string."""
+    if not isinstance(rule.weight, (int, float)) or not 0 <= rule.weight < math.inf:
+        return f"its weight is {rule.weight!r}, not a number of 0 or more."
+    try:
+        check = rule_check(rule, "", [None] * len(fields))
+        if 0 <= check.score <= 1 and isinstance(check.message, str):
+            return ""
+        return (
+            f"it gives an empty text the score {check.score!r} and {check.message!r}. {RULE_FORM}"
+        )
+    except Exception as error:  # a judge may be any function
+        return f"it can't judge an empty text ({type(error).__name__}: {error}). {RULE_FORM}"
+
+# %% ../../nbs/parsers/03_xml.ipynb #3aad7cd5
+def checked_rules(owner: str, rules: Any, fields: FieldTags) -> list[Rule]:
+    """Return the rules of a parser class; raises `ValueError` with a sentence for a faulty one."""
+    if not isinstance(rules, list) or not all(isinstance(rule, Rule) for rule in rules):
+        form = "return [*super().make_rules(), Rule(name, weight, judge)]"
+        raise ValueError(
+            f"{owner}.make_rules must return a list of Rules, not {rules!r:.80}: {form}."
+        )
+    counts = Counter(rule.name for rule in rules)
+    for rule in rules:
+        fault = rule_fault(rule, fields)
+        if counts[rule.name] > 1:
+            fault = "another rule has that name."
+        if fault:
+            raise ValueError(f"The rule {rule.name!r} of {owner} is wrong: {fault}")
+    return rules
 
 # %% ../../nbs/parsers/03_xml.ipynb #e1822db4
 Values: TypeAlias = dict[str, Any]  # by the names of the tags
@@ -261,6 +365,7 @@ class XMLParser(Parser):
     """Read, describe and write fields in tags, and score how well texts follow the format.
 
     The first name of a field is canonical; `extract_fn` is applied to each value that was found.
+    `rules` are the rules of the format: the reward is the weighted sum of their scores.
     """
 
     def __init__(
@@ -273,9 +378,12 @@ class XMLParser(Parser):
         self._shared = [names for names in self._names if len(names) > 1]
         self._field_tags = [tuple(map(make_tag, names)) for names in self._names]
         self._tags = tuple(tag for field in self._field_tags for tag in field)
-        self._openings = tuple(tag[1] for field in self._field_tags[:1] for tag in field)
-        self._closings = tuple(tag[2] for field in self._field_tags[-1:] for tag in field)
-        self._weights = [0.4 / len(self._field_tags) for _ in self._field_tags] + [0.2, 0.2, 0.2]
+        self.rules = checked_rules(type(self).__name__, self.make_rules(), self._field_tags)
+        self.reads_thinking = any("think" in names for names in self._names[:1])
+
+    def make_rules(self) -> list[Rule]:
+        """List the rules of the format, in the order of the checks; a subclass may add some."""
+        return xml_rules(self._field_tags)
 
     def get_fields(self) -> list[str]:
         """List the canonical names in order."""
@@ -317,31 +425,68 @@ class XMLParser(Parser):
         answers = (getattr(fields, self.answer_field, None) for fields in parsed)
         return next((answer for answer in answers if answer is not None), None)
 
+    def find_spans(self, text: str) -> FieldSpans:
+        """Return the span of each field's content, as the rules get them; `None` for a missing one."""
+        return field_spans(text, self._field_tags, self._tags)
+
     def checks(self, text: str) -> list[Check]:
-        """Check the presence of each field, then spacing, start and end; without fields, nothing."""
-        return xml_checks(text, self._field_tags, self._weights, *self._measure(text))
+        """Check each rule of the format."""
+        spans = self.find_spans(text)
+        return [rule_check(rule, text, spans) for rule in self.rules]
 
     def format_score(self, text: str) -> float:
         """Return the sum of `weight * score` over the checks of `text`."""
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
-        return math.fsum(map(mul, self._weights, self._measure(text)[1]))
+        spans = self.find_spans(text)
+        return math.fsum([rule.weight * rule.judge(text, spans)[0] for rule in self.rules])
 
-    def _measure(self, text: str) -> tuple[FieldSpans, list[float]]:
-        spans = field_spans(text, self._field_tags, self._tags)
-        return spans, score_parts(text, spans, self._openings, self._closings)
+# %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
+def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:
+    """Return how often a field occurs: its closing tags and, with `mentions`, its opening tags."""
+    # The first tag of a name is the one before its content, so nothing before it is counted.
+    begin = content[0] - field[0][3] if len(field) == 1 else 0
+    closed = sum([text.count(tag[2], begin) for tag in field])
+    return max(closed, sum([text.count(tag[1], begin) for tag in field])) if mentions else closed
+
+# %% ../../nbs/parsers/03_xml.ipynb #68dd9af6
+def once_note(at: int, fields: FieldTags, mentions: bool, text: str, spans: FieldSpans) -> Note:
+    """Note where field number `at` is, why it was not found, or that it occurs too often."""
+    span, message = presence_note(at, fields, text, spans)
+    content = spans[at]
+    count = occurrences(text, fields[at], content, mentions) if content else 0
+    names = "|".join(tag[0] for tag in fields[at])
+    return span, f"{count} {names} tags, where one is expected" if count > 1 else message
+
+# %% ../../nbs/parsers/03_xml.ipynb #4b0c72d5
+def judge_once(
+    note: NoteFunc, at: int, fields: FieldTags, mentions: bool, text: str, spans: FieldSpans
+) -> Verdict:
+    """Judge whether field number `at` is there once."""
+    content = spans[at]
+    once = content is not None and occurrences(text, fields[at], content, mentions) <= 1
+    return (1.0 if once else 0.0), note
+
+# %% ../../nbs/parsers/03_xml.ipynb #4fb6351c
+def once_rules(fields: FieldTags, answer_field: str) -> dict[str, Rule]:
+    """Return by name the rules that each field is there once."""
+    rules = {}
+    for at, rule in enumerate(presence_rules(fields)):
+        is_answer = answer_field in [tag[0] for tag in fields[at]]
+        judge = bind(judge_once, once_note, at, fields, is_answer)
+        rules[rule.name] = rule._replace(judge=judge)
+    return rules
 
 # %% ../../nbs/parsers/03_xml.ipynb #e823f4da
 class OneAnswerParser(XMLParser):
-    """Read the answer only if the last message has exactly one after its thinking.
+    """Read the answer only if the last message has exactly one outside its thinking.
 
     A name that shares its field with the answer, such as a tool call, excludes an answer.
     """
 
     def parse_answer(self, completion: Messages) -> str | None:
         """Return the answer of the last assistant message, or `None` if it has none or several."""
-        text = "".join(assistant_texts(completion)[-1:])
-        given = text.partition(CLOSE)[2] if CLOSE in text else text
+        given = outside_thinking("".join(assistant_texts(completion)[-1:]))
         alone = self.count_answers(given) == 1 and f"<{self.answer_field}>" in given
         return super().parse_answer(given) if alone else None
 
@@ -354,11 +499,7 @@ class OneAnswerParser(XMLParser):
         """Count the answer tags in a text, under any name of the field."""
         return sum(text.count(f"<{name}>") for name in self.answer_names)
 
-    def checks(self, text: str) -> list[Check]:
-        """Check as `XMLParser` does; with several answers, their presence scores nothing."""
-        checks, count = super().checks(text), self.count_answers(text)
-        if count > 1:
-            at = self._names.index(self.answer_names)
-            message = f"{count} {'|'.join(self.answer_names)} tags, where one is expected"
-            checks[at] = replace(checks[at], score=0.0, message=message)
-        return checks
+    def make_rules(self) -> list[Rule]:
+        """List the rules of `XMLParser`; a field that occurs several times scores nothing."""
+        once = once_rules(self._field_tags, self.answer_field)
+        return [once.get(rule.name, rule) for rule in super().make_rules()]

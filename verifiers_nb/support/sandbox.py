@@ -33,7 +33,7 @@ from typing import Any, BinaryIO
 
 from . import confine
 from .processes import PR_SET_DUMPABLE, PR_SET_PDEATHSIG, process_control
-from .threads import Threads, cancelled
+from .threads import Threads, cancelled, end_if_forked
 
 with suppress(ImportError):  # on Windows, where no program is run
     import fcntl
@@ -231,11 +231,15 @@ def call_and_send(pipe: Connection, func: Callable[..., Any], given: dict[str, A
         process_control(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != getattr(parent_process(), "pid", 0):  # it died before that
         return
+    process = os.getpid()
     try:
         returned = func(**given)
+        end_if_forked(process)
         returned = asyncio.run(returned) if inspect.iscoroutine(returned) else returned
+        end_if_forked(process)
         outcome = json.dumps({"returned": returned}, default=float)
     except BaseException as error:
+        end_if_forked(process, error)
         outcome = json.dumps({"raised": f"{type(error).__name__}: {error}"})
     pipe.send_bytes(outcome.encode())
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'this_thread', 'MACHINERY', 'LONG_WAIT', 'ADVICE', 'cancelled', 'must_propagate', 'as_failure', 'ThreadJob',
-           'DoneJobs', 'Threads', 'stacks_of', 'waits_for', 'oldest_wait', 'cancel_before_forks', 'write_stacks_later',
-           'watch']
+__all__ = ['T', 'this_thread', 'MACHINERY', 'LONG_WAIT', 'ADVICE', 'cancelled', 'must_propagate', 'as_failure', 'flush_streams',
+           'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of', 'waits_for', 'oldest_wait',
+           'cancel_before_forks', 'write_stacks_later', 'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
@@ -62,6 +62,31 @@ def as_failure(error: BaseException) -> Exception:
         raise error
     return RuntimeError(f"it raised {error!r}")
 
+# %% ../../nbs/support/00_threads.ipynb #aa44fbd2
+def flush_streams() -> None:
+    """Flush standard output and standard error; either may be missing, closed or broken."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError, OSError):
+            stream.flush()
+
+
+def end_if_forked(process: int, error: BaseException | None = None) -> None:
+    """End this process, unless it is `process`: a function forked it, and returned or raised `error`.
+
+    Its exit status is the one that Python gives a script that ends like this.
+    """
+    if os.getpid() == process:
+        return
+    status = 0
+    if isinstance(error, SystemExit):
+        status = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        with suppress(Exception):
+            traceback.print_exception(error)
+        status = 1
+    flush_streams()
+    os._exit(status & 0xFF)
+
 # %% ../../nbs/support/00_threads.ipynb #b86ce116
 @dataclass(slots=True)
 class ThreadJob:
@@ -75,13 +100,14 @@ class ThreadJob:
 
     def run(self) -> None:
         """Run the function and keep its result or error."""
-        this_thread.job = self
+        this_thread.job, process = self, os.getpid()
         try:
             self.result = self.context.run(self.func)
-        except Exception as error:
-            self.error = error
+            end_if_forked(process)
         except BaseException as error:  # Ctrl-C is raised in the main thread only
-            self.error = RuntimeError(f"it raised {error!r}")
+            end_if_forked(process, error)
+            raised = RuntimeError(f"it raised {error!r}")
+            self.error = error if isinstance(error, Exception) else raised
 
     def outcome(self) -> Any:
         """Return the result, or raise the error."""
@@ -232,9 +258,13 @@ def oldest_wait(
 # %% ../../nbs/support/00_threads.ipynb #b90e7744
 @cache
 def cancel_before_forks() -> None:
-    """Cancel `faulthandler`'s timer before each fork: a child that inherits it would hang at its end."""
+    """Cancel `faulthandler`'s timer before each fork: a child that inherits it would hang at its end.
+
+    Also flush what was printed before, or both processes would write it.
+    """
     if hasattr(os, "register_at_fork"):  # Windows has no forks
         os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
+        os.register_at_fork(before=flush_streams)
 
 
 def write_stacks_later(seconds: float) -> None:

@@ -64,9 +64,13 @@ logger = logging.getLogger(__name__)
 
 
 class Verifier(ABC):
-    """Judge texts by checks; override `checks` to write your own verifier."""
+    """Judge texts by checks; override `checks` to write your own verifier.
+
+    `reads_thinking`: reasoning beside the content is part of the text, in `<think>` tags.
+    """
 
     name: ClassVar[str] = "verifier"
+    reads_thinking = False
 
     @abstractmethod
     def checks(self, text: str) -> list[Check]:
@@ -92,14 +96,15 @@ class Verifier(ABC):
 
     def explain(self, completion: Messages) -> Explanation:
         """Show the checks of a string, or of each assistant message."""
-        return Explanation([self.verify(text).checks for text in assistant_texts(completion)])
+        texts = assistant_texts(completion, self.reads_thinking)
+        return Explanation([self.verify(text).checks for text in texts])
 
     def as_reward_func(self, name: str | None = None) -> Callable[..., float]:
         """Return a reward function that verifies the last assistant message or a string."""
 
         def reward(completion: Messages, **kwargs: Any) -> float:
             """Return the verdict's reward, or 0.0 without an assistant message."""
-            texts = assistant_texts(completion)
+            texts = assistant_texts(completion, self.reads_thinking)
             return self.verify(texts[-1]).reward if texts else 0.0
 
         reward.__name__ = name or self.name
@@ -213,6 +218,7 @@ class ChainedVerifier(Verifier):
     ) -> None:
         self.verifiers = [as_verifier(member) for member in verifiers]
         self.weights = weight_shares(weights, len(self.verifiers))
+        self.reads_thinking = any(getattr(v, "reads_thinking", False) for v in self.verifiers)
         self.stop_on_failure = stop_on_failure
 
     def checks(self, text: str) -> list[Check]:

@@ -157,6 +157,7 @@ class XMLFormatVerifier(Verifier):
         if not fields:
             raise ValueError("An XML format needs a field, such as 'answer'.")
         self.format = XMLParser(fields)
+        self.reads_thinking = self.format.reads_thinking
 
     def checks(self, text: str) -> list[Check]:
         """Return the checks of the format."""
