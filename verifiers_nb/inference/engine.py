@@ -55,7 +55,7 @@ from .decode import (
     mask_logits,
     requested_tag,
 )
-from .tokens import check_template, message_for_template
+from .tokens import message_for_template, need_template
 from ..support.memory import best_device, free_memory, release_reserve, sampling_dtype
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class PromptTokenizer:
         """Return the ids of messages in the chat template, up to where the answer begins or continues."""
         if not messages:
             raise ValueError("messages is empty: a chat request needs at least one message")
-        check_template(self.need_tokenizer())
+        need_template(self.need_tokenizer())
         with self.lock:
             return self.need_tokenizer().apply_chat_template(
                 [message_for_template(message) for message in messages],

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['parse_completion_tokens', 'parse_completion_logprobs', 'process_env_results', 'turn_from_response', 'rollout_turns',
            'TokenSequence', 'merge_turns', 'token_numbers', 'sampled_logprobs_of', 'parse_chat_completion_tokens',
-           'parse_chat_completion_logprobs', 'answer_only', 'sampled_turns', 'message_for_template', 'check_template',
+           'parse_chat_completion_logprobs', 'answer_only', 'sampled_turns', 'message_for_template', 'need_template',
            'template_ids', 'turn_ids', 'Columns', 'as_columns', 'process_chat_format_vllm',
            'process_completion_format_vllm', 'cut_columns', 'process_env_results_vllm']
 
@@ -184,7 +184,7 @@ def message_for_template(message: ChatMessage) -> ChatMessage:
     return {**message, "tool_calls": calls}
 
 # %% ../../nbs/inference/01_tokens.ipynb #8ad04c7e
-def check_template(tokenizer: Any) -> None:
+def need_template(tokenizer: Any) -> None:
     """Raise `ValueError` for a tokenizer without a chat template, as that of a base model may be."""
     if getattr(tokenizer, "chat_template", "") is None:
         raise ValueError(
@@ -198,7 +198,7 @@ def template_ids(
     processing_class: Any, messages: Sequence[ChatMessage], tools: Any, generate: bool
 ) -> list[int]:
     """Return the ids of a conversation, followed by the start of the next answer if `generate`."""
-    check_template(processing_class)
+    need_template(processing_class)
     shown = [message_for_template(message) for message in messages]
     offered = {"tools": tools} if tools else {}
     return processing_class.apply_chat_template(

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['WORKED', 'answer_in_template', 'answer_turn', 'conversation_turns', 'example_turns', 'best_turns', 'stored_turns',
+__all__ = ['WORKED', 'answer_in_template', 'worked_turn', 'conversation_turns', 'example_turns', 'best_turns', 'stored_turns',
            'check_examples', 'example_samples']
 
 # %% ../../nbs/trainer/13_examples.ipynb #b78a19f1
@@ -17,9 +17,9 @@ from ..envs.prompts import chat_prompt
 from ..envs.store import example_keys
 from ..inference.tokens import (
     TokenSequence,
-    check_template,
     merge_turns,
     message_for_template,
+    need_template,
     rollout_turns,
     template_ids,
 )
@@ -42,11 +42,11 @@ def answer_in_template(
     return written + found
 
 # %% ../../nbs/trainer/13_examples.ipynb #bccfd48c
-def answer_turn(
+def worked_turn(
     tokenizer: Any, before: Sequence[ChatMessage], answer: ChatMessage, tools: Any = None
 ) -> Turn:
     """Return an answer as if it had been sampled; the log-probabilities are unknown, and 0."""
-    check_template(tokenizer)
+    need_template(tokenizer)
     text = answer_in_template(tokenizer, before, answer, tools)
     ids = tokenizer(text, add_special_tokens=False).input_ids
     return Turn(template_ids(tokenizer, before, tools, generate=True), ids, [0.0] * len(ids))
@@ -57,7 +57,7 @@ def conversation_turns(
 ) -> list[Turn]:
     """Return the answers of a conversation as turns; the first message can't be one."""
     answers = [at for at, each in enumerate(messages) if each.get("role") == "assistant" and at]
-    return [answer_turn(tokenizer, messages[:at], messages[at], tools) for at in answers]
+    return [worked_turn(tokenizer, messages[:at], messages[at], tools) for at in answers]
 
 # %% ../../nbs/trainer/13_examples.ipynb #c44aefcb
 WORKED = ("completion", "solution")  # the columns of a row that hold a worked answer

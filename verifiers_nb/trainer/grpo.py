@@ -62,6 +62,7 @@ from .checkpoints import (
     learnt_weights,
     peak_memory,
     replace_progress,
+    whole_checkpoints,
     write_advantages,
 )
 from .checks import (
@@ -71,6 +72,7 @@ from .checks import (
     release_client,
     training_prompts,
 )
+from .collapse import CollapseWatch
 from .config import GRPOConfig, with_known_keywords
 from .examples import example_samples
 from .loop import train_step
@@ -359,6 +361,7 @@ class GRPOTrainer(ResumableTrainer):
         self.prompts = PromptOrder(dataset, args)
         self.delivery, self.step_metrics = Delivery(), list[dict[str, float]]()
         self.watch, self.reference = RewardWatch(), MovingReference()
+        self.collapse, self.collapse_told = CollapseWatch(), False
         set_seed(args.seed)  # the adapter's first matrix starts at random
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)
         # Rows may be expensive to make, and `evaluate` gets its own from the environment.
@@ -423,7 +426,16 @@ class GRPOTrainer(ResumableTrainer):
         measured = {"tokens_per_second": speed, "memory/peak_gib": peak_memory()}
         times = {f"time/{name}": spent for name, spent in seconds.items()}
         self.step_metrics.append({**inputs.metrics, **learnt, **times, **measured})
+        self.watch_collapse({"step": self.state.global_step + 1, **inputs.metrics, **learnt})
         return loss
+
+    def watch_collapse(self, metrics: Mapping[str, Any]) -> None:
+        """Log a warning, once, if the metrics of a step show that the policy has collapsed."""
+        found = self.collapse.note(metrics)
+        if found and not self.collapse_told and self.accelerator.is_main_process:
+            self.collapse_told = True
+            steps = [*whole_checkpoints(self.folder)]
+            logger.warning("%s", found.say(self.args.learning_rate, steps))
 
     def learn(self, batch: StepBatch, step: int) -> tuple[torch.Tensor, dict[str, float]]:
         """Add the gradient of a batch; return its loss and the means of its tokens' metrics."""
@@ -516,6 +528,7 @@ class GRPOTrainer(ResumableTrainer):
         """Forget everything made with the earlier weights."""
         self.versions.pushed = None
         self.delivery = Delivery()
+        self.collapse, self.collapse_told = CollapseWatch(), False
 
     def save_more(self, folder: Path) -> None:
         """Save the reference, if it has moved, to a checkpoint too."""

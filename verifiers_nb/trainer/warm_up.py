@@ -131,6 +131,9 @@ class LossBar(RewardBar):
 class WarmUp(ResumableTrainer):
     """Learn from examples for some steps, with the model and the control of a GRPO run, the `owner`."""
 
+    args: GRPOConfig
+    model: Any
+
     def __init__(
         self, owner: Any, samples: Sequence[Sample], args: GRPOConfig, size: int, digest: str
     ) -> None:

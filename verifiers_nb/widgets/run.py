@@ -10,8 +10,9 @@ __all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'HUGE', 'NOTES',
            'figure_text', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps', 'curve_traces', 'Chart',
            'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure', 'RunHistory',
            'evaluation_name', 'metric_names', 'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best',
-           'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions',
-           'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
+           'collapse_warning', 'differs_when_fresh', 'odd_warnings', 'function_warnings', 'run_warnings',
+           'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps',
+           'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
 import json
@@ -32,6 +33,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ..envs.store import find_steps, from_line, to_line
+from ..trainer.collapse import CollapseWatch
 from ..types import Messages
 from .html import fill, one_line, visible, widget_file
 from .rollouts import RolloutTable, Row, has_all_rollouts, table_from_file
@@ -364,34 +366,73 @@ def is_at_best(history: RunHistory) -> bool:
     noise = pstdev(last) / math.sqrt(RECENT)
     return fmean(last) + 2 * noise >= max(fmean(values[i : i + RECENT]) for i in starts)
 
-# %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
+# %% ../../nbs/widgets/08_run.ipynb #d881f7a1
 WARNINGS = tomllib.loads(widget_file("warnings.toml"))
 
 
+def collapse_warning(history: RunHistory) -> list[str]:
+    """Return the warning of the trainer if the run has collapsed and has not recovered, else []."""
+    watch, found = CollapseWatch(), None
+    for line in history.lines:
+        if "reward" in line:
+            found = watch.note(line)
+    if found is None:
+        return []
+    rate = max((value for _, value in history.points("learning_rate")), default=0.0)
+    return [found.say(rate, [*find_steps(history.path.parent, "checkpoint-*")])]
+
+# %% ../../nbs/widgets/08_run.ipynb #a344d0e5
+def differs_when_fresh(history: RunHistory) -> bool:
+    """Return whether sampler and trainer differ for rollouts of the present policy, or of unknown age."""
+    gaps = [
+        gap
+        for line in history.lines
+        if not line.get("staleness/max") and isinstance(gap := line.get("gap"), (int, float))
+    ]
+    return bool(gaps) and fmean(gaps[-RECENT:]) > 0.1
+
+# %% ../../nbs/widgets/08_run.ipynb #13de3d37
+def odd_warnings(history: RunHistory) -> list[str]:
+    """Return a warning for each metric that is sometimes no usable number."""
+    warnings = []
+    for name, points in history.odd.items():
+        count, lines, (step, value) = len(points), len(history.lines), points[-1]
+        given = dict(name=name[:80], count=count, lines=lines, value=figure_text(value), step=step)
+        warnings.append(WARNINGS["odd"].format(**given))
+    return warnings
+
+# %% ../../nbs/widgets/08_run.ipynb #2fb0e3d6
+def function_warnings(history: RunHistory) -> list[str]:
+    """Return a warning for each reward function that fails."""
+    warnings = []
+    for name in history.names("rewards_failed/"):
+        if (often := recent_mean(history, name)) > 0:
+            warnings.append(WARNINGS["function"].format(name=name.partition("/")[2], often=often))
+    return warnings
+
+# %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
 def run_warnings(history: RunHistory) -> list[str]:
     """Return warnings about the latest steps of a run, in words."""
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, entropy = (recent_mean(history, name) for name in names)
     first = [value for _, value in history.points("entropy")]
     before = sum(first[:RECENT]) / RECENT
-    figures = dict(flat=flat, cut=cut, failed=failed, gap=gap, entropy=entropy, before=before)
+    age, collapsed = recent_mean(history, "staleness"), collapse_warning(history)
+    figures = dict(
+        flat=flat, cut=cut, failed=failed, gap=gap, entropy=entropy, before=before, age=age
+    )
     falls = len(first) >= 2 * RECENT and entropy < 0.25 * before
+    lags = age > 0 and not differs_when_fresh(history)
     found = {
         "constant": flat >= 0.9,
-        "collapsing": falls and not is_at_best(history),
+        "collapsing": falls and not (collapsed or is_at_best(history)),
         "truncated": cut >= 0.9,
         "failing": failed > 0,
-        "apart": gap > 0.1,
+        "apart": gap > 0.1 and not lags,
+        "lag": gap > 0.1 and lags,
     }
     warnings = [WARNINGS[name].format(**figures) for name, is_so in found.items() if is_so]
-    for name, points in history.odd.items():
-        count, lines, (step, value) = len(points), len(history.lines), points[-1]
-        given = dict(name=name[:80], count=count, lines=lines, value=figure_text(value), step=step)
-        warnings.append(WARNINGS["odd"].format(**given))
-    for name in history.names("rewards_failed/"):
-        if (often := recent_mean(history, name)) > 0:
-            warnings.append(WARNINGS["function"].format(name=name.partition("/")[2], often=often))
-    return warnings
+    return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history)]
 
 # %% ../../nbs/widgets/08_run.ipynb #e62d82c1
 BARS = 21
