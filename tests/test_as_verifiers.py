@@ -139,6 +139,62 @@ def test_vf_eval_runs_it_from_a_folder(tmp_path: Path) -> None:
     assert "http://127.0.0.1:9" in done.stderr, "the environment was not loaded"
 
 
+BOXED = """
+import verifiers as vf
+from datasets import Dataset
+
+def load_environment(**kwargs):
+    data = Dataset.from_list([{"question": "2 + 2?", "answer": "4"}])
+    return vf.SingleTurnEnv(dataset=data, rubric=vf.MathRubric(), **kwargs)
+"""
+PLAY_BOXED = r"""
+import sys
+import verifiers_nb as vf
+from verifiers_nb.cli.settings import RunSettings, load
+sys.path += sys.argv[2:]
+env = load(RunSettings(env="boxed_sums")) if sys.argv[1] == "command" else vf.load_environment("boxed-sums")
+results = env.evaluate(vf.ScriptedClient("\\boxed{4}"), "scripted", progress=False)
+print(results.reward, list(results.metrics))
+"""
+EARLY, LATE = "[0.0] ['correct_answer_reward_func']", "[1.0] ['correct_answer']"
+
+
+@pytest.mark.parametrize(
+    ("required", "expected"),
+    [
+        ("verifiers>=0.1.9", LATE),
+        ("Verifiers > 0.1.8", LATE),
+        ("verifiers~=0.1.9.post2", LATE),
+        ("verifiers @ git+https://github.com/willccbb/verifiers.git@v0.1.9", LATE),
+        ("verifiers==0.1.3.post0", EARLY),
+        ("datasets", EARLY),
+    ],
+)
+def test_a_folder_is_played_as_its_package(tmp_path: Path, required: str, expected: str) -> None:
+    """By a command, by its folder on the path, and from an installed copy."""
+    folder, site = tmp_path / "environments" / "boxed_sums", tmp_path / "site-packages"
+    info = site / "boxed_sums-0.1.0.dist-info"
+    for each in (folder, info):
+        each.mkdir(parents=True)
+    (folder / "boxed_sums.py").write_text(BOXED)
+    about = f'[project]\nname = "boxed-sums"\nversion = "0.1.0"\ndependencies = ["{required}"]\n'
+    (folder / "pyproject.toml").write_text(about)
+    (site / "boxed_sums.py").write_text(BOXED)
+    named = "Metadata-Version: 2.1\nName: boxed-sums\nVersion: 0.1.0\n"
+    (info / "METADATA").write_text(f"{named}Requires-Dist: {required}\n")
+    for given in (["command"], ["function", str(folder)], ["function", str(site)]):
+        done = python(tmp_path, "-c", PLAY_BOXED, *given)
+        assert done.stdout.strip() == expected, (given, done.stderr)
+
+
+def test_a_folder_that_only_commands_see_is_named(tmp_path: Path) -> None:
+    (tmp_path / "environments" / "their_sums").mkdir(parents=True)
+    call = "import verifiers_nb as vf; vf.load_environment('their-sums')"
+    done = python(tmp_path, "-c", call)
+    assert "Only commands such as vf-eval look into ./environments" in done.stderr
+    assert "pip install -e environments/their_sums" in done.stderr
+
+
 def test_a_later_api_is_named(tmp_path: Path) -> None:
     (tmp_path / "later.py").write_text("from verifiers.envs.sandbox_env import SandboxEnv\n")
     done = python(tmp_path, "-c", "import verifiers_nb as vf; vf.load_environment('later')")

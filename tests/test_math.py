@@ -1,16 +1,19 @@
-"""Exact arithmetic on answers against math-verify, which it must never contradict."""
+"""Exact arithmetic on answers against fractions, and against math-verify, which it contradicts only where that rounds."""
 
 import asyncio
 import itertools
 import logging
 import random
 from collections import Counter
+from fractions import Fraction
 from functools import cache
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from verifiers_nb.rubrics.math import equal_answers
-from verifiers_nb.support.arithmetic import compare_plain, read_plain
+from verifiers_nb.rubrics.math import compare_at_sight, equal_answers, usual_spelling
+from verifiers_nb.support.arithmetic import compare_plain, plus, read_plain
 
 HAND_PICKED = [
     *["", " ", "0", "-0", "+0", "0.0", "3", "+3", "- 3", "--3", "-3", "−3", "007", "3.", "3,", "٣"],
@@ -75,6 +78,23 @@ HAND_PICKED = [
         r"\{1\}",
         r"\{\}",
         "(1,1)",
+    ],
+    *[
+        "3!",
+        "3!!",
+        "2 3!",
+        "2(3!)",
+        "x!",
+        "-3!",
+        "3!x",
+        "1/3!",
+        "2^{-1}",
+        "2^{-1}3",
+        "0.5x",
+        "x0.5",
+        "2.5.1",
+        "(1,000.5)",
+        "1.5(3)",
     ],
     *["(1,234)", "1,234", r"\{1,234\}", "1234", "(0.5,1)", r"(\frac12,1)", r"\{x,1\}", "(x,y)"],
     *[
@@ -182,7 +202,16 @@ def disagreements(pairs) -> tuple[list, Counter]:
     verdicts = {pair: compare_plain(*pair) for pair in pairs}
     decided = {pair: verdict for pair, verdict in verdicts.items() if verdict is not None}
     wrong = [p for p, verdict in decided.items() if verdict != verify(parsed(p[0]), parsed(p[1]))]
-    return wrong, Counter(verdicts.values())
+    return [pair for pair in wrong if not rounded_away(*pair)], Counter(verdicts.values())
+
+
+def rounded_away(gold: str, response: str) -> bool:
+    """Return whether two numbers differ by so little that only math-verify calls them equal."""
+    first, second = read_plain(gold.strip()).parts, read_plain(response.strip()).parts
+    differences = [plus(*pair, -1) for pair in zip(first, second, strict=True)]
+    return all(set(each) <= {(1, "")} for each in differences) and all(
+        abs(each.get((1, ""), 0)) < 1e-6 for each in differences
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -225,4 +254,78 @@ def test_the_rubric_decides_as_math_verify_whoever_is_asked():
 
     expected = [bool(verify(parsed(gold), parsed(response))) for gold, response in pairs]
     verdicts = asyncio.run(ours())
-    assert [p for p, a, b in zip(pairs, verdicts, expected, strict=True) if a != b] == []
+    usual = [(usual_spelling(gold), usual_spelling(response)) for gold, response in pairs]
+    read = [bool(verify(parsed(gold), parsed(response))) for gold, response in usual]
+    cases = zip(pairs, verdicts, expected, read, strict=True)
+    assert [p for p, ours, raw, rewritten in cases if ours not in (raw, rewritten)] == []
+
+
+def spellings_of(number: Fraction) -> list[str]:
+    """Write a number in the ways that are exact: fractions, powers, and decimals that end."""
+    above, below = number.numerator, number.denominator
+    texts = [f"{above}/{below}", rf"\frac{{{above}}}{{{below}}}", rf"{above}\cdot {below}^{{-1}}"]
+    texts += [str(above), f"{above}.", f"**{above}**"] if below == 1 else []
+    texts += [f"{below}^{{-1}}", f"1/{below}^1"] if above == 1 else []
+    places = below.bit_length()
+    scaled = number * 10**places
+    if scaled.denominator == 1:
+        digits = f"{abs(scaled.numerator):0{places + 1}d}"
+        texts.append("-" * (above < 0) + f"{digits[:-places]}.{digits[-places:]}")
+        texts.append(f"{scaled.numerator}e-{places}")
+    return [text for text in texts if len(text) <= 40]
+
+
+TINY = st.builds(
+    lambda p, n: Fraction(1, p**n), st.sampled_from([2, 3, 5, 7, 10]), st.integers(0, 20)
+)
+NUMBERS = st.one_of(
+    st.fractions(max_denominator=10**6), st.integers(-(10**12), 10**12).map(Fraction), TINY
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(NUMBERS, NUMBERS, st.booleans(), st.data())
+def test_numbers_are_equal_if_their_fractions_are(first, second, same, data):
+    if same:
+        second = first
+    gold, response = (data.draw(st.sampled_from(spellings_of(each))) for each in (first, second))
+    verdict = compare_at_sight(usual_spelling(gold), usual_spelling(response))
+    near = abs(first - second) <= Fraction(1, 10**6) and "." in gold + response
+    assert verdict == (first == second) or (verdict is None and near and first != second)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 9), st.integers(30, 2000), st.integers(1, 9))
+def test_small_powers_differ_although_math_verify_rounds_them(base, exponent, more):
+    for text in ("1/{b}^{{{e}}}", "{b}^{{-{e}}}", "1/{e}!", r"\frac{{x}}{{{b}^{{{e}}}}}"):
+        gold, other = (text.format(b=base, e=e) for e in (exponent, exponent + more))
+        assert compare_at_sight(gold, gold)
+        assert compare_at_sight(gold, other) is False
+
+
+def test_a_power_may_have_a_negative_exponent_without_braces():
+    assert compare_plain("2^-1", r"\frac12")
+    assert compare_plain("10^-9", "1/1000000000")
+
+
+def test_what_math_verify_rounds_away_is_not_paid():
+    pairs = [
+        ("e^{-99}", "e^{-98}"),
+        (r"2\pi^{-60}", r"\pi^{-60}"),
+        ("2516_8", "2516_7"),
+        ("1.0000001", "1.0000002"),
+    ]
+    pairs += [
+        ("101_{2}", "101_{3}"),
+        (r"1,2,\dots,n", r"2,4,\dots,2n"),
+        ("1e-9", "2e-9"),
+        ("(0.0000001,2)", "(0.0000002,2)"),
+    ]
+
+    async def verdicts():
+        right = [await equal_answers(gold, gold) for gold, _ in pairs]
+        return right, [await equal_answers(*pair) for pair in pairs]
+
+    right, wrong = asyncio.run(verdicts())
+    assert right == [True] * len(pairs)
+    assert wrong == [False] * len(pairs)

@@ -184,7 +184,8 @@ SCHEMA: dict[str, Any] = {
 @quick
 @given(seed=seeds)
 def test_json_tag_gives_valid_json(seed: int) -> None:
-    text = walk(json_tag(SCHEMA), seed, WORDS, CLOSERS)
+    closed = {**SCHEMA, "additionalProperties": False}
+    text = walk(json_tag(closed), seed, WORDS, CLOSERS)
     jsonschema.validate(json.loads(text), SCHEMA)
 
 

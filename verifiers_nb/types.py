@@ -329,10 +329,20 @@ def plain_messages(messages: Messages, write: Callable[[Any], Any] = dict) -> Me
         for message in messages
     ]
 
-
+# %% ../nbs/00_types.ipynb #a98ba1c5
 def sanitize_tool_calls(messages: Messages) -> Messages:
-    """Copy messages with each tool call as JSON text, for a dataset column."""
-    return plain_messages(messages, json.dumps)
+    """Copy messages for a dataset column: each tool call, and reasoning that isn't text, is JSON text."""
+    sanitized = plain_messages(messages, json.dumps)
+    if isinstance(sanitized, str):
+        return sanitized
+    for number, message in enumerate(sanitized):
+        if ANY_REASONING.isdisjoint(message):
+            continue
+        parts = {name: message.get(name) for name in REASONING_FIELDS}
+        odd = {name: part for name, part in parts.items() if isinstance(part, (list, dict))}
+        written = {name: json.dumps(part, default=str) for name, part in odd.items()}
+        sanitized[number] = {**message, **written}
+    return sanitized
 
 # %% ../nbs/00_types.ipynb #ba49ec9b
 async def settled(result: Any) -> Any:

@@ -183,6 +183,39 @@ class Left(vf.ToolEnv):
         return {"role": "tool", "content": text, "tool_call_id": tool_call_id}
 
 
+class Renames(vf.SingleTurnEnv):
+    """Read the rows of a run before it is played."""
+
+    async def a_generate(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        self.sizes = [len(row["prompt"]) for row in inputs]
+        results = await super().a_generate(inputs, *args, **kwargs)
+        results.reward = [a + b for a, b in zip(results.reward, self.sizes, strict=True)]
+        return results
+
+
+def renames() -> Any:
+    """Return an environment that changes the rewards of a run by its rows."""
+    return Renames(dataset=SUMS, system_prompt="Add.", rubric=vf.Rubric([length]))
+
+
+class Paid(vf.ToolRubric):
+    """Pay for the calls that the base class counts."""
+
+    def __init__(self, tools: Any) -> None:
+        super().__init__(tools=tools)
+        self.add_reward_func(self.paid)
+
+    async def paid(self, completion: Any) -> float:
+        of_one = await self.get_tool_call_count_func("add")(completion)
+        return 0.5 * of_one + await self.total_tool_calls(completion)
+
+
+def paid() -> Any:
+    """Return an environment that pays for calls."""
+    given = [add, shout]
+    return vf.ToolEnv(tools=given, dataset=SUMS, max_turns=4, rubric=Paid(given))
+
+
 def left() -> Any:
     """Return an environment whose tool has left."""
     env = Left(tools=[add], dataset=SUMS, max_turns=4, rubric=vf.Rubric([answered]))
@@ -380,6 +413,8 @@ ENVIRONMENTS = {
         own,
         found,
         left,
+        paid,
+        renames,
         short,
         passed,
         thought,

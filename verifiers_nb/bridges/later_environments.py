@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['REQUEST', 'OLDER_CALL', 'CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'request_of', 'play_turns', 'answer_of',
            'play_older_turns', 'from_row', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'PlainTool',
            'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MissingKeyError', 'ensure_keys',
-           'names_since']
+           'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -32,6 +32,7 @@ from .later_parts import (
     LaterMessage,
     LaterRubric,
     LaterState,
+    LaterToolRubric,
     LaterXMLParser,
     MaybeThinkParser,
     RolloutError,
@@ -69,7 +70,7 @@ from ..envs.prompts import DEFAULTS
 from ..envs.rollouts import with_seed
 from ..envs.textarena import make_game
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
-from ..envs.tools import Tool, make_tool
+from ..envs.tools import Tool, convert_func_to_oai_tool, make_tool
 from ..envs.verifiers import current_version, is_since, verifiers_names
 from ..parsers.base import Parser, identity
 from ..rubrics.group import RubricGroup
@@ -489,11 +490,16 @@ def ensure_keys(keys: Iterable[str]) -> None:
     if missing := [key for key in keys if not os.environ.get(key)]:
         raise MissingKeyError(f"These environment variables must be set: {', '.join(missing)}.")
 
+# %% ../../nbs/bridges/02_later_environments.ipynb #8b5fac59
+def tool_definition(func: Callable[..., Any]) -> LaterMessage:
+    """Return a function's definition as a tool, in the form of 0.1.11."""
+    return LaterMessage(convert_func_to_oai_tool(func)["function"])
+
 # %% ../../nbs/bridges/02_later_environments.ipynb #8b5fac5a
 CALLED_AS_THERE: tuple[Any, ...] = (
     *(*MESSAGES.values(), *PARTS.values(), *RUBRICS, *ERRORS.values(), MaybeThinkParser),
     *(LaterMultiTurnEnv, LaterSingleTurnEnv, LaterToolEnv, LaterStatefulToolEnv),
-    *(LaterTextArenaEnv, LaterXMLParser, LaterRubric, LaterMathRubric),
+    *(LaterTextArenaEnv, LaterXMLParser, LaterRubric, LaterMathRubric, LaterToolRubric),
     *(stop, concat_messages, ensure_keys, MissingKeyError),
 )
 TYPES = verifiers_names()["later"]
@@ -503,6 +509,7 @@ LATER_NAMES: dict[str, Any] = {
     **dict.fromkeys(TYPES["annotations"].split(), Any),
     **dict(Error=RolloutError, ChatMessages=list, cleanup=cleanup, teardown=teardown),
     **dict(extract_hash_answer=first_hash_answer, from_raw_message=as_message),
+    "convert_func_to_tool_def": tool_definition,
     "normalize_messages": lambda messages, field_name="": as_messages(messages),
 }
 

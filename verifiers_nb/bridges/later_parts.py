@@ -13,16 +13,16 @@ __all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'LATER_FIR
            'judge_later_spacing', 'later_rules', 'LaterXMLParser', 'content_of_box', 'first_boxed_answer',
            'last_boxed_answer', 'boxed_reader', 'first_hash_answer', 'MaybeThinkParser', 'LaterBoxedParser',
            'last_answer', 'read_as_later', 'score_states', 'with_seen_prompt', 'last_scores', 'LaterRubric',
-           'LaterMathRubric']
+           'AwaitableFloat', 'awaitable', 'LaterToolRubric', 'LaterMathRubric']
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #0ad8f1c6
 import copy
 import inspect
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, partial, reduce
+from functools import cache, partial, reduce, wraps
 from operator import mul
 from statistics import fmean
 from typing import Any
@@ -30,7 +30,7 @@ from uuid import uuid4
 
 from ..envs.multiturn import AwaitableState, initial_state
 from ..envs.prompts import DEFAULTS
-from ..envs.tool_env import ToolRubric
+from ..envs.tool_env import ToolRubric, counter_of, total_tool_calls
 from ..envs.verifiers import current_version, is_since
 from ..parsers.base import Parser, assistant_texts, identity
 from ..parsers.think import BOX, ThinkParser
@@ -52,6 +52,7 @@ from ..rubrics.rubric import ROW, Rubric, reward_name, row_of, run_calls, score_
 from ..types import (
     ChatMessage,
     Messages,
+    RewardFunc,
     Rollout,
     RolloutScore,
     RolloutScores,
@@ -182,6 +183,7 @@ class RolloutError(Exception):
 ERRORS: dict[str, type[RolloutError]] = {}
 for names in (
     *("ModelError InvalidModelResponseError EmptyModelResponseError", "InfraError SandboxError"),
+    *("SandboxError BrowserSandboxError", "InfraError TunnelError"),
     *("ToolError ToolParseError", "ToolError ToolCallError", "OverlongPromptError"),
 ):
     base: type[RolloutError] = RolloutError
@@ -378,7 +380,7 @@ class LaterBoxedParser(ThinkParser):
 # %% ../../nbs/bridges/01_later_parts.ipynb #56fd8ec1
 def last_answer(parser: Any, completion: Messages) -> Any:
     """Return what a parser reads in the assistant's last message; `None` without one."""
-    texts = assistant_texts(completion)
+    texts = assistant_texts(completion, getattr(parser, "reads_thinking", False))
     return parser.parse(texts[-1]) if texts else None
 
 
@@ -460,9 +462,36 @@ class LaterRubric(Rubric):
 
 
 LaterRubric.base = LaterRubric
-RUBRICS = [
-    type(kind.__name__, (kind, LaterRubric), {}) for kind in (JudgeRubric, ToolRubric, RubricGroup)
-]
+RUBRICS = [type(kind.__name__, (kind, LaterRubric), {}) for kind in (JudgeRubric, RubricGroup)]
+
+# %% ../../nbs/bridges/01_later_parts.ipynb #8718951d
+class AwaitableFloat(float):
+    """A score that a reward function can use directly or `await`."""
+
+    def __await__(self) -> Generator[None, None, float]:
+        return float(self)
+        yield
+
+# %% ../../nbs/bridges/01_later_parts.ipynb #8718951e
+def awaitable(count: Callable[..., Any]) -> Callable[[Messages], AwaitableFloat]:
+    """Return a function that counts, whose result can also be awaited."""
+
+    @wraps(count)
+    def counted(completion: Messages) -> AwaitableFloat:
+        return AwaitableFloat(count(completion))
+
+    return counted
+
+
+class LaterToolRubric(ToolRubric, LaterRubric):
+    """Count tool calls; the counts can be awaited."""
+
+    total_tool_calls = staticmethod(awaitable(total_tool_calls))  # type: ignore[assignment]
+
+    @staticmethod
+    def get_tool_call_count_func(tool_name: str) -> RewardFunc:
+        """Return a reward function `<tool_name>_calls` that counts the calls of one tool."""
+        return awaitable(counter_of(tool_name))
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #8718951b
 class LaterMathRubric(MathRubric, LaterRubric):

@@ -69,7 +69,9 @@ def note_answer(
     """Add an answer to the conversation that `messages` continue; return the answer's message."""
     continued = [state for state in conversations if continues(messages, state)]
     state = continued[-1] if continued else initial_state(messages, "", "default", {}, "chat")
-    longer = {**state, "completion": messages[len(state["prompt"]) :]}
+    # An agent may not send back all of an earlier answer, such as its reasoning.
+    earlier, count = state["completion"], len(state["prompt"])
+    longer = {**state, "completion": [*earlier, *messages[count + len(earlier) :]]}
     added: Any = plain_messages(take_response(response, longer))
     conversations[:] = [*(each for each in conversations if each is not state), longer]
     return dict(added[0])

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table',
-           'last_message_row', 'examples_table', 'folded_rollout', 'notable_rollouts', 'settings_line', 'large_figures',
-           'trouble_notes', 'report_html', 'write_page', 'write_html_report', 'verdict', 'differences_table',
-           'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run', 'read_run', 'report_runs',
-           'main']
+__all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table', 'columns_table',
+           'last_message_row', 'examples_table', 'drawn_messages', 'folded_rollout', 'notable_rollouts',
+           'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page', 'write_html_report',
+           'verdict', 'differences_table', 'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run',
+           'read_run', 'report_runs', 'main']
 
 # %% ../../nbs/cli/02_report.ipynb #77de68da
 import hashlib
@@ -46,6 +46,14 @@ from ..envs.store import (
     trouble_lines,
     without_failed,
 )
+from ..inference.columns import (
+    as_number,
+    column_keys,
+    column_words,
+    columns_of,
+    text_counts,
+)
+from ..types import reasoning_note, reasoning_text
 from ..widgets.html import (
     Snapshot,
     escaped,
@@ -114,6 +122,22 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
     head = "score mean error weight adds std 5% 25% median 75% 95% distribution".split()
     return table(head, rows, "Reward by part", numbers=range(1, 11))
 
+# %% ../../nbs/cli/02_report.ipynb #0a14d4c9
+def columns_table(results: GenerateOutputs) -> str:
+    """Draw a row for each column of the rollouts: its mean and distribution, or how often it has each text."""
+    rows, titles = [], {key: column.title for key, column in column_keys(results.metrics).items()}
+    for name, values in columns_of(results.state, results.metrics).items():
+        numbers = [x for x in map(as_number, values) if not math.isnan(x)]
+        stats = distribution(numbers)
+        cells = (
+            [figure(stats[key]) for key in ("mean", "p5", "p50", "p95")] if numbers else [""] * 4
+        )
+        counts = ", ".join(f"{text} {count:,}" for text, count in text_counts(values).items())
+        drawn = value_histogram(numbers, name) if numbers else one_line(counts, 200)
+        rows.append([f"<b>{escaped(titles[name])}</b>", *cells, drawn])
+    head = ["column", "mean", "5%", "median", "95%", "distribution"]
+    return table(head, rows, "Columns of the rollouts", numbers=range(1, 5)) if rows else ""
+
 # %% ../../nbs/cli/02_report.ipynb #c51c4379
 def last_message_row(prompt: Any) -> str:
     """Draw the last message of a prompt on one line."""
@@ -132,18 +156,33 @@ def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int 
     note = f", the {most} hardest of {len(means):,}" if len(means) > most else ", the hardest first"
     return table(["mean reward", "", "rollouts", "prompt"], rows, f"Examples{note}", numbers=[0, 2])
 
+# %% ../../nbs/cli/02_report.ipynb #44d7a9a0
+def drawn_messages(messages: Any, label: str) -> str:
+    """Draw a prompt or completion as text, with the reasoning of each message folded above it."""
+    if isinstance(messages, str):
+        return marked_text(messages, label=label) if messages else ""
+    drawn, plain = "", list[Any]()
+    for message in messages:
+        if note := reasoning_note(message):
+            drawn += marked_text(conversation(plain), label=label) if plain else ""
+            thought = marked_text(reasoning_text(message) or "", label="Reasoning")
+            drawn += f"<details><summary>{note}</summary>{thought}</details>"
+            plain = []
+        plain.append(message)
+    return drawn + (marked_text(conversation(plain), label=label) if plain else "")
+
 # %% ../../nbs/cli/02_report.ipynb #1574bddb
 def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str:
     """Draw the scores, prompt and completion of a rollout, folded unless `open_`."""
     error, answer = results.state[i].get("error"), str(results.answer[i])[:500]
-    completion = conversation(results.completion[i])
     parts = [f"{escaped(name)} {figure(values[i])}" for name, values in results.metrics.items()]
+    parts += map(escaped, column_words(results.state[i]))
     head = f"<b>reward {figure(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
     body = [
         f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>',
         f'<p class="vf-failed">failed: {escaped(str(error))}</p>' if error else "",
-        marked_text(conversation(results.prompt[i]), label="Prompt"),
-        marked_text(completion, label="Completion") if completion else "",
+        drawn_messages(results.prompt[i], "Prompt"),
+        drawn_messages(results.completion[i], "Completion"),
         f"<p>expected: <code>{escaped(answer)}</code></p>" if answer else "",
     ]
     return f"<details{' open' * open_}><summary>{head}</summary>{''.join(body)}</details>"
@@ -206,7 +245,7 @@ def report_html(meta: ReportMeta, results: GenerateOutputs) -> str:
     return (
         f"<h1>{escaped(meta.env_id)} <span class='vf-soft'>with</span> {escaped(meta.model)}</h1>{settings_line(meta)}"
         f"{large_figures(figures)}{trouble_notes(results)}"
-        f"<div class='vf-scroll'>{parts_table(meta, good, examples)}</div>"
+        f"<div class='vf-scroll'>{parts_table(meta, good, examples)}{columns_table(good)}</div>"
         f"{notable_rollouts(results)}<div class='vf-scroll'>{examples_table(good, examples)}</div>"
     )
 

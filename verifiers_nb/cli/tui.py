@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'scores_line', 'checked_message', 'rollout_text', 'rollout_row',
-           'SavedRun', 'evaluation_run', 'find_runs', 'Place', 'scan', 'find_rollouts', 'read_rollout', 'in_order',
-           'search_rollouts', 'RolloutList', 'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'browse',
-           'main']
+__all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'scores_line', 'checked_message', 'reasoning_block', 'shifted',
+           'message_block', 'rollout_text', 'rollout_row', 'SavedRun', 'evaluation_run', 'find_runs', 'Place', 'scan',
+           'find_rollouts', 'read_rollout', 'column_of', 'by_column', 'in_order', 'search_rollouts', 'RolloutList',
+           'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'browse', 'main']
 
 # %% ../../nbs/cli/04_tui.ipynb #77de68da
 import json
@@ -19,7 +19,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from importlib import import_module
 from inspect import signature
@@ -52,6 +52,9 @@ from .command import (
 )
 from .settings import RunSettings, is_plain, load
 from ..envs.store import find_steps, in_our_format, read_at
+from ..inference.columns import COLUMNS, Column, column_values, column_words
+from ..parsers.base import text_with_thinking
+from ..types import content_text, reasoning_note, reasoning_text
 from ..widgets.html import visible
 
 # %% ../../nbs/cli/04_tui.ipynb #c1dfd96e
@@ -64,17 +67,19 @@ def scores_line(record: dict[str, Any]) -> Text:
         line.append(f"   {visible(name)} {value:.3f}")
     if "step" in record:
         line.append(f"   step {record['step']}")
+    for words in column_words(record):
+        line.append(f"   {visible(words)}", "dim")
     return line
 
 # %% ../../nbs/cli/04_tui.ipynb #00883cff
-def checked_message(role: str, text: str, checks: Sequence[Any]) -> Text:
-    """Return a message with its checks below; spans where a check lost points are underlined."""
+def checked_message(role: str, text: str, checks: Sequence[Any], head: Text | None = None) -> Text:
+    """Return a message with its checks below and `head` above; spans where a check lost points are underlined."""
     marked = Text(text)
     for check in checks:
         if check.lost > 0 and check.span:
             marked.stylize("underline bold", *check.span)
     edges = sorted({edge for span in marked.spans for edge in (span.start, span.end)})
-    block = Text.assemble((f"{visible(role)}\n", "bold"))
+    block = Text.assemble((f"{visible(role)}\n", "bold"), head or "")
     for piece in marked.divide(edges):  # divide first, because escaping changes the offsets
         block.append(visible(piece.plain), "underline bold" if piece.spans else "")
     for check in checks:
@@ -84,11 +89,48 @@ def checked_message(role: str, text: str, checks: Sequence[Any]) -> Text:
     block.rstrip()
     return block
 
+# %% ../../nbs/cli/04_tui.ipynb #37760830
+def reasoning_block(message: dict[str, Any], unfolded: bool = False) -> Text:
+    """Return the reasoning beside the content of a message, or only its length; empty if there is none."""
+    if not (note := reasoning_note(message)):
+        return Text()
+    if not unfolded:
+        return Text(f"▸ {note} (t unfolds it)\n", "dim")
+    return Text(f"▾ {note}\n{visible(reasoning_text(message) or '')}\n\n", "dim")
+
+# %% ../../nbs/cli/04_tui.ipynb #834c4c0b
+def shifted(check: Any, by: int) -> Any:
+    """Return a check with its span moved to the left by some characters, at most to the start."""
+    start, end = check.span or (0, 0)
+    return replace(check, span=(start - by, end - by) if start >= by else None)
+
 # %% ../../nbs/cli/04_tui.ipynb #902ba3cd
-def rollout_text(
-    record: dict[str, Any], checks_of: Callable[[str], Sequence[Any]] | None = None
+def message_block(
+    message: dict[str, Any],
+    checks_of: Callable[[str], Sequence[Any]] | None,
+    thinking: bool,
+    unfolded: bool,
 ) -> Text:
-    """Return a whole rollout as text; `checks_of` returns the format checks of a message."""
+    """Return a message as text with its format checks, if `checks_of` returns any; see `rollout_text`."""
+    text, before = conversation([message]).partition(": ")[2], ""
+    if thinking and checks_of:
+        own = content_text(message.get("content"))
+        before = text_with_thinking(message).removesuffix(own)
+    checks = [shifted(c, len(before)) for c in checks_of(before + text)] if checks_of else ()
+    head = reasoning_block(message, unfolded)
+    return checked_message(str(message.get("role")), text, checks, head)
+
+# %% ../../nbs/cli/04_tui.ipynb #9a66eb4f
+def rollout_text(
+    record: dict[str, Any],
+    checks_of: Callable[[str], Sequence[Any]] | None = None,
+    thinking: bool = False,
+    unfolded: bool = False,
+) -> Text:
+    """Return a whole rollout as text; `checks_of` returns the format checks of a message.
+
+    `thinking`: the format takes reasoning beside the content as thinking. `unfolded`: show all of it.
+    """
     parts = [scores_line(record)]
     if record.get("error"):
         parts.append(Text(f"failed: {visible(str(record['error']))}", "bold"))
@@ -98,9 +140,7 @@ def rollout_text(
             messages = [{"role": key, "content": messages}]
         for message in messages:
             own = key == "completion" and message.get("role") in ("assistant", "completion")
-            text = conversation([message]).partition(": ")[2]
-            checks = checks_of(text) if own and checks_of else ()
-            parts.append(checked_message(str(message.get("role")), text, checks))
+            parts.append(message_block(message, checks_of if own else None, thinking, unfolded))
     if record.get("answer"):
         parts.append(Text.assemble(("expected\n", "bold"), visible(str(record["answer"]))))
     return Text("\n\n").join(parts)
@@ -215,13 +255,38 @@ def read_rollout(place: Place) -> dict[str, Any]:
     return record | ({"step": int(step[1])} if step else {})
 
 # %% ../../nbs/cli/04_tui.ipynb #1574bddb
-ORDERS = ("as written", "highest reward first", "lowest reward first")
+ORDERS = (
+    "as written",
+    "highest reward first",
+    "lowest reward first",
+    *(
+        f"{column.title.lower()}, {way}"
+        for column in COLUMNS
+        for way in ("descending", "ascending")
+    ),
+)
 
 
+def column_of(order: str) -> Column | None:
+    """Return the column that an order sorts by; None for the first three orders."""
+    return next((c for c in COLUMNS if order.startswith(f"{c.title.lower()}, ")), None)
+
+# %% ../../nbs/cli/04_tui.ipynb #3d34636e
+def by_column(places: Sequence[Place], column: Column, descending: bool) -> Sequence[Place]:
+    """Return places sorted by a column; rollouts without a value come last."""
+    values = [column_values(read_rollout(place))[column.name] for place in places]
+    known = [i for i, value in enumerate(values) if value is not None]
+    known.sort(key=values.__getitem__, reverse=descending)
+    rest = [place for place, value in zip(places, values, strict=True) if value is None]
+    return [*(places[i] for i in known), *rest]
+
+# %% ../../nbs/cli/04_tui.ipynb #873b1f5c
 def in_order(places: Sequence[Place], order: str) -> Sequence[Place]:
     """Return places in one of `ORDERS`; rollouts without a reward come last."""
     if order == ORDERS[0]:
         return places
+    if column := column_of(order):
+        return by_column(places, column, descending=order.endswith("descending"))
     sign = -1 if order == ORDERS[1] else 1
     return sorted(places, key=lambda place: (math.isnan(place.reward), sign * place.reward))
 
@@ -336,6 +401,7 @@ class RunScreen(Screen[None]):
         Binding("slash", "search(True)", "search"),
         Binding("s", "sort", "sort"),
         Binding("c", "compare", "compare"),
+        Binding("t", "unfold", "thinking"),
         Binding("y", "copy", "copy"),
         Binding("escape,q", "back", "back"),
     ]
@@ -347,6 +413,7 @@ class RunScreen(Screen[None]):
         self.found: Sequence[Place] = ()
         self.sorting, self.wanted = ORDERS[0], ""
         self.kept: dict[str, Any] | None = None
+        self.unfolded = False
         self.parser: Any = None
         self.formats = "loading the format's checks"
 
@@ -393,6 +460,11 @@ class RunScreen(Screen[None]):
             return self.parser.checks(text) if self.parser else ()
         return ()
 
+    def drawn(self, record: dict[str, Any]) -> Text:
+        """Return a rollout as text, with the checks of the run's format."""
+        thinking = getattr(self.parser, "reads_thinking", False)
+        return rollout_text(record, self.checks_of, thinking, self.unfolded)
+
     def show_found(self, found: Sequence[Place]) -> None:
         """Show the rollouts at these places."""
         self.found = found
@@ -401,7 +473,7 @@ class RunScreen(Screen[None]):
     def on_rollout_list_moved(self) -> None:
         """Show the rollout under the cursor."""
         record = self.query_one(RolloutList).current()
-        text = rollout_text(record, self.checks_of) if record else Text("nothing here")
+        text = self.drawn(record) if record else Text("nothing here")
         self.query_one("#shown-text", Static).update(text)
         self.query_one("#shown").scroll_home(animate=False)
         self.say()
@@ -415,9 +487,19 @@ class RunScreen(Screen[None]):
         """Keep the current rollout on screen for comparison, or remove it."""
         self.kept = None if self.kept else self.query_one(RolloutList).current()
         self.query_one("#kept").display = self.kept is not None
-        shown = rollout_text(self.kept, self.checks_of) if self.kept else ""
+        self.show_kept()
+
+    def show_kept(self) -> None:
+        """Draw the rollout that is kept, if there is one."""
+        shown = self.drawn(self.kept) if self.kept else ""
         text = Text.assemble(("kept to compare\n\n", "bold"), shown)
         self.query_one("#kept-text", Static).update(text)
+
+    def action_unfold(self) -> None:
+        """Unfold the reasoning of all rollouts, or fold it again."""
+        self.unfolded = not self.unfolded
+        self.on_rollout_list_moved()
+        self.show_kept()
 
     def action_copy(self) -> None:
         """Copy the completion, where the terminal allows it."""

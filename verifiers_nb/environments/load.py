@@ -6,26 +6,31 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments', 'plugged_environments',
-           'find_environment', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
-           'list_environments']
+__all__ = ['logger', 'COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
+           'plugged_environments', 'search_environment', 'verifiers_version', 'find_environment', 'named_parameters',
+           'unknown_argument', 'check_taken', 'warn_of_unread', 'explain_unknown', 'load_environment',
+           'environment_card', 'card_cells', 'EnvironmentList', 'list_environments']
 
 # %% ../../nbs/environments/00_load.ipynb #77de68da
 import importlib
 import importlib.util
 import inspect
+import logging
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any
 
 from ..envs.data import packaged_text
 from ..envs.environment import Environment
-from ..envs.verifiers import as_verifiers, foreign_imports, lowest_version
+from ..envs.verifiers import as_verifiers, declared_version, foreign_imports
 
 # %% ../../nbs/environments/00_load.ipynb #980bf2f8
 @dataclass(frozen=True, slots=True)
@@ -70,8 +75,7 @@ def plugged_environments() -> dict[str, EntryPoint]:
     return {point.name.replace("-", "_"): point for point in points}
 
 # %% ../../nbs/environments/00_load.ipynb #1d985453
-@foreign_imports()
-def find_environment(name: str) -> Callable[..., Environment] | None:
+def search_environment(name: str) -> Callable[..., Environment] | None:
     """Return the `load_environment` of a name: an installed module's, a package's, or ours."""
     if name in sys.modules or importlib.util.find_spec(name):
         module = importlib.import_module(name)
@@ -85,32 +89,98 @@ def find_environment(name: str) -> Callable[..., Environment] | None:
         return importlib.import_module(f"verifiers_nb.environments.{name}").load_environment
     return None
 
+# %% ../../nbs/environments/00_load.ipynb #1d985454
+def verifiers_version(name: str) -> str | None:
+    """Return the version of `verifiers` that an environment is written for, if it declares one."""
+    point = plugged_environments().get(name)
+    return declared_version(name) or (declared_version(point.module) if point else None)
+
+# %% ../../nbs/environments/00_load.ipynb #1d985455
+@foreign_imports()
+def find_environment(name: str) -> Callable[..., Environment] | None:
+    """Return the `load_environment` of a name, imported as the version of `verifiers` that it declares."""
+    with as_verifiers(verifiers_version(name)):
+        return search_environment(name)
+
+# %% ../../nbs/environments/00_load.ipynb #af6139f4
+logger = logging.getLogger(__name__)
+
+
+def named_parameters(func: Callable[..., Any]) -> list[str]:
+    """Return the names of a function's parameters that can be given by name."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = inspect.signature(func).parameters.values()
+    return [p.name for p in parameters if p.kind in kinds and p.name != "self"]
+
+# %% ../../nbs/environments/00_load.ipynb #b7e5c3a2
+def unknown_argument(given: str, known: Sequence[str]) -> str:
+    """Return a sentence about an argument that is not among the known ones."""
+    near = get_close_matches(given, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(known) or 'none'}."
+    return f"load_environment has no argument {given!r}{hint}"
+
+# %% ../../nbs/environments/00_load.ipynb #a0ae57ab
+def check_taken(load: Callable[..., Any], given: Sequence[str]) -> None:
+    """Raise `TypeError` for an argument that a `load_environment` without `**kwargs` doesn't take."""
+    parameters = inspect.signature(load).parameters.values()
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+        known = named_parameters(load)
+        for name in given:
+            if name not in known:
+                raise TypeError(unknown_argument(name, known))
+
+# %% ../../nbs/environments/00_load.ipynb #1aceae5e
+def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) -> None:
+    """Log a warning for each argument that neither a signature nor the environment's module names."""
+    own = named_parameters(load)
+    known: set[str] = set()
+    for each in type(made).__mro__:
+        if inspect.isfunction(init := vars(each).get("__init__")):
+            known |= {*named_parameters(init)}
+    source = ""
+    with suppress(OSError, TypeError):
+        source = inspect.getsource(inspect.getmodule(load) or load)
+    for name in given:
+        if name not in known and not re.search(rf"\b{re.escape(name)}\b", source):
+            logger.warning("%s Nothing reads it.", unknown_argument(name, own))
+
+# %% ../../nbs/environments/00_load.ipynb #5b1a245f
+def explain_unknown(name: str) -> str:
+    """Return why there is no environment of a name, and what to do; a continuation of a sentence."""
+    known = sorted({*shipped_environments(), *plugged_environments()})
+    near = get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else "."
+    missing = f"There is no installed module {name!r} with a load_environment function"
+    if (folder := Path("environments", name)).is_dir():
+        return (
+            f": {missing}. Only commands such as vf-eval look into ./environments. Install the folder with "
+            f"pip install -e {folder}, or call sys.path.insert(0, {str(folder)!r}) first."
+        )
+    return f"{hint} {missing}; known are {', '.join(known)}."
+
 # %% ../../nbs/environments/00_load.ipynb #5b1a2460
 @foreign_imports()
 def load_environment(env_id: str, **env_args: Any) -> Environment:
     """Load an environment by its name (dashes or underscores), with its own arguments.
 
+    It is an installed module, a module on `sys.path`, or one of ours. Commands also look into `./environments`.
     Raises `ValueError` for an unknown name, `RuntimeError` when the environment itself fails.
     """
     name = env_id.strip().replace("-", "_")
     if not name.isidentifier():
         raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.")
     try:
-        with as_verifiers(lowest_version(name)):
+        with as_verifiers(verifiers_version(name)):
             if load := find_environment(name):
+                check_taken(load, [*env_args])
                 made: Any = load(**env_args)
+                warn_of_unread(load, made, [*env_args])
                 if hasattr(made, "is_later"):  # one for `verifiers`
                     made.env_id, made.env_args = made.env_id or env_id, made.env_args or env_args
                 return made
     except Exception as error:
         raise RuntimeError(f"Environment {env_id!r} failed to load: {error}") from error
-    known = sorted({*shipped_environments(), *plugged_environments()})
-    near = get_close_matches(name, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else "."
-    raise ValueError(
-        f"No environment {env_id!r}{hint} There is no installed module {name!r} with a "
-        f"load_environment function; known are {', '.join(known)}."
-    )
+    raise ValueError(f"No environment {env_id!r}{explain_unknown(name)}")
 
 # %% ../../nbs/environments/00_load.ipynb #289b3b27
 def environment_card(name: str) -> EnvironmentCard:

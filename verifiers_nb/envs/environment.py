@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric',
-           'warn_if_misspelt', 'Environment']
+           'warn_if_misspelt', 'repeated_dataset', 'taken_options', 'Environment']
 
 # %% ../../nbs/envs/03_environment.ipynb #77de68da
 import asyncio
@@ -15,6 +15,7 @@ import inspect
 import logging
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from difflib import get_close_matches
 from functools import partial
@@ -38,8 +39,19 @@ from .rollouts import RolloutRun, sync_twin
 from .store import RolloutStore, claimed, results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
-from ..rubrics.rubric import SCORING_METHODS, Rubric, check_wanted, overrides
-from ..support.calls import as_async_client, request_arguments, with_retries
+from ..rubrics.rubric import (
+    SCORING_METHODS,
+    Rubric,
+    check_wanted,
+    overrides,
+    wanted_arguments,
+)
+from ..support.calls import (
+    as_async_client,
+    check_sampling_args,
+    request_arguments,
+    with_retries,
+)
 from ..types import (
     ChatMessage,
     GenerateOutputs,
@@ -126,6 +138,20 @@ def warn_if_misspelt(keyword: str, environment: type) -> None:
     names = {name for init in inits for name in inspect.signature(init).parameters}
     for name in get_close_matches(keyword, names - {"kwargs"}, n=1, cutoff=0.85):
         logger.warning(f"{keyword} is kept as an attribute: did you mean {name}?")
+
+# %% ../../nbs/envs/03_environment.ipynb #4d134bbf
+def repeated_dataset(dataset: Dataset, times: int) -> Dataset:
+    """Return the whole dataset `times` times."""
+    return dataset.select([*range(len(dataset))] * times)
+
+
+def taken_options(func: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that `func` takes; raises `TypeError` if it doesn't take a `save_path`."""
+    taken = wanted_arguments(func)
+    kept = {name: value for name, value in options.items() if taken is None or name in taken}
+    if options["save_path"] and "save_path" not in kept:
+        raise TypeError("This environment's own a_generate takes no save_path: add **kwargs to it.")
+    return kept
 
 # %% ../../nbs/envs/03_environment.ipynb #4d134bc0
 class Environment(ABC):
@@ -270,6 +296,13 @@ class Environment(ABC):
     ) -> tuple[Messages, State]:
         """Play one interaction and return the completion and the final state."""
 
+    def warn_once(self, warnings: Sequence[str]) -> None:
+        """Log the warnings that this environment has not logged before."""
+        said = vars(self).setdefault("_said", set[str]())
+        for warning in [each for each in warnings if each not in said]:
+            logger.warning(warning)
+            said.add(warning)
+
     def make_run(
         self,
         inputs: Inputs | RolloutRows,
@@ -285,6 +318,8 @@ class Environment(ABC):
         kwargs["close_client"] = called is not client and hasattr(called, "aclose")
         kwargs["timeout"] = self.rollout_timeout
         arguments = merge_sampling_args(self.sampling_args, sampling_args)
+        arguments, warnings = check_sampling_args(arguments)
+        self.warn_once(warnings)
         return RolloutRun(self, rollout_rows(inputs), called, model, arguments, **kwargs)
 
     async def run_rollouts(
@@ -363,9 +398,14 @@ class Environment(ABC):
         `num_examples`: -1 for all. Rollout j of example i has the index j * examples + i.
         """
         check_evaluation(num_examples, rollouts_per_example)
-        rows = repeated_rows(self.get_eval_dataset(n=num_examples), rollouts_per_example)
-        scoring = (score_rollouts, max_concurrent, save_path, progress)
-        return await self.a_generate(rows, client, model, sampling_args, *scoring, **kwargs)
+        dataset = self.get_eval_dataset(n=num_examples)
+        inputs: Any = repeated_rows(dataset, rollouts_per_example)
+        options: dict[str, Any] = dict(save_path=save_path, progress=progress)
+        if type(self).a_generate is not Environment.a_generate:
+            inputs = repeated_dataset(dataset, rollouts_per_example)
+            options = taken_options(self.a_generate, options)
+        given: Any = (client, model, sampling_args, score_rollouts, max_concurrent)
+        return await self.a_generate(inputs, *given, **{**options, **kwargs})
 
     generate = sync_twin(a_generate)
     evaluate = sync_twin(a_evaluate)

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'NOT_STORED', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN', 'ResultsOrFile', 'PERCENTILES',
-           'reply_usage', 'rollout_record', 'plain_value', 'to_line', 'repair', 'from_line', 'check_record',
-           'read_with_offsets', 'foreign_record', 'converted', 'in_our_format', 'find_steps', 'rollouts_file',
-           'read_rollouts', 'read_at', 'rewritten', 'changed_settings', 'inputs_text', 'without_none', 'input_digest',
-           'input_digests', 'changed_inputs', 'restore_state', 'restore_rollout', 'what_changed', 'check_unchanged',
-           'AppendedFile', 'RolloutStore', 'owner', 'claimed', 'check_unclaimed', 'move_bad_lines',
-           'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
-           'stored_outputs', 'without_failed', 'count_troubles', 'trouble_lines', 'results_columns', 'results_dataset',
-           'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
-           'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
+__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN', 'ENDINGS',
+           'ResultsOrFile', 'TABLE', 'PERCENTILES', 'reply_usage', 'rollout_record', 'plain_value', 'to_line', 'repair',
+           'from_line', 'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format',
+           'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings', 'inputs_text',
+           'without_none', 'input_digest', 'input_digests', 'changed_inputs', 'restore_state', 'restore_rollout',
+           'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed', 'check_unclaimed',
+           'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
+           'StoredOutputs', 'stored_outputs', 'without_failed', 'answer_endings', 'count_troubles', 'ending_lines',
+           'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
+           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
+           'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import errno
@@ -44,6 +45,14 @@ from typing import IO, TYPE_CHECKING, Any, TypeAlias
 import orjson
 from filelock import FileLock, Timeout
 
+from ..inference.columns import (
+    ANSWERS,
+    CUT_OFF,
+    answers_of,
+    columns_of,
+    finish_reason,
+    text_counts,
+)
 from ..rubrics.rubric import indices_of
 from ..support.threads import end_if_forked
 from ..types import (
@@ -71,7 +80,8 @@ def reply_usage(responses: Sequence[Any]) -> dict[str, int]:
 
 # %% ../../nbs/envs/01_store.ipynb #97c2d36f
 INPUTS = ("prompt", "completion", "answer", "task", "info")
-NOT_STORED = {*INPUTS, *"responses turns error trajectory client sampling_args oai_tools".split()}
+ELSEWHERE = ("responses", "turns", "error", "trajectory", "client", "sampling_args", "oai_tools")
+NOT_STORED = {*INPUTS, *ELSEWHERE, ANSWERS}
 
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
@@ -82,6 +92,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "completion": plain_messages(rollout.completion),
         "state": {k: v for k, v in rollout.state.items() if k not in NOT_STORED},
         "turns": [{name: getattr(turn, name) for name in Turn.__slots__} for turn in rollout.turns],
+        ANSWERS: answers_of(rollout.state),
         "usage": reply_usage(rollout.state.get("responses") or ()),
     }
 
@@ -341,8 +352,9 @@ def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
 # %% ../../nbs/envs/01_store.ipynb #9d29dda7
 def restore_state(record: dict[str, Any]) -> State:
     """Return the state of a stored rollout, with `turns` instead of `responses`."""
-    columns = (*INPUTS, "turns", "error")
-    return {**record["state"], **{key: record[key] for key in columns}, "responses": []}
+    columns = {key: record[key] for key in (*INPUTS, "turns", "error")}
+    answers = {ANSWERS: record[ANSWERS]} if ANSWERS in record else {}
+    return {**record["state"], **columns, **answers, "responses": []}
 
 # %% ../../nbs/envs/01_store.ipynb #557851ab
 def restore_rollout(rollout: Rollout, record: dict[str, Any]) -> None:
@@ -664,26 +676,68 @@ def without_failed(results: GenerateOutputs) -> GenerateOutputs:
     return GenerateOutputs.model_construct(**columns, reward=reward, metrics=metrics)
 
 # %% ../../nbs/envs/01_store.ipynb #3319c29b
+ENDINGS = {
+    "cut_off": "answers were cut off at max_tokens",
+    "refusals": "answers were refusals",
+    "null_answers": "answers had no content (null)",
+    "empty_answers": "answers were empty",
+}
+
+
+def answer_endings(state: Mapping[str, Any], completion: Any) -> list[str]:
+    """List which of `ENDINGS` an answer has; "" beside "cut_off" counts in `cut_off_empty`."""
+    answers = answers_of(state)
+    is_cut = finish_reason(completion, answers) in CUT_OFF
+    kind = answers[-1].get("content") if answers else None
+    is_empty = is_empty_answer(completion)
+    found = ["cut_off"] if is_cut else []
+    if is_cut and is_empty:
+        found.append("cut_off_empty")
+    elif kind in ("refusal", "null"):
+        found.append("refusals" if kind == "refusal" else "null_answers")
+    if is_empty:
+        found.append("empty_answers")
+    return found
+
+
 def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
-    """Return the numbers of rollouts, failed rollouts and empty answers, and failed reward functions.
+    """Return the numbers of rollouts, failed rollouts and failed reward functions, and how answers ended.
 
     `first_error` is the first error of a rollout. `reward_errors` maps each function that failed to
-    its `count` and the `first` message.
+    its `count` and the `first` message. Of the answers, `empty_answers` counts all that are empty.
     """
     counts: dict[str, Any] = dict(
-        rollouts=len(results.reward), failed=0, first_error=None, empty_answers=0, reward_errors={}
+        rollouts=len(results.reward), failed=0, first_error=None, reward_errors={}
     )
+    counts |= dict.fromkeys((*ENDINGS, "cut_off_empty"), 0)
+    reasons = []
     for state, completion in zip(results.state, results.completion, strict=True):
         if error := state.get("error"):
             counts["failed"] += 1
             counts["first_error"] = counts["first_error"] or error
-        counts["empty_answers"] += not error and is_empty_answer(completion)
+        else:
+            for ending in answer_endings(state, completion):
+                counts[ending] += 1
+            reasons.append(finish_reason(completion, answers_of(state)))
         for name, message in (state.get("reward_errors") or {}).items():
             errors = counts["reward_errors"].setdefault(name, {"count": 0, "first": message})
             errors["count"] += 1
-    return counts
+    return {**counts, "finish_reasons": text_counts(reasons)}
 
 # %% ../../nbs/envs/01_store.ipynb #64aed882
+def ending_lines(counts: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each of `ENDINGS` that some answers have; each empty answer is in one."""
+    of = f"of {counts['rollouts']:,}"
+    empty = counts.get("cut_off_empty") or 0
+    named = empty + sum(counts.get(name) or 0 for name in ("refusals", "null_answers"))
+    shown = {name: counts.get(name) or 0 for name in ENDINGS}
+    shown["empty_answers"] = max(0, shown["empty_answers"] - named)
+    lines = [f"{count:,} {of} {ENDINGS[name]}" for name, count in shown.items() if count]
+    if empty:
+        lines[0] += f" ({empty:,} empty)"
+    return lines
+
+
 def trouble_lines(counts: Mapping[str, Any]) -> list[str]:
     """Return the counts of `count_troubles` as sentences; an empty list if there were no problems."""
     of = f"of {counts['rollouts']:,}"
@@ -691,8 +745,7 @@ def trouble_lines(counts: Mapping[str, Any]) -> list[str]:
     if counts["failed"]:
         first = f"left out of all figures; the first: {counts['first_error']}"
         lines.append(f"{counts['failed']:,} {of} rollouts failed and are {first}")
-    if counts.get("empty_answers"):
-        lines.append(f"{counts['empty_answers']:,} {of} answers were empty")
+    lines += ending_lines(counts)
     for name, errors in (counts.get("reward_errors") or {}).items():
         failed = f"the reward function {name} failed on {errors['count']:,} {of} rollouts"
         lines.append(f"{failed}, which score 0.0 for it; the first: {errors['first']}")
@@ -700,6 +753,7 @@ def trouble_lines(counts: Mapping[str, Any]) -> list[str]:
 
 # %% ../../nbs/envs/01_store.ipynb #47099383
 ResultsOrFile: TypeAlias = GenerateOutputs | str | Path
+TABLE = ("prompt", "completion", "answer", "task", "reward")
 
 
 def results_columns(
@@ -708,7 +762,8 @@ def results_columns(
     """Return results, or those in a file, as columns; add the `state_columns` from the states.
 
     Tool calls and infos are JSON text, because their keys differ from row to row. The columns
-    `info` and `error` exist only if some rollout has one.
+    `info` and `error` exist only if some rollout has one. A metric whose name is that of another column
+    gets the prefix `metric_`.
     """
     if isinstance(results, (str, Path)):
         results = load_results(results)
@@ -718,7 +773,7 @@ def results_columns(
         "prompt": list(map(sanitize_tool_calls, results.prompt)),
         "completion": list(map(sanitize_tool_calls, results.completion)),
         **{name: list(getattr(results, name)) for name in ("answer", "task", "reward")},
-        **results.metrics,
+        **{f"metric_{n}" if n in TABLE else n: values for n, values in results.metrics.items()},
         **{key: [state[key] for state in states] for key in kept},
     }
     if not any(columns["error"]) and "error" not in state_columns:
@@ -735,10 +790,16 @@ def results_dataset(results: ResultsOrFile, state_columns: Sequence[str] = ()) -
 
 # %% ../../nbs/envs/01_store.ipynb #35a820ae
 def results_frame(results: ResultsOrFile, state_columns: Sequence[str] = ()) -> DataFrame:
-    """Return results, or those in a file, as a pandas frame with the columns of `results_columns`."""
+    """Return results, or those in a file, as a pandas frame with the columns of `results_columns`.
+
+    The columns of `inference.columns`, such as `tokens`, follow if any rollout has a value for them.
+    """
     import pandas
 
-    return pandas.DataFrame(results_columns(results, state_columns))
+    if isinstance(results, (str, Path)):
+        results = load_results(results)
+    columns = results_columns(results, state_columns)
+    return pandas.DataFrame({**columns, **columns_of(results.state, columns)})
 
 # %% ../../nbs/envs/01_store.ipynb #1435e2cf
 PERCENTILES = (5, 25, 50, 75, 95)

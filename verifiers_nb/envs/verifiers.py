@@ -6,36 +6,48 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'verifiers_names', 'has_alias', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers',
-           'unload_verifiers', 'active_finder', 'current_version', 'is_since', 'as_verifiers', 'lowest_version',
-           'foreign_imports']
+__all__ = ['logger', 'LOWER', 'UPPER', 'POETRY', 'INSTALLED', 'names_text', 'verifiers_names', 'has_alias', 'changed_names',
+           'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers',
+           'active_finder', 'current_version', 'is_since', 'as_verifiers', 'named_versions', 'meant_version',
+           'poetry_requirement', 'requirements_in', 'first_version', 'pyproject_of', 'folder_version',
+           'package_version', 'declared_version', 'foreign_imports']
 
 # %% ../../nbs/envs/11_verifiers.ipynb #17637797
 import importlib
 import importlib.util
+import json
 import logging
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, requires
+from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from importlib.resources import files
+from pathlib import Path
 from types import ModuleType
 from typing import Any
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
 
 # %% ../../nbs/envs/11_verifiers.ipynb #fbe64584
 logger = logging.getLogger(__name__)
 
 
+def names_text(name: str) -> str:
+    """Return the text of a file in the `data` folder of this room."""
+    return (files("verifiers_nb.envs") / "data" / name).read_text(encoding="utf-8")
+
+
 @cache
 def verifiers_names() -> dict[str, Any]:
-    """Return the `modules` of `verifiers` that have an alias, and the names `lacking`, by version."""
-    path = files("verifiers_nb.envs") / "data" / "verifiers_names.toml"
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+    """Return the `modules` of `verifiers` that have an alias, and the types of `later` versions."""
+    return tomllib.loads(names_text("verifiers_names.toml"))
 
 # %% ../../nbs/envs/11_verifiers.ipynb #2c57bc4f
 def has_alias(module: str) -> bool:
@@ -44,13 +56,43 @@ def has_alias(module: str) -> bool:
     return package == "verifiers" and below in ["", *verifiers_names()["modules"].split()]
 
 # %% ../../nbs/envs/11_verifiers.ipynb #e90c9a88
+@cache
+def changed_names() -> dict[str, dict[str, dict[str, str]]]:
+    """Return the names that each version of `verifiers` `added` and `removed`, by module."""
+    return json.loads(names_text("verifiers_names.json"))
+
+# %% ../../nbs/envs/11_verifiers.ipynb #e90c9a89
+@cache
+def lives_of_names() -> dict[str, tuple[str, str]]:
+    """Return the first and the last version of `verifiers` that has a public name, or a module."""
+    present: dict[str, set[str]] = {}
+    lives: dict[str, tuple[str, str]] = {}
+    for version, changes in changed_names().items():
+        for module, names in changes["added"].items():
+            present.setdefault(module, set()).update(names.split())
+        for module, names in changes["removed"].items():
+            present[module] -= {*names.split()}
+        for name in {*present, *(name for names in present.values() for name in names)}:
+            lives[name] = (lives.get(name, (version,))[0], version)
+    return lives
+
+# %% ../../nbs/envs/11_verifiers.ipynb #e90c9a8c
 def explain_missing(name: str) -> str:
     """Return the reason why a name or a module of `verifiers` is missing, with its version."""
-    short = name.removeprefix("verifiers.")
-    lacking = verifiers_names()["lacking"].items()
-    versions = {each: version for version, names in lacking for each in names.split()}
-    since = next((v for n, v in versions.items() if f"{short}.".startswith(f"{n}.")), None)
-    reason = f"was added in verifiers {since}" if since else "is not in verifiers up to 0.1.11"
+    lives = lives_of_names()
+    newest = [*changed_names()][-1]
+    known = name.removeprefix("verifiers.")
+    while known not in lives and "." in known:
+        known = known.rpartition(".")[0]
+    first, last = lives.get(known, ("", newest))
+    if not first:
+        reason = f"is not in verifiers up to {newest}"
+    elif last != newest:
+        reason = (
+            f"was in verifiers {first} to {last}" if first != last else f"was in verifiers {first}"
+        )
+    else:
+        reason = f"was added in verifiers {first}"
     return f"{name} {reason}: verifiers_nb, which is imported as verifiers here, does not have it."
 
 # %% ../../nbs/envs/11_verifiers.ipynb #3242e7b3
@@ -157,13 +199,112 @@ def as_verifiers(version: str | None = None) -> ExitStack:
     return stack
 
 # %% ../../nbs/envs/11_verifiers.ipynb #04e81cc3
-def lowest_version(package: str) -> str | None:
-    """Return the lowest version of `verifiers` that an installed package requires; `None` if there is none."""
-    with suppress(PackageNotFoundError):
-        for required in requires(package) or ():
-            if match := re.match(r"verifiers(?![\w.-])[^;]*?[>~=]=\s*(\d[\d.]*)", required):
-                return match[1]
+def named_versions(required: Requirement, operators: Iterable[str]) -> list[Version]:
+    """Return the versions that a requirement has after some operators."""
+    found = [
+        each.version.removesuffix(".*") for each in required.specifier if each.operator in operators
+    ]
+    with suppress(InvalidVersion):  # after ===, any text is allowed
+        return sorted(map(Version, found))
+    return []
+
+# %% ../../nbs/envs/11_verifiers.ipynb #04e81cc4
+LOWER, UPPER = (">=", "==", "~=", "===", ">"), ("<", "<=")
+
+
+def meant_version(required: Requirement) -> str | None:
+    """Return the version of `verifiers` that a requirement means; `None` if it has no bound."""
+    if tag := re.search(r"@v?(\d+(?:\.\w+)+)", required.url or ""):
+        return tag[1]
+    lower, upper = (named_versions(required, operators) for operators in (LOWER, UPPER))
+    if not lower and not upper:
+        return None
+    known = sorted({*map(Version, changed_names()), *lower})
+    allowed = [*required.specifier.filter(known, prereleases=True)] or (lower or upper)
+    return str(allowed[0] if lower else allowed[-1])
+
+# %% ../../nbs/envs/11_verifiers.ipynb #04e81cc7
+POETRY = {"^": ">=", "~": "~="}
+
+
+def poetry_requirement(name: str, value: Any) -> str:
+    """Return one of Poetry's requirements, a text or a table, in the common form."""
+    about = value if isinstance(value, Mapping) else {"version": value}
+    if "git" in about:
+        return f"{name} @ git+{about['git']}@{about.get('tag') or about.get('rev') or ''}".rstrip(
+            "@"
+        )
+    version = str(about.get("version") or "").strip()
+    if version[:1].isdigit():
+        version = f"=={version}"
+    if version[:1] in POETRY and version[1:2] != "=":
+        version = POETRY[version[0]] + version[1:]
+    return name + version.removeprefix("*")
+
+# %% ../../nbs/envs/11_verifiers.ipynb #04e81cc9
+def requirements_in(pyproject: Mapping[str, Any]) -> Iterator[str]:
+    """Give the requirements in a `pyproject.toml`, those that are sure before the optional ones."""
+    project, tools = pyproject.get("project") or {}, pyproject.get("tool") or {}
+    poetry = (tools.get("poetry") or {}).get("dependencies") or {}
+    sources = (tools.get("uv") or {}).get("sources") or {}
+    own = {**poetry, **{name: each for name, each in sources.items() if "git" in each}}
+    yield from (poetry_requirement(name, value) for name, value in own.items())
+    yield from project.get("dependencies") or ()
+    for group in (project.get("optional-dependencies"), pyproject.get("dependency-groups")):
+        for each in (group or {}).values():
+            yield from each
+
+# %% ../../nbs/envs/11_verifiers.ipynb #04e81cca
+def first_version(requirements: Iterable[Any]) -> str | None:
+    """Return the version of `verifiers` that the first requirement with a bound means."""
+    for text in requirements:
+        with suppress(InvalidRequirement, TypeError):  # a group may also include another
+            required = Requirement(text)
+            if canonicalize_name(required.name) == "verifiers" and (
+                version := meant_version(required)
+            ):
+                return version
     return None
+
+# %% ../../nbs/envs/11_verifiers.ipynb #04e81ccd
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def pyproject_of(file: Path) -> Path | None:
+    """Return the `pyproject.toml` of a module that lies in a folder of its own; `None` if it is installed."""
+    if not {*file.parts}.isdisjoint(INSTALLED):
+        return None
+    places = [folder / "pyproject.toml" for folder in [*file.parents][:3]]
+    return next((place for place in places if place.is_file()), None)
+
+# %% ../../nbs/envs/11_verifiers.ipynb #04e81cce
+def folder_version(file: Path) -> str | None:
+    """Return the version of `verifiers` that the folder of a module asks for."""
+    if place := pyproject_of(file):
+        try:
+            return first_version(requirements_in(tomllib.loads(place.read_text(encoding="utf-8"))))
+        except (OSError, ValueError, AttributeError, TypeError) as error:
+            logger.warning(
+                "%s can't be read (%s): the version of verifiers is unknown.", place, error
+            )
+    return None
+
+
+def package_version(module: str) -> str | None:
+    """Return the version of `verifiers` that the installed package of a module asks for."""
+    for package in (module, *packages_distributions().get(module, ())):
+        with suppress(PackageNotFoundError):
+            return first_version(requires(package) or ())
+    return None
+
+# %% ../../nbs/envs/11_verifiers.ipynb #04e81ccf
+def declared_version(module: str) -> str | None:
+    """Return the version of `verifiers` that a module is written for, by its folder or else its package."""
+    file = getattr(sys.modules.get(module), "__file__", None)
+    with suppress(ImportError, ValueError):  # a module may have no spec
+        spec = importlib.util.find_spec(module)
+        file = file or (spec and spec.has_location and spec.origin)
+    return (folder_version(Path(file)) if file else None) or package_version(module)
 
 # %% ../../nbs/envs/11_verifiers.ipynb #82c9608d
 @contextmanager

@@ -216,14 +216,14 @@ ToolLike: TypeAlias = Callable[..., Any] | Mapping[str, Any]
 
 
 def tool_schema(tool: ToolLike) -> tuple[str, dict[str, Any]]:
-    """Return the name of a tool and the JSON schema of its arguments."""
+    """Return the name of a tool and the JSON schema of its arguments, by default without others."""
     if isinstance(tool, Mapping):
         function = tool.get("function", tool)
         name, schema = function["name"], function.get("parameters") or {}
     else:
         function_type: Any = tool
         name, schema = tool.__name__, TypeAdapter(function_type).json_schema()
-    return name, {"type": "object", "properties": {}, **schema}
+    return name, {"type": "object", "properties": {}, "additionalProperties": False, **schema}
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f7554c47
 def call_formats(tools: Iterable[ToolLike]) -> list[TagFormat]:
@@ -233,7 +233,7 @@ def call_formats(tools: Iterable[ToolLike]) -> list[TagFormat]:
     formats = []
     for name, schema in map(tool_schema, tools):
         begin = f'<tool_call>\n{{"name": {json.dumps(name)}, "arguments": '
-        content = tags.JSONSchemaFormat(json_schema=schema)
+        content = tags.schema_format(schema)
         formats.append(tags.TagFormat(begin=begin, content=content, end="}\n</tool_call>"))
     return formats
 
@@ -314,13 +314,14 @@ def json_action(call: dict[str, Any], commands: Sequence[Command], strict: bool)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #df659db4
 def object_schema(**properties: Any) -> dict[str, Any]:
-    """Write the schema of an object that has all of these properties."""
-    return {"type": "object", "properties": properties, "required": list(properties)}
+    """Write the schema of an object that has exactly these properties."""
+    shape = {"type": "object", "properties": properties, "required": list(properties)}
+    return {**shape, "additionalProperties": False}
 
 
 def json_format(commands: Sequence[Command]) -> Format:
     """Match an object with a thought and a command; without `commands`, any command."""
-    from .structural_tags import JSONSchemaFormat
+    from .structural_tags import schema_format
 
     texts = {"type": "object", "additionalProperties": {"type": "string"}}
     calls = [
@@ -331,7 +332,7 @@ def json_format(commands: Sequence[Command]) -> Format:
         for command in commands
     ] or [object_schema(name={"type": "string"}, arguments=texts)]
     schema = object_schema(thought={"type": "string"}, command={"anyOf": calls})
-    return JSONSchemaFormat(json_schema=schema)
+    return schema_format(schema)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #a9334987
 JSON_RULES = {"JSON": 0.4, "thought and command": 0.3, "arguments": 0.3}

@@ -6,19 +6,21 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['END', 'ESCAPES', 'FORGIVEN', 'ESCAPE_OR_SET', 'MATCHING_LIMIT', 'TIME_PER_CHARACTER', 'FIRST_SLICE', 'LARGEST_SLICE',
-           'SPACE', 'SPACES', 'ESCAPED', 'CLASS', 'without_defaults', 'byte_compiler', 'parts', 'own_texts',
-           'without_sets', 'part_fault', 'compile_part', 'is_about_tokens', 'compile_fault', 'check_parts', 'feed',
-           'allowed_bytes', 'text_from', 'describe_next', 'grammar_of', 'StructuralTag', 'token_compiler',
-           'compile_for_tokenizer', 'escape', 'byte_ranges', 'exact_class', 'any_but', 'going_on', 'text_without',
-           'sequence', 'any_of', 'json_tag', 'regex_tag', 'AnyTextFormat', 'ConstStringFormat', 'Format',
-           'GrammarFormat', 'JSONSchemaFormat', 'OrFormat', 'QwenXMLParameterFormat', 'RegexFormat', 'SequenceFormat',
-           'StructuralTagItem', 'TagFormat', 'TagsWithSeparatorFormat', 'TriggeredTagsFormat']
+__all__ = ['END', 'ESCAPES', 'FORGIVEN', 'ESCAPE_OR_SET', 'READ_OTHERWISE', 'MATCHING_LIMIT', 'TIME_PER_CHARACTER', 'FIRST_SLICE',
+           'LARGEST_SLICE', 'SPACE', 'SPACES', 'ESCAPED', 'CLASS', 'without_defaults', 'byte_compiler', 'parts',
+           'own_texts', 'without_sets', 'part_fault', 'compile_part', 'is_about_tokens', 'compile_fault', 'check_parts',
+           'schema_keywords', 'warn_of_schemas', 'feed', 'allowed_bytes', 'text_from', 'describe_next', 'grammar_of',
+           'StructuralTag', 'token_compiler', 'compile_for_tokenizer', 'escape', 'byte_ranges', 'exact_class',
+           'any_but', 'going_on', 'text_without', 'sequence', 'any_of', 'schema_format', 'json_tag', 'regex_tag',
+           'AnyTextFormat', 'ConstStringFormat', 'Format', 'GrammarFormat', 'JSONSchemaFormat', 'OrFormat',
+           'QwenXMLParameterFormat', 'RegexFormat', 'SequenceFormat', 'StructuralTagItem', 'TagFormat',
+           'TagsWithSeparatorFormat', 'TriggeredTagsFormat']
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #8492de05
 import json
 import re
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from string import ascii_letters
@@ -27,6 +29,9 @@ from typing import TYPE_CHECKING, Any
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
 from pydantic import BaseModel, model_validator
+from referencing.jsonschema import DRAFT202012
+
+from ..support.json_grammar import json_grammar
 
 try:
     import xgrammar
@@ -161,6 +166,38 @@ def check_parts(root: BaseModel) -> None:
         if fault:
             raise ValueError(f"{place} is an invalid {getattr(part, 'type', 'part')}: {fault}")
 
+# %% ../../nbs/parsers/01_structural_tags.ipynb #778fb217
+READ_OTHERWISE = frozenset(
+    ["minLength", "maxLength", "pattern", "format", "multipleOf", "uniqueItems", "contains"]
+    + ["minProperties", "patternProperties", "propertyNames", "unevaluatedItems"]
+    + ["unevaluatedProperties", "dependentRequired", "dependentSchemas"]
+    + ["allOf", "oneOf", "not", "if"]
+)
+
+
+def schema_keywords(schema: Mapping[str, Any] | bool) -> set[str]:
+    """Return the keywords that a schema and the schemas inside it use."""
+    found: set[str] = set()
+    waiting = [DRAFT202012.create_resource(schema)]
+    while waiting:
+        resource = waiting.pop()
+        if isinstance(resource.contents, Mapping):
+            found.update(resource.contents)
+            waiting += resource.subresources()
+    return found
+
+
+def warn_of_schemas(root: BaseModel) -> None:
+    """Warn of schemas with keywords that xgrammar reads otherwise than JSON Schema."""
+    for place, part in parts(root):
+        if isinstance(part, JSONSchemaFormat) and part.style == "json":
+            inexact = sorted(READ_OTHERWISE & schema_keywords(part.json_schema))
+            if inexact:
+                message = (
+                    f"{place}: xgrammar reads {', '.join(inexact)} otherwise than JSON Schema."
+                )
+                warnings.warn(f"{message} json_tag(schema).format is exact.", stacklevel=4)
+
 # %% ../../nbs/parsers/01_structural_tags.ipynb #4dcec900
 MATCHING_LIMIT = 2.0  # seconds of the processor for a text, and
 TIME_PER_CHARACTER = 2e-6  # more for each of its characters
@@ -225,9 +262,11 @@ def describe_next(matcher: xgrammar.GrammarMatcher, most: int = 6) -> str:
     if len(visible) > most:
         choices, visible = ["more text"], set()
     choices += [repr(text_from(matcher, byte)) for byte in sorted(visible)]
-    white = ["white space"] * bool(allowed & {9, 10, 32} and choices != ["more text"])
-    end = ["the end of the text"] * (END in allowed)
-    return " or ".join([*choices, *white, *end]) or "other characters"
+    if allowed & {9, 10, 32} and choices != ["more text"]:
+        choices.append("white space")
+    if END in allowed:
+        choices.append("the end of the text")
+    return " or ".join(choices) or "other characters"
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #972a67c4
 @lru_cache(maxsize=256)
@@ -250,6 +289,7 @@ class StructuralTag(xgrammar.StructuralTag):
     def check(self) -> StructuralTag:
         """Raise `ValueError` unless the tag can be compiled."""
         check_parts(self.format)
+        warn_of_schemas(self.format)
         return self
 
     def matcher(self) -> xgrammar.GrammarMatcher:
@@ -386,12 +426,34 @@ def any_of(formats: Sequence[Format]) -> Format:
     return formats[0] if len(formats) == 1 else OrFormat(elements=list(formats))
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #b0d1975d
-def json_tag(schema: Mapping[str, Any] | bool | type[BaseModel]) -> StructuralTag:
-    """Return the tag of a JSON schema or a pydantic model."""
+def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
+    """Return the format of the JSON that fits a schema or a pydantic model.
+
+    Warns of keywords that no grammar can enforce, such as `uniqueItems`. Raises `ValueError` if the
+    schema is invalid, or if nothing fits it.
+    """
     if isinstance(schema, type):
         schema = schema.model_json_schema()
+    if not isinstance(schema, (Mapping, bool)):
+        raise ValueError(f"A schema is a dictionary, a bool or a model, got {schema!r:.200}.")
     own = schema if isinstance(schema, bool) else dict(schema)
-    return StructuralTag(format=JSONSchemaFormat(json_schema=own))
+    fault = part_fault(JSONSchemaFormat(json_schema=own))
+    if fault:
+        raise ValueError(fault)
+    grammar, lost = json_grammar(own)
+    if lost:
+        reasons = "; ".join(f"{keyword} ({reason})" for keyword, reason in lost.items())
+        message = f"The structural tag lets through what violates {reasons}. Verify the text, too."
+        warnings.warn(message, stacklevel=3)
+    return GrammarFormat(grammar=grammar)
+
+# %% ../../nbs/parsers/01_structural_tags.ipynb #898fef30
+def json_tag(schema: Mapping[str, Any] | bool | type[BaseModel]) -> StructuralTag:
+    """Return the tag of the JSON that fits a schema or a pydantic model, as `schema_format` does.
+
+    Properties that the schema names come in its order.
+    """
+    return StructuralTag(format=schema_format(schema))
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #63266754
 ESCAPED = r"\\[^dDwWsS]"

@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'PLAIN_NOTATION', 'parsed_answer', 'compare_answers', 'compare_at_sight', 'parse_fast_first',
+__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING',
+           'E_NOTATION', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BRACKETS', 'ELLIPSIS', 'parsed_answer',
+           'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight', 'without_marks',
+           'usual_spelling', 'bases_in', 'listed_terms', 'compare_lists', 'compare_spellings', 'parse_fast_first',
            'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes',
            'verdict_on', 'equal_answers', 'MathRubric']
 
@@ -46,15 +49,54 @@ def parsed_answer(text: str) -> list[Any]:
 
     return parse(f"\\boxed{{{text}}}", parsing_timeout=VERIFY_SECONDS)
 
+# %% ../../nbs/rubrics/03_math.ipynb #8422dc2c
+SMALL = 1e-4
+
+
+def differ_in_size(gold: Sequence[Any], response: Sequence[Any]) -> bool:
+    """Return whether two parsed answers are numbers near zero, and one is much larger."""
+    sizes = []
+    for answer in (gold, response):
+        try:
+            sizes.append(abs(complex(answer[0].evalf(6))))
+        except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
+            return False  # not numbers
+    return 0 < max(sizes) < SMALL and max(sizes) - min(sizes) > SMALL * max(sizes)
+
+# %% ../../nbs/rubrics/03_math.ipynb #4f8f4224
+def positive_symbols(gold: Sequence[Any]) -> dict[Any, Any]:
+    """Return a positive symbol for each symbol that is positive because a root in the answer is real."""
+    from sympy import Basic, Dummy, Pow
+
+    found = {}
+    for root in (part for each in gold if isinstance(each, Basic) for part in each.atoms(Pow)):
+        if getattr(root.exp, "q", None) == 2 and len(root.base.free_symbols) == 1:
+            (symbol,) = root.base.free_symbols
+            if root.base.xreplace({symbol: Dummy(negative=True)}).is_negative:
+                found[symbol] = Dummy(symbol.name, positive=True)
+    return found
+
+# %% ../../nbs/rubrics/03_math.ipynb #1c463330
+def with_symbols(answer: Sequence[Any], symbols: dict[Any, Any]) -> list[Any]:
+    """Return a parsed answer with other symbols."""
+    return [part.xreplace(symbols) if hasattr(part, "xreplace") else part for part in answer]
+
 # %% ../../nbs/rubrics/03_math.ipynb #52d0137f
 def compare_answers(gold: str, response: str) -> bool:
-    """Return whether a response equals the gold answer for math-verify.
+    """Return whether a response equals the gold answer for math-verify, but for what it rounds away.
 
     Its time limits use a signal, so call this only in the main thread of a process.
     """
     from math_verify import verify
 
     answers = parsed_answer(gold), parsed_answer(response)
+    equal = bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
+    if equal:
+        return not differ_in_size(*answers)
+    positive = positive_symbols(answers[0])
+    if not positive:
+        return False
+    answers = with_symbols(answers[0], positive), with_symbols(answers[1], positive)
     return bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
 
 # %% ../../nbs/rubrics/03_math.ipynb #fa35e192
@@ -72,6 +114,88 @@ def compare_at_sight(gold: str, response: str) -> bool | None:
     if gold == response and len(gold) <= 60 and PLAIN_NOTATION.fullmatch(gold):
         return True
     return compare_plain(gold, response)
+
+# %% ../../nbs/rubrics/03_math.ipynb #1b4b01be
+MARKS = ("**", "__", "`", "$", "*", "_")  # a pair of them around an answer is no part of it
+LATEX_SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
+BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
+GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
+SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
+E_NOTATION = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([+-]?[0-9]{1,4})")
+IN_LATEX = str.maketrans({"−": "-", "×": r"\times ", "·": r"\cdot ", "…": r"\ldots "})
+
+
+def without_marks(answer: str) -> str:
+    """Return an answer without a final full stop, and without marks such as `**` around it."""
+    for _ in range(4):  # such as "**$42$.**"
+        answer = answer.strip()
+        if answer.endswith(".") and not answer.endswith(("..", r"\right.", r"\left.")):
+            answer = answer[:-1].removesuffix("\\").rstrip()
+        for mark in MARKS:
+            inner = answer.removeprefix(mark).removesuffix(mark)
+            has_both = len(answer) - len(inner) == 2 * len(mark)
+            if has_both and inner and mark not in inner:
+                answer = inner
+    return answer
+
+# %% ../../nbs/rubrics/03_math.ipynb #395edf24
+def usual_spelling(answer: str) -> str:
+    """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
+    answer = without_marks(answer).translate(IN_LATEX).replace(r"\!", "")
+    answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
+    if GROUPS_OF_THREE.fullmatch(answer):
+        return answer.replace(" ", "")
+    if number := E_NOTATION.fullmatch(answer):
+        return rf"{number[1].removesuffix('.')}\times 10^{{{int(number[2])}}}"
+    return answer
+
+# %% ../../nbs/rubrics/03_math.ipynb #6b82907a
+BASE = re.compile(
+    r"(?<=[0-9A-F})])_(?:([0-9])|\{([^_]{1,24})\})|\bbase[\s{}]{0,3}(\w{1,12})(?!\w)", re.ASCII
+)
+BASE_NAMES = (
+    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+)
+BASES_BY_NAME = {word: str(number) for number, word in enumerate(BASE_NAMES.split(), start=2)}
+
+
+def bases_in(answer: str) -> list[str]:
+    """Return the bases of an answer's numbers, sorted, as digits; an unknown word counts as a base."""
+    found = (next(filter(None, match.groups())) for match in BASE.finditer(answer))
+    names = [re.sub(r"\\text|base|[^0-9a-z]", "", name.lower()) for name in found]
+    return sorted(BASES_BY_NAME.get(name, name) for name in names)
+
+# %% ../../nbs/rubrics/03_math.ipynb #cefe2fc9
+BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\?[{}]|[][()]")
+ELLIPSIS = re.compile(r"\\[lc]?dots[cbmi]?(?![A-Za-z])|\.{3,}")
+
+
+def listed_terms(answer: str) -> list[str] | None:
+    """Return the terms of a list with an ellipsis, which is a term, too; None for anything else."""
+    if "," not in answer or not ELLIPSIS.search(answer):
+        return None
+    terms = BRACKETS.sub("", ELLIPSIS.sub("…", answer)).split(",")
+    return [term.strip() for term in terms]
+
+# %% ../../nbs/rubrics/03_math.ipynb #c9fcaa95
+def compare_lists(gold: str, response: str) -> bool | None:
+    """Return whether two lists are equal; None if neither has an ellipsis."""
+    first, second = listed_terms(gold), listed_terms(response)
+    if first is None and second is None:
+        return None
+    if first is None or second is None or len(first) != len(second):
+        return False
+    pairs = zip(first, second, strict=True)
+    return all(one == other or compare_at_sight(one, other) for one, other in pairs)
+
+# %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
+def compare_spellings(gold: str, response: str) -> bool | None:
+    """Return whether two answers in their usual spelling are equal, or None if only math-verify can decide."""
+    bases = bases_in(gold), bases_in(response)
+    if all(bases) and bases[0] != bases[1]:
+        return False
+    listed = compare_lists(gold, response)
+    return compare_at_sight(gold, response) if listed is None else listed
 
 # %% ../../nbs/rubrics/03_math.ipynb #b3f0c7f6
 def parse_fast_first() -> None:
@@ -198,8 +322,12 @@ def verdict_on(gold: str, response: str, processes: int, owner: int) -> Future[b
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
-    """Return whether a response equals the gold answer for math-verify; any failure is False."""
-    if (verdict := compare_at_sight(gold, response)) is not None:
+    """Return whether a response equals the gold answer; any failure is False."""
+    verdict = compare_at_sight(gold, response)
+    if verdict is None:
+        gold, response = usual_spelling(gold), usual_spelling(response)
+        verdict = compare_spellings(gold, response)
+    if verdict is not None:
         return verdict
     pending = verdict_on(gold, response, processes, os.getpid())
     if pending.done():
@@ -208,10 +336,12 @@ async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
 
 # %% ../../nbs/rubrics/03_math.ipynb #7719a1c7
 class MathRubric(Rubric):
-    """Score 1.0 if the final answer equals the gold answer for math-verify, else 0.0.
+    """Score 1.0 if the final answer equals the gold answer, else 0.0.
 
-    `parser`: by default it reads the last `\\boxed{}` after the thinking. `processes`: how many
-    answers are compared at once. Raises `ImportError` without the package math-verify.
+    `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads the
+    whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in a box.
+    `processes`: how many answers are compared at once. Exact arithmetic compares plain answers, and
+    math-verify all others. Raises `ImportError` without the package math-verify.
     """
 
     def __init__(

@@ -6,12 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Term', 'Sum', 'SYMBOLS', 'SPELLINGS', 'IN_PYTHON', 'FOREIGN', 'JOINT', 'SIGN_OF', 'TOO_NEAR', 'LONGEST_PLAIN',
-           'PLAIN_NUMBER', 'NotPlain', 'constant', 'plus', 'times', 'root', 'inverse', 'in_python', 'read_sum',
-           'compare_sums', 'PlainAnswer', 'read_numbers', 'read_plain', 'compare_plain']
+__all__ = ['Term', 'Sum', 'LARGEST_BITS', 'SUM_BITS', 'SYMBOLS', 'SPELLINGS', 'DECIMAL', 'IN_PYTHON', 'FOREIGN', 'JOINT',
+           'LONGEST_PLAIN', 'SIGN_OF', 'EXACT', 'NEARLY', 'PLAIN_NUMBER', 'SCIENTIFIC', 'NotPlain', 'constant', 'plus',
+           'size_of', 'times', 'root', 'inverse', 'as_fraction', 'in_python', 'power_sum', 'factorial_sum', 'read_sum',
+           'coefficients', 'compare_sums', 'PlainAnswer', 'read_lone_number', 'unit_of', 'read_numbers', 'read_plain',
+           'compare_plain']
 
 # %% ../../nbs/support/05_arithmetic.ipynb #77de68da
 import ast
+import math
 import re
 from collections import defaultdict
 from collections.abc import Sequence
@@ -44,6 +47,15 @@ def plus(first: Sum, second: Sum, factor: int = 1) -> Sum:
     return {term: coefficient for term, coefficient in total.items() if coefficient}
 
 # %% ../../nbs/support/05_arithmetic.ipynb #71fce4a9
+LARGEST_BITS = 2**16  # of a single term: enough for 5000!
+SUM_BITS = 2**12  # of each term of a product of sums
+
+
+def size_of(number: Fraction) -> int:
+    """Return the bits of a fraction's numerator or denominator, whichever has more."""
+    return max(number.numerator.bit_length(), number.denominator.bit_length())
+
+# %% ../../nbs/support/05_arithmetic.ipynb #5d75aef0
 def times(first: Sum, second: Sum) -> Sum:
     """Return the product; raises `NotPlain` if it is too large to compute quickly."""
     product: Sum = {}
@@ -53,8 +65,8 @@ def times(first: Sum, second: Sum) -> Sum:
             term = n * m // common**2, "".join(sorted(symbols + others))
             product[term] = product.get(term, 0) + p * q * common
     product = {term: q for term, q in product.items() if q}
-    sizes = [max(abs(q.numerator), q.denominator) for q in product.values()]
-    if len(sizes) > 50 or max(sizes, default=0) > 10**12:
+    largest = LARGEST_BITS if len(product) == 1 else SUM_BITS
+    if len(product) > 50 or any(size_of(q) > largest for q in product.values()):
         raise NotPlain("A product is too large.")
     return product
 
@@ -82,11 +94,14 @@ SPELLINGS = [
     (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\\frac([0-9])([0-9])(?![0-9])"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\sqrt([0-9])(?![0-9])"), r"\\sqrt{\1}"),
-    (re.compile(r"\^ *\{([0-9]+)\}"), r"^\1 "),
+    (re.compile(r"\^ *\{(-?[0-9]+)\}"), r"^\1 "),
+    (re.compile(r"(?<![0-9!^.])([0-9]{1,4})!(?!!)"), r"\\factorial{\1}"),
 ]
+DECIMAL = re.compile(r"(?<![0-9.^])([0-9]*)\.([0-9]+)(?![0-9.])")
 IN_PYTHON = {
     r"\\frac *\{": "F[",
     r"\\sqrt *\{": "S[",
+    r"\\factorial\{": "N[",
     r"\} *\{": "][",
     r"\}": "]",
     r"\\\{": "{",
@@ -100,22 +115,46 @@ FOREIGN = re.compile("|".join(f"({token})" for token in IN_PYTHON))
 JOINT = re.compile(rf"(?<=[0-9{SYMBOLS}π)\]]) *(?=([{SYMBOLS}πS])|\()")
 
 
+def as_fraction(decimal: re.Match[str]) -> str:
+    """Return a decimal number as a fraction in LaTeX."""
+    whole, places = decimal[1], decimal[2]
+    return rf"\frac{{{int(whole + places)}}}{{{10 ** len(places)}}}"
+
+# %% ../../nbs/support/05_arithmetic.ipynb #5d2ad17c
 def in_python(answer: str) -> str:
     """Return an answer as an expression for Python's parser, which rejects it if it isn't plain."""
     for pattern, spelling in SPELLINGS:
         answer = pattern.sub(spelling, answer)
+    answer = DECIMAL.sub(as_fraction, answer)
     tokens = [*IN_PYTHON.values()]
     text = FOREIGN.sub(lambda token: tokens[(token.lastindex or 0) - 1], answer)
     return JOINT.sub(lambda joint: "@" if joint[1] else "%", text)
 
+# %% ../../nbs/support/05_arithmetic.ipynb #38c91a6e
+def power_sum(base: Sum, exponent: int) -> Sum:
+    """Return a power; raises `NotPlain` if the exponent is zero or the power is too large."""
+    is_rational = base.keys() == {(1, "")}
+    size = size_of(base[1, ""]) * exponent if is_rational else exponent
+    if not exponent or size > (LARGEST_BITS if is_rational else 20):
+        raise NotPlain("A power is zero or too large.")
+    return constant(base[1, ""] ** exponent) if is_rational else reduce(times, [base] * exponent)
+
+# %% ../../nbs/support/05_arithmetic.ipynb #c5492d00
+def factorial_sum(number: int) -> Sum:
+    """Return the product of the first whole numbers; raises `NotPlain` if it is too large."""
+    if number > 5000:
+        raise NotPlain("A factorial is too large.")
+    return constant(math.factorial(number))
+
 # %% ../../nbs/support/05_arithmetic.ipynb #1574bddb
+LONGEST_PLAIN = 60  # characters
 SIGN_OF = {ast.UAdd: 1, ast.Add: 1, ast.USub: -1, ast.Sub: -1}
 
 
 def read_sum(node: ast.expr) -> Sum:
     """Return the value of an expression; raises `NotPlain` if it has other parts."""
     match node:
-        case ast.Constant(value=int(number)) if number <= 10**12:
+        case ast.Constant(value=int(number)) if number < 10**LONGEST_PLAIN:
             return constant(number)
         case ast.Name(id=symbol) if symbol in [*SYMBOLS, "π"]:
             return {(1, symbol): Fraction(1)}
@@ -125,10 +164,14 @@ def read_sum(node: ast.expr) -> Sum:
             return root(number)
         case ast.Subscript(value=ast.Subscript(value=ast.Name(id="F"), slice=above), slice=below):
             return times(read_sum(above), inverse(read_sum(below)))
+        case ast.Subscript(value=ast.Name(id="N"), slice=ast.Constant(value=int(number))):
+            return factorial_sum(number)
         case ast.BinOp(left=base, op=ast.Pow(), right=ast.Constant(value=int(number))):
-            if not 0 < number <= 20:
-                raise NotPlain("A power is zero or too large.")
-            return reduce(times, [read_sum(base)] * number)
+            return power_sum(read_sum(base), number)
+        case ast.BinOp(
+            left=base, op=ast.Pow(), right=ast.UnaryOp(ast.USub(), ast.Constant(int(number)))
+        ):
+            return inverse(power_sum(read_sum(base), number))
         case ast.BinOp(left=ast.BinOp(op=ast.Div()), op=ast.MatMult() | ast.Mod()):
             raise NotPlain("A factor without a sign follows a quotient.")
         case ast.BinOp(left=first, op=(ast.Add() | ast.Sub()) as sign, right=second):
@@ -144,60 +187,98 @@ def read_sum(node: ast.expr) -> Sum:
     raise NotPlain("The answer has other parts, or one term in parentheses after a factor.")
 
 # %% ../../nbs/support/05_arithmetic.ipynb #4d134bc0
-TOO_NEAR = 1e-5
+EXACT = Fraction(0)  # a unit: nothing is rounded
+NEARLY = Fraction(1, 10_000)  # of the size of a number
 
 
-def compare_sums(first: Sum, second: Sum) -> bool | None:
-    """Return whether two sums are equal; None if they are too close to tell."""
-    difference = plus(first, second, -1)
-    values = defaultdict[str, list[float]](list)  # the terms of each product of symbols
-    for (n, symbols), q in difference.items():
-        value = float(q) * sqrt(n) * pi ** symbols.count("π")
-        values[symbols.replace("π", "")].append(value)
-    apart = [abs(sum(each)) > TOO_NEAR + 1e-9 * sum(map(abs, each)) for each in values.values()]
-    return False if any(apart) else None if difference else True
+def coefficients(total: Sum) -> dict[str, Fraction]:
+    """Return the coefficient of each product of symbols; roots and π are rounded, all else is exact."""
+    values = defaultdict[str, Fraction](Fraction)
+    for (n, symbols), q in total.items():
+        values[symbols.replace("π", "")] += q * Fraction(sqrt(n) * pi ** symbols.count("π"))
+    return values
+
+# %% ../../nbs/support/05_arithmetic.ipynb #0e66be98
+def compare_sums(first: Sum, second: Sum, unit: Fraction = EXACT) -> bool | None:
+    """Return whether two sums are equal; None if one may be the other, rounded to a `unit`."""
+    if first == second or not unit:
+        return first == second
+    sizes = coefficients(first), coefficients(second)
+    for symbols, difference in coefficients(plus(first, second, -1)).items():
+        size = max(abs(each.get(symbols, EXACT)) for each in sizes)
+        if abs(difference) > min(unit / 2, NEARLY * size):
+            return False
+    return None
 
 # %% ../../nbs/support/05_arithmetic.ipynb #472b07b9
-LONGEST_PLAIN = 60  # characters
-PLAIN_NUMBER = re.compile(
-    r"[+-]?(?:[0-9]{1,15}|[0-9]{0,9}\.[0-9]{1,6})|-?[1-9][0-9]{0,2}(?:,[0-9]{3}){1,4}"
+PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]*\.[0-9]+)|-?[1-9][0-9]{0,2}(?:,[0-9]{3})+")
+SCIENTIFIC = re.compile(
+    r"([+-]?(?:[0-9]+|[0-9]*\.[0-9]+)) *(?:\\times|\\cdot|\*) *10 *\^ *(\{-?[0-9]{1,4}\}|[0-9](?![0-9]))"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class PlainAnswer:
-    """A sum (`kind` is ""), or the numbers of a point ("(") or of a set ("{")."""
+    """A sum (`kind` is ""), or the numbers of a point ("(") or of a set ("{").
+
+    `places`: the smallest number of places of its decimal numbers; None without any.
+    """
 
     kind: str
     parts: tuple[Sum, ...]
+    places: int | None = None
+
+# %% ../../nbs/support/05_arithmetic.ipynb #1c310fcd
+def read_lone_number(text: str) -> PlainAnswer | None:
+    """Return a number that stands alone, such as 1,000 or 1.5 times a power of 10, or None."""
+    exponent = 0
+    if scientific := SCIENTIFIC.fullmatch(text):
+        text, exponent = scientific[1], int(scientific[2].strip("{}"))
+    elif not PLAIN_NUMBER.fullmatch(text):
+        return None
+    whole, point, decimals = text.partition(".")
+    places = max(0, len(decimals) - exponent) if point or exponent < 0 else None
+    value = Fraction(text.replace(",", "")) * Fraction(10) ** exponent
+    return PlainAnswer("", (constant(value),), places)
+
+# %% ../../nbs/support/05_arithmetic.ipynb #035a0567
+def unit_of(*places: int | None) -> Fraction:
+    """Return the value of the last of six or more decimal places, the fewest of two answers.
+
+    With fewer places, or without any, nothing is rounded, and it is 0.
+    """
+    fewest = min((each for each in places if each is not None), default=0)
+    return Fraction(1, 10**fewest) if fewest >= 6 else EXACT
 
 # %% ../../nbs/support/05_arithmetic.ipynb #12c6fc06
-def read_numbers(kind: str, nodes: Sequence[ast.expr]) -> PlainAnswer:
+def read_numbers(kind: str, nodes: Sequence[ast.expr], places: int | None) -> PlainAnswer:
     """Return a point or a set of numbers; raises `NotPlain` if elements of a set may be equal."""
     parts = tuple(map(read_sum, nodes))
     if any(symbols.strip("π") for part in parts for _, symbols in part):
         raise NotPlain("The answer isn't a point or a set of numbers.")
-    if kind == "{" and any(compare_sums(*pair) is not False for pair in combinations(parts, 2)):
+    unit = unit_of(places)
+    if kind == "{" and any(compare_sums(*p, unit) is not False for p in combinations(parts, 2)):
         raise NotPlain("Elements of the set may be equal.")
-    return PlainAnswer(kind, parts)
+    return PlainAnswer(kind, parts, places)
 
 # %% ../../nbs/support/05_arithmetic.ipynb #4d8cbf20
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def read_plain(text: str) -> PlainAnswer | None:
     """Return an answer in its exact form; None if it isn't plain."""
-    if PLAIN_NUMBER.fullmatch(text):
-        return PlainAnswer("", (constant(Fraction(text.replace(",", ""))),))
+    if number := read_lone_number(text):
+        return number
+    places = min((len(decimal[2]) for decimal in DECIMAL.finditer(text)), default=None)
     with suppress(SyntaxError, NotPlain):
         # In brackets, an answer of several numbers isn't a tuple unless it has parentheses.
         match ast.parse(f"[{in_python(text)}]", mode="eval").body:
             case ast.List(elts=[ast.Tuple(elts=[_, _, *_] as nodes)]):
-                return read_numbers("(", nodes)
+                return read_numbers("(", nodes, places)
             case ast.List(elts=[ast.Set(elts=[_, _, *_] as nodes)]):
-                return read_numbers("{", nodes)
+                return read_numbers("{", nodes, places)
             case ast.List(elts=[node]):
                 total = read_sum(node)
                 is_symbol = any(total == {(1, letter): 1} for letter in SYMBOLS)
-                return None if is_symbol else PlainAnswer("", (total,))
+                return None if is_symbol else PlainAnswer("", (total,), places)
     return None
 
 # %% ../../nbs/support/05_arithmetic.ipynb #36333137
@@ -212,8 +293,10 @@ def compare_plain(gold: str, response: str) -> bool | None:
         return None  # math-verify compares some points with sets
     if len(first.parts) != len(second.parts):
         return False
+    unit = unit_of(first.places, second.places)
     if first.kind != "{":
-        verdicts = [*map(compare_sums, first.parts, second.parts)]
+        pairs = zip(first.parts, second.parts, strict=True)
+        verdicts = [compare_sums(*pair, unit) for pair in pairs]
         return False if False in verdicts else None if None in verdicts else True
-    found = [[compare_sums(part, other) for other in second.parts] for part in first.parts]
+    found = [[compare_sums(part, other, unit) for other in second.parts] for part in first.parts]
     return None if any(None in row for row in found) else all(True in row for row in found)

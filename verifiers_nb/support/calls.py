@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'REDACTED', 'SECRET_NAME',
-           'SECRET_SHAPES', 'is_transient', 'retry_after', 'with_retries', 'without_retries', 'request_arguments',
+__all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'SAMPLING_NAMES',
+           'OTHER_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'is_transient', 'seconds_until',
+           'retry_after', 'with_retries', 'without_retries', 'request_arguments', 'meant_by', 'check_sampling_args',
            'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
@@ -17,6 +18,9 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from datetime import UTC, datetime
+from difflib import get_close_matches
+from email.utils import parsedate_to_datetime
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, Literal, TypeVar
@@ -55,12 +59,20 @@ def is_transient(error: BaseException) -> bool:
 LONGEST_PAUSE = 60.0  # seconds; longer requests are cut to this
 
 
+def seconds_until(date: str) -> float:
+    """Return the seconds until a date of HTTP, negative if it has passed; raises `ValueError` for other texts."""
+    at = parsedate_to_datetime(date)
+    return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+
+# %% ../../nbs/support/01_calls.ipynb #f49ef7e9
 def retry_after(error: BaseException) -> float:
     """Return the seconds that the server requests us to wait (`Retry-After`), or 0.0."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    with suppress(ValueError):
+    wanted = headers.get("retry-after", 0)
+    with suppress(ValueError, TypeError, OverflowError):
         milliseconds = float(headers.get("retry-after-ms", 0))  # OpenAI's own header
-        seconds = milliseconds / 1000 or float(headers.get("retry-after", 0))
+        is_date = isinstance(wanted, str) and ":" in wanted
+        seconds = milliseconds / 1000 or (seconds_until(wanted) if is_date else float(wanted))
         return min(max(0.0, seconds), LONGEST_PAUSE)  # in this order, NaN gives 0.0
     return 0.0
 
@@ -116,6 +128,71 @@ def request_arguments(
     if message_type == "chat" and "max_tokens" in arguments:
         arguments["max_completion_tokens"] = arguments.pop("max_tokens")
     return arguments
+
+# %% ../../nbs/support/01_calls.ipynb #b223a9fd
+SAMPLING_NAMES = frozenset(
+    # of OpenAI's API
+    "audio best_of echo extra_body extra_headers extra_query frequency_penalty function_call functions logit_bias "
+    "logprobs max_completion_tokens max_tokens metadata modalities model n parallel_tool_calls prediction presence_penalty "
+    "prompt_cache_key prompt_cache_retention reasoning reasoning_effort response_format safety_identifier seed "
+    "service_tier stop store stream stream_options suffix temperature timeout tool_choice tools top_logprobs top_p user "
+    "verbosity web_search_options "
+    # of vLLM and other servers
+    "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template chat_template_kwargs "
+    "continue_final_message documents ignore_eos include_reasoning include_stop_str_in_output "
+    "kv_transfer_params length_penalty logits_processors min_p min_tokens mm_processor_kwargs priority prompt_logprobs "
+    "provider repetition_penalty request_id return_token_ids return_tokens_as_token_ids skip_special_tokens "
+    "spaces_between_special_tokens stop_token_ids structured_outputs thinking top_k truncate_prompt_tokens typical_p "
+    "use_beam_search vllm_xargs guided_json guided_regex guided_choice guided_grammar".split()
+)
+OTHER_NAMES = {
+    "temp": "temperature",
+    "max_new_tokens": "max_tokens",
+    "max_length": "max_tokens",
+    "max_gen_toks": "max_tokens",
+    "stop_sequences": "stop",
+    "stop_strings": "stop",
+    "num_return_sequences": "n",
+    "random_seed": "seed",
+}
+TEMPLATE_NAMES = ("enable_thinking",)
+
+
+def meant_by(name: str) -> str | None:
+    """Return the argument that an unknown name resembles, "" if it resembles none; `None` for a known name."""
+    if name in SAMPLING_NAMES:
+        return None
+    close = get_close_matches(
+        name.lower().replace("-", "_"), sorted(SAMPLING_NAMES), n=1, cutoff=0.8
+    )
+    return OTHER_NAMES.get(name) or "".join(close)
+
+# %% ../../nbs/support/01_calls.ipynb #231bedc6
+def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return sampling arguments with those of the chat template moved to their place, and warnings."""
+    checked, warnings = dict(arguments), list[str]()
+    extra = dict(checked.get("extra_body") or {})
+    moved = {name: checked.pop(name) for name in TEMPLATE_NAMES if name in checked}
+    if moved:
+        kwargs = {**moved, **(extra.get("chat_template_kwargs") or {})}
+        checked["extra_body"] = {**extra, "chat_template_kwargs": kwargs}
+    for name in checked:
+        if (meant := meant_by(name)) is not None:
+            hint = (
+                f"did you mean {meant}?"
+                if meant
+                else "put it into extra_body if your server knows it."
+            )
+            warnings.append(
+                f"The sampling argument {name} is unknown, and is sent as it is: {hint}"
+            )
+    for name in extra:
+        if name in TEMPLATE_NAMES:
+            place = f"extra_body={{'chat_template_kwargs': {{{name!r}: {extra[name]!r}}}}}"
+            warnings.append(f"{name} in extra_body: vLLM and SGLang read it only in {place}")
+        elif meant := meant_by(name):
+            warnings.append(f"{name} in extra_body is unknown: did you mean {meant}?")
+    return checked, warnings
 
 # %% ../../nbs/support/01_calls.ipynb #887309d0
 async def create_in_thread(threads: Threads, create: Callable[..., Any], /, **request: Any) -> Any:

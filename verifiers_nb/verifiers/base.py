@@ -7,10 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'ENTRY_POINTS', 'BUILT_IN', 'VerifierClass', 'VerifyResult', 'result_of', 'Verifier', 'register_verifier',
-           'known_verifiers', 'get_verifier', 'verifier_from_config', 'as_verifier', 'weight_shares', 'scaled_checks',
-           'ChainedVerifier']
+           'known_verifiers', 'get_verifier', 'check_config', 'verifier_from_config', 'as_verifier', 'weight_shares',
+           'scaled_checks', 'ChainedVerifier']
 
 # %% ../../nbs/verifiers/00_base.ipynb #294fa152
+import inspect
 import logging
 import math
 from abc import ABC, abstractmethod
@@ -162,12 +163,27 @@ def get_verifier(name: str) -> type[Any]:
     raise ValueError(f"No verifier {name!r}; known are {', '.join(known_verifiers())}.")
 
 # %% ../../nbs/verifiers/00_base.ipynb #f1f836cb
+def check_config(name: str, cls: type[Any], arguments: Mapping[str, Any]) -> None:
+    """Raise `TypeError`, with what a verifier takes, for a missing or an unknown argument."""
+    signature = inspect.signature(cls)
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        takes = ", ".join(map(str, signature.parameters.values())) or "no arguments"
+        reason = str(error).replace("a required argument", "the argument")
+        message = f"The verifier {name!r} can't be made: {reason}. It takes {takes}."
+        raise TypeError(message) from None
+
+# %% ../../nbs/verifiers/00_base.ipynb #50e81976
 def verifier_from_config(config: str | Mapping[str, Any]) -> Any:
     """Make a verifier from `{"verifier": name, **arguments}`, or from a name alone."""
     arguments = {"verifier": config} if isinstance(config, str) else dict(config)
     if "verifier" not in arguments:
         raise ValueError(f"A config needs a name under 'verifier', got the keys {[*arguments]}.")
-    return get_verifier(arguments.pop("verifier"))(**arguments)
+    name = arguments.pop("verifier")
+    cls = get_verifier(name)
+    check_config(name, cls, arguments)
+    return cls(**arguments)
 
 # %% ../../nbs/verifiers/00_base.ipynb #414d2054
 def as_verifier(member: Any) -> Any:

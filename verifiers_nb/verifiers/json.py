@@ -7,19 +7,22 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'Path', 'GAP', 'DEADLINE', 'Violations', 'Keyword',
-           'cached_pattern', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload', 'find_too_deep', 'refuse_constant',
-           'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span', 'json_check', 'JSONStructureVerifier',
-           'time_left', 'bounded', 'found_in', 'pattern', 'pattern_properties', 'additional_properties', 'equality_key',
-           'unique_items', 'bounded_class', 'printable_violation', 'check_references', 'validator_class',
-           'compile_schema', 'find_violations', 'JSONSchemaVerifier']
+           'cached_pattern', 'STACK_RESERVE', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload', 'find_too_deep',
+           'refuse_constant', 'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span', 'json_check',
+           'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in', 'pattern', 'pattern_properties',
+           'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit', 'bounded_class',
+           'printable_violation', 'check_references', 'validator_class', 'compile_schema', 'find_violations',
+           'JSONSchemaVerifier']
 
 # %% ../../nbs/verifiers/02_json.ipynb #f268cbab
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from fractions import Fraction
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -165,11 +168,26 @@ def time_left() -> float:
     return left
 
 # %% ../../nbs/verifiers/02_json.ipynb #46f1f99a
+STACK_RESERVE = 150  # frames that a keyword and the Rust code of `rpds` may need
+
+
+def check_stack() -> None:
+    """Raise `RecursionError` while there is room: Rust code answers it with a panic, which nothing catches."""
+    try:
+        sys._getframe(max(1, sys.getrecursionlimit() - STACK_RESERVE))
+    except ValueError:  # the stack isn't that deep
+        return
+    raise RecursionError(
+        "the schema or the value is nested too deeply, or the schema leads to itself"
+    )
+
+# %% ../../nbs/verifiers/02_json.ipynb #ce621c44
 def bounded(keyword: Keyword) -> Keyword:
-    """Return a keyword's function that first checks the deadline."""
+    """Return a keyword's function that first checks the deadline and the stack."""
 
     def validate(*args: Any) -> Violations | None:
         time_left()
+        check_stack()
         return keyword(*args)
 
     return validate
@@ -225,6 +243,15 @@ def unique_items(validator: Any, value: bool, instance: Any, schema: Any) -> Vio
                 yield ValidationError(f"the items {first} and {index} are the same")
                 return
 
+# %% ../../nbs/verifiers/02_json.ipynb #623bd4f1
+def multiple_of_unit(validator: Any, value: Any, instance: Any, schema: Any) -> Violations:
+    """Validate `multipleOf`."""
+    if not validator.is_type(instance, "number"):
+        return
+    is_infinite = isinstance(instance, float) and not math.isfinite(instance)
+    if is_infinite or Fraction(str(instance)) % Fraction(str(value)):
+        yield ValidationError(f"{instance!r:.100} is not a multiple of {value!r}")
+
 # %% ../../nbs/verifiers/02_json.ipynb #47b700a8
 @cache
 def bounded_class(base: type[Any]) -> type[Any]:
@@ -234,6 +261,7 @@ def bounded_class(base: type[Any]) -> type[Any]:
         "patternProperties": pattern_properties,
         "additionalProperties": additional_properties,
         "uniqueItems": unique_items,
+        "multipleOf": multiple_of_unit,
     }
     keywords = {name: own.get(name, keyword) for name, keyword in base.VALIDATORS.items()}
     return extend(base, {name: bounded(keyword) for name, keyword in keywords.items()})
@@ -353,7 +381,10 @@ class JSONSchemaVerifier(Verifier):
         return checks
 
     def to_structural_tag(self) -> StructuralTag:
-        """Return the tag with which a server enforces the schema, as far as xgrammar can; without a fence."""
+        """Return the tag with which a server enforces the schema, without a fence; needs xgrammar.
+
+        Warns of keywords that no grammar can enforce. Raises `ValueError` if nothing fits.
+        """
         from ..parsers.structural_tags import json_tag
 
         return json_tag(self.validator.schema)

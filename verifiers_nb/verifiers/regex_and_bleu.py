@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['WORD', 'IN_SET', 'ALONE', 'BRACKETS_ONLY', 'ESCAPE', 'SET', 'SET_PART', 'REGEX_TOKEN', 'SEARCH_LIMIT', 'to_regex',
-           'compile_pattern', 'find_pattern', 'pattern_tag', 'RegexFormatVerifier', 'XMLFormatVerifier', 'make_bleu',
-           'BLEUVerifier']
+__all__ = ['WORD', 'BOUNDARY', 'NO_BOUNDARY', 'NOT_EMPTY', 'IN_SET', 'ALONE', 'IN_ASCII_SET', 'ASCII_ALONE', 'DOTTED_I', 'ESCAPE',
+           'SET', 'SET_PART', 'GROUP_OPENING', 'OTHERS', 'REGEX_TOKEN', 'SEARCH_LIMIT', 'group_flags', 'set_to_regex',
+           'token_to_regex', 'to_regex', 'compile_pattern', 'find_pattern', 'pattern_tag', 'RegexFormatVerifier',
+           'XMLFormatVerifier', 'make_bleu', 'BLEUVerifier']
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #62b95304
 import re
 from collections.abc import Sequence
+from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 import regex
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #d9dd9f8b
 WORD = r"\p{L}\p{N}_"
+BOUNDARY, NO_BOUNDARY = r"\b", r"\B"
+# Until Python 3.13, the empty text has no place between two equal neighbours.
+NOT_EMPTY = "" if re.search(r"\B", "") else r"(?!\A\Z)"
 IN_SET = {
     "[": r"\[",
     r"\w": WORD,
@@ -41,28 +46,100 @@ ALONE = {
     r"\s": r"[\s\x1c-\x1f]",
     r"\S": r"[^\s\x1c-\x1f]",
     r"\b": f"(?:(?<=[{WORD}])(?![{WORD}])|(?<![{WORD}])(?=[{WORD}]))",
-    r"\B": f"(?:(?<=[{WORD}])(?=[{WORD}])|(?<![{WORD}])(?![{WORD}]))",
+    r"\B": f"(?:(?<=[{WORD}])(?=[{WORD}])|(?<![{WORD}])(?![{WORD}]){NOT_EMPTY})",
 }
-# With re.ASCII the classes agree, and only the brackets and braces are left.
-BRACKETS_ONLY = {"[": r"\[", "{": r"\{"}
-ESCAPE = r"\\N\{[^}]*\}|\\."
-SET = re.compile(rf"(\[\^?\]?)((?:{ESCAPE}|[^\]\\])*)\]", re.DOTALL)
+# With re.ASCII. `regex` doesn't apply the flag of a group to all classes.
+IN_ASCII_SET = {
+    "[": r"\[",
+    r"\w": "a-zA-Z0-9_",
+    r"\W": r"\x00-/:-@\[-\^`{-\U0010ffff",
+    r"\s": r" \t-\r",
+    r"\S": r"\x00-\x08\x0e-\x1f!-\U0010ffff",
+    r"\d": "0-9",
+    r"\D": r"\x00-/:-\U0010ffff",
+}
+ASCII_ALONE = {
+    "{": r"\{",
+    **{name: f"(?-i:[{chars}])" for name, chars in IN_ASCII_SET.items() if name != "["},
+    r"\b": f"(?-i:{ALONE[BOUNDARY]})".replace(WORD, IN_ASCII_SET[r"\w"]),
+    r"\B": f"(?-i:{ALONE[NO_BOUNDARY]})".replace(WORD, IN_ASCII_SET[r"\w"]),
+}
+# With re.IGNORECASE, `re` takes these four letters as one.
+DOTTED_I = "Iiİı"
+
+# %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #2d41cd83
+ESCAPE = r"\\N\{[^}]*\}|\\x..|\\u....|\\U.{8}|\\."
+SET = re.compile(rf"\[(\^?)(\]?(?:{ESCAPE}|[^\]\\])*)\]", re.DOTALL)
 SET_PART = re.compile(rf"{ESCAPE}|\[", re.DOTALL)
-# An escape, a set, a comment, or a brace that doesn't open a repetition.
-REGEX_TOKEN = rf"{ESCAPE}|{SET.pattern}|\(\?#[^)]*\)|\{{(?!(?:\d+(?:,\d*)?|,\d*)\}})"
+# How a group begins, with its flags, or a global flag, or a reference to a group.
+GROUP_OPENING = r"\((?:\?(?:P[<=]\w+[>)]|\(\w+\)|<?[=!]|>|[a-zA-Z]*(?:-[a-z]+)?[:)]))?"
+# Also a comment, a brace that doesn't open a repetition, and a letter.
+OTHERS = r"\(\?#[^)]*\)|#[^\n]*|\{(?!(?:\d+(?:,\d*)?|,\d*)\})|[^\W\d_]|\)"
+REGEX_TOKEN = re.compile(rf"{ESCAPE}|{SET.pattern}|{OTHERS}|{GROUP_OPENING}", re.DOTALL)
 
 
-def to_regex(pattern: str, flags: int = 0) -> str:
+def group_flags(opening: str, flags: int) -> int:
+    """Return the flags inside a group that begins so, where `flags` are those around it."""
+    found = re.fullmatch(r"\(\?([a-zA-Z]*)-?([a-z]*):", opening)
+    if not found:
+        return flags
+    added = sum(getattr(re, letter.upper()) for letter in found[1])
+    removed = sum(getattr(re, letter.upper()) for letter in found[2])
+    if added & (re.ASCII | re.UNICODE):
+        flags &= ~(re.ASCII | re.UNICODE)
+    return (flags | added) & ~removed
+
+# %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #bd59a533
+def set_to_regex(parts: re.Match[str], flags: int) -> str:
+    """Rewrite a set of characters; its parts are the `^` and what follows it."""
+    in_set = IN_ASCII_SET if flags & re.ASCII else IN_SET
+    inside = SET_PART.sub(lambda part: in_set.get(part[0], part[0]), parts[2])
+    if inside.startswith("]"):
+        inside = "\\" + inside
+    if not flags & re.IGNORECASE:
+        return f"[{parts[1]}{inside}]"
+    folded = re.compile(f"[{parts[2]}]", flags & (re.IGNORECASE | re.ASCII))
+    if flags & re.ASCII:
+        letters = "".join(filter(folded.match, ascii_letters))
+        return f"(?-i:[{parts[1]}{letters}{inside}])"
+    letters = DOTTED_I if folded.match("i") else ""
+    return f"[{parts[1]}{letters}{inside}]"
+
+
+def token_to_regex(token: str, flags: int) -> str:
+    """Rewrite a token outside a set."""
+    if flags & re.IGNORECASE:
+        is_escape = re.fullmatch(r"\\[xuU][0-9a-fA-F]+", token)
+        letter = chr(int(token[2:], 16)) if is_escape else token
+        if flags & re.ASCII and letter.isascii() and letter.isalpha():
+            return f"(?-i:[{letter.lower()}{letter.upper()}])"
+        if letter in DOTTED_I and not flags & re.ASCII:
+            return f"[{DOTTED_I}]"
+        if flags & re.ASCII and len(letter) == 1 and not letter.isascii():
+            return f"(?-i:{letter})"
+    return (ASCII_ALONE if flags & re.ASCII else ALONE).get(token, token)
+
+# %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #a2b19c50
+def to_regex(pattern: str, flags: int = re.UNICODE) -> str:
     """Rewrite a valid pattern of `re`, compiled with `flags`, so that `regex` reads it the same way."""
-    in_set, alone = (BRACKETS_ONLY,) * 2 if flags & re.ASCII else (IN_SET, ALONE)
-
-    def rewrite(token: re.Match[str]) -> str:
-        if not (parts := SET.fullmatch(token[0])):
-            return alone.get(token[0], token[0])
-        return parts[1] + SET_PART.sub(lambda part: in_set.get(part[0], part[0]), parts[2]) + "]"
-
-    comments = r"|#[^\n]*" if flags & re.VERBOSE else ""
-    return re.sub(REGEX_TOKEN + comments, rewrite, pattern, flags=re.DOTALL)
+    written, scopes, at = [], [flags], 0
+    while token := REGEX_TOKEN.search(pattern, at):
+        written.append(pattern[at : token.start()])
+        text, at = token[0], token.end()
+        if text.startswith("#") and not scopes[-1] & re.VERBOSE:
+            text, at = "#", token.start() + 1
+        if parts := SET.fullmatch(text):
+            text = set_to_regex(parts, scopes[-1])
+        elif text == ")" and len(scopes) > 1:
+            scopes.pop()
+        elif text.startswith("(") and not text.endswith(")"):
+            scopes.append(group_flags(text, scopes[-1]))
+        elif text.startswith("(?("):
+            scopes.append(scopes[-1])
+        elif not text.startswith(("(", "#")):
+            text = token_to_regex(text, scopes[-1])
+        written.append(text)
+    return "".join(written) + pattern[at:]
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #77ad58ae
 def compile_pattern(pattern: str) -> regex.Pattern[str]:
@@ -119,13 +196,17 @@ class RegexFormatVerifier(Verifier):
     def __init__(
         self, pattern: str, full_match: bool = False, partial_credit: bool = False
     ) -> None:
-        self.pattern, self.written = compile_pattern(pattern), pattern
+        self.pattern = compile_pattern(pattern)
+        self.written = pattern
         self.full_match = full_match
-        self.credit = 0.5 * bool(partial_credit) if full_match else 1.0
+        self.credit = 1.0
+        if full_match:
+            self.credit = 0.5 if partial_credit else 0.0
 
     def checks(self, text: str) -> list[Check]:
         """Check that the pattern is found, and with `full_match` that nothing else is."""
-        whole, full = (0, len(text)), None
+        whole = (0, len(text))
+        full = None
         try:
             if self.full_match:
                 full = find_pattern(self.pattern, text, self.timeout, full=True)
@@ -134,14 +215,16 @@ class RegexFormatVerifier(Verifier):
             return [Check("pattern", 1.0, 0.0, whole, str(error))]
         if found is None:
             return [Check("pattern", 1.0, 0.0, whole, "the pattern is not found")]
-        where = "the pattern is found at characters {} to {}".format(*found.span())
-        checks = [Check("pattern", self.credit, 1.0, found.span(), where)]
-        if self.full_match:
-            rest = (
-                "the pattern matches all of the text" if full else "but not all of the text matches"
-            )
-            checks.append(Check("whole text", 1 - self.credit, float(bool(full)), whole, rest))
-        return checks
+        start, end = found.span()
+        where = f"the pattern is found at characters {start} to {end}"
+        checks = [Check("pattern", self.credit, 1.0, (start, end), where)]
+        if not self.full_match:
+            return checks
+        weight = 1 - self.credit
+        if full:
+            message = "the pattern matches all of the text"
+            return [*checks, Check("whole text", weight, 1.0, whole, message)]
+        return [*checks, Check("whole text", weight, 0.0, whole, "but not all of the text matches")]
 
     def to_structural_tag(self) -> StructuralTag:
         """Return the tag with which a server enforces the pattern; needs xgrammar."""

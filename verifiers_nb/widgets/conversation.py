@@ -28,7 +28,7 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
-from ..types import Messages, tool_call_dict
+from ..types import Messages, reasoning_note, reasoning_text, tool_call_dict
 from .html import (
     MOST_DRAWN,
     Mark,
@@ -201,7 +201,7 @@ def message_view(
     """Return what the template draws of a message; `draw(text, label=label)` draws its texts."""
     role, content = str(message.get("role")), message.get("content")
     label, (text, others) = f"{role}, message {number + 1}", content_parts(content)
-    reasoning, calls = message.get("reasoning_content"), []
+    note, calls = reasoning_note(message), []
     for _, name, arguments in map(call_parts, calls_of(message)[:50]):
         given = marked_text(arguments, label=f"Arguments of {name}") if arguments else ""
         calls.append((name, given))
@@ -210,7 +210,8 @@ def message_view(
         "role": visible(role)[:40],
         "kind": role if role in ROLES else "other",
         "label": label,
-        "reasoning": draw(str(reasoning), label="Reasoning") if reasoning else "",
+        "thought": note,
+        "reasoning": draw(reasoning_text(message) or "", label="Reasoning") if note else "",
         "text": draw(text, label=label) if text else "",
         "parts": [(kind, url, is_picture(url)) for kind, url in others],
         "is_text": isinstance(content or "", str),

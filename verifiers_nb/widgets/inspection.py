@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pydantic import ValidationError
 
 from ..parsers.actions import AbstractParseFunction, responses_of
-from ..parsers.base import Check, strip_span, weighted_sum
+from ..parsers.base import Check, strip_span, text_with_thinking, weighted_sum
 from ..parsers.commands import Command
 from ..parsers.think import ThinkParser
 from ..parsers.xml import XMLParser
@@ -468,6 +468,8 @@ def survey_completions(source: Any, completions: Any, commands: Sequence[Command
     for number, completion in enumerate(column, 1):
         if not isinstance(completion, (str, list)):
             raise TypeError(NO_COMPLETIONS.format([completion]))
+        if getattr(contract.source, "reads_thinking", False) and isinstance(completion, list):
+            completion = [{**m, "content": text_with_thinking(m)} for m in completion]
         turns = responses_of(completion)
         for turn_number, turn in enumerate(turns, 1):
             whole = takes_calls and turn["tool_calls"]

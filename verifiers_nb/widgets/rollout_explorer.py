@@ -45,7 +45,6 @@ from .rollout_table import (
 )
 from .rollouts import (
     ONLY,
-    SORTS,
     LiveRun,
     Query,
     RolloutSource,
@@ -95,7 +94,9 @@ def article_html(
         advantage = advantage_of(table, number) if view == "advantage" else None
         body = tokens_html(record, decode(record), view, advantage)
     parts, marks = rewards_html(record, stored_weights(record) or weights), flags(table, number)
-    drawn = number, table.rows[number], record, marks, parts + body
+    row, columns = table.rows[number], table.columns.values()
+    facts = [c.words(row.columns[c.name]) for c in columns if row.columns.get(c.name) is not None]
+    drawn = number, row, facts, record, marks, parts + body
     return fill("rollout_explorer.html", "article", *drawn)
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #8df6d80c
@@ -154,6 +155,7 @@ class RolloutExplorer(Panel):
         "low": lambda x, data: x.bound_score(data["score"], low=data["value"]),
         "high": lambda x, data: x.bound_score(data["score"], high=data["value"]),
         "clear": lambda x, data: x.bound_score(data["score"], low="", high=""),
+        "pick": lambda x, data: x.pick(data["column"], data["picked"]),
         "only": lambda x, data: x.select(only=data["only"]),
         "sort": lambda x, data: x.sort(data["sort"]),
         "step": lambda x, data: x.show_step(int(data["step"])),
@@ -248,8 +250,8 @@ class RolloutExplorer(Panel):
         self.refresh()
 
     def select(self, **changes: Any) -> list[int]:
-        """Change the fields of the query (`text, regular, low, high, parts, only, sort, descending`); return what it finds."""
-        query, known = replace(self.query, **changes), (*SORTS, *self.table.parts)
+        """Change the fields of the query (`text, regular, low, high, parts, values, only, sort, descending`); return what it finds."""
+        query, known = replace(self.query, **changes), self.table.sorts
         if query.sort not in known:
             raise ValueError(f"sort is {query.sort!r}; it must be one of {', '.join(known)}.")
         self.query, self.page = query, 0
@@ -412,7 +414,9 @@ class RolloutExplorer(Panel):
     def sort(self, by: str) -> None:
         """Sort the list, or reverse its order; rewards begin with the best."""
         again, turned = self.query.sort == by, not self.query.descending
-        self.select(sort=by, descending=turned if again else by not in ("order", "tokens"))
+        self.select(
+            sort=by, descending=turned if again else by not in ("order", *self.table.columns)
+        )
 
     def bound_score(self, name: str, **typed: str) -> None:
         """Set the bounds `low` and `high` of the reward or of a part of it from typed text; "" means no bound."""
@@ -421,6 +425,13 @@ class RolloutExplorer(Panel):
         given |= {end: float(text) if text.strip() else free[end] for end, text in typed.items()}
         parts = {**self.query.parts, name: (given["low"], given["high"])}
         self.select(**(given if name == "reward" else {"parts": parts}))
+
+    def pick(self, column: str, text: str) -> None:
+        """List only the rollouts whose column has this text, or no longer only these."""
+        values = {**self.query.values, column: text}
+        if self.query.values.get(column) == text:
+            del values[column]
+        self.select(values=values)
 
     def message_text(self, number: int, message: int) -> str:
         """Return the text of a message of a rollout."""
@@ -453,8 +464,12 @@ class RolloutExplorer(Panel):
             run = run_html(self.settings, self.live_run, live, preparing)
         counts = {"all": len(rows)}
         counts |= {only: sum(getattr(row, only) for row in rows) for only in ONLY[1:]}
+        table = self.table
+        texts = {name: table.texts(column.name) for name, column in table.columns.items()}
+        parts = [*table.part_keys, *table.numbers()]
+        kept = {name: values for name, values in texts.items() if values}
         query = query_html(
-            self.query, self.by_prompt, counts, live, [*self.table.parts], self.score
+            self.query, self.by_prompt, counts, live, parts, self.score, table.columns, kept
         )
         path = self.source.path(self.step) if self.step is not None else None
         whole = path is None or has_all_rollouts(path)

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ..inference.columns import Column, as_number
 from ..types import Messages
 from .html import (
     PAGE_ROWS,
@@ -72,20 +73,29 @@ def query_words(query: Query) -> str:
     for name, (low, high) in query.bounds.items():
         words += [f"{one_line(name)} at least {low:g}"] * (low > -math.inf)
         words += [f"{one_line(name)} at most {high:g}"] * (high < math.inf)
+    for name, value in query.values.items():
+        words.append(f"with the {one_line(name.replace('_', ' '))} {one_line(value)}")
     return f'<p class="vf-soft">Listed: {", ".join(words)}.</p>' if words else ""
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #77d88c0a
 def query_html(
     query: Query, by_prompt: bool, counts: Mapping[str, int], live: bool, parts: Sequence[str] = (), score: str = "reward",
+    columns: Mapping[str, Column] | None = None, texts: Mapping[str, Mapping[str, int]] | None = None,
 ) -> str:  # fmt: skip
-    """Draw the search, the bounds, the filter and the order; a static drawing describes them in words."""
+    """Draw the search, the bounds, the filter and the order; a static drawing describes them in words.
+
+    `columns` by the name that sorts by them. `texts`: how often each of these columns has each text.
+    """
     if not live:
         return query_words(query)
+    titles = {name: column.title for name, column in (columns or {}).items()}
+    titles |= {name: name.capitalize() for name in SORTS}
     given = query.bounds.get(score, (-math.inf, math.inf))
     bounds = ["" if math.isinf(bound) else f"{bound:g}" for bound in given]
-    names = dict.fromkeys((*SORTS, score, query.sort))
-    sorts = {name: name.capitalize() if name in SORTS else name[:40] for name in names}
-    drawn = query, [*parts], score, bounds, counts, sorts, by_prompt
+    names = dict.fromkeys((*SORTS, *titles, score, query.sort))
+    sorts = {name: titles.get(name, name[:40]) for name in names}
+    choices = {name: (titles[name], values) for name, values in (texts or {}).items()}
+    drawn = query, [*parts], score, bounds, counts, sorts, by_prompt, choices
     return fill("rollout_table.html", "query", *drawn)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #fa35e192
@@ -145,7 +155,8 @@ def rows_html(
     size: int = PAGE_ROWS, pattern: Any = None, score: str = "reward",
 ) -> str:  # fmt: skip
     """Draw a page of `size` rollouts; `score`: "reward", or the name of a part of it."""
-    scores = [rows.rows[number].score(score) for number in numbers]
+    read, columns = rows.reader(), rows.columns
+    scores = [as_number(read(rows.rows[number], score)) for number in numbers]
     top, drawn = max([1.0, *(each for each in scores if abs(each) < MOST_SCORE)]), []
     first = page * size
     for number, value in zip(numbers[first : first + size], scores[first:], strict=False):
@@ -156,11 +167,12 @@ def rows_html(
         press |= {"class": "vf-pinned"} if number == pinned else {}
         shown = number_text(value)
         bar = score_bar(value / top, f"{score} {shown}", 40)
-        tokens = f"{row.tokens:,}" if row.tokens else "–"
-        drawn.append([press, str(number + 1), shown, bar, tokens, text])
+        cells = [escape(c.text(row.columns.get(c.name))) for c in columns.values()]
+        drawn.append([press, str(number + 1), shown, bar, *cells, text])
+    titles = [column.title for column in columns.values()]
     name = score.capitalize() if score in SORTS else visible(score[:24])
-    head = ["#", name, "", "Tokens", "Prompt and completion"]
-    listed = table(head, drawn, "Rollouts", [0, 1, 3])
+    head = ["#", name, "", *titles, "Prompt and completion"]
+    listed = table(head, drawn, "Rollouts", [0, 1, *range(3, 3 + len(titles))])
     return listing_html("", listed, page, len(numbers), live, size)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #ce4aba12

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KEPT', 'PAUSE', 'logger', 'Row', 'sampled',
-           'as_score', 'nan_last', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text', 'record_text',
+__all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KEPT', 'PAUSE', 'logger', 'Row', 'as_score',
+           'nan_last', 'in_order', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text', 'record_text',
            'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'table_from_outputs', 'table_from_file',
            'step_files', 'has_all_rollouts', 'written', 'follow_all', 'start_following', 'RolloutSource',
            'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn', 'branch_env', 'split_at']
@@ -49,6 +49,14 @@ from ..envs.store import (
     rollout_record,
     rollouts_file,
 )
+from ..inference.columns import (
+    CUT_OFF,
+    Column,
+    as_number,
+    column_keys,
+    column_values,
+    text_counts,
+)
 from ..types import (
     GenerateOutputs,
     Messages,
@@ -56,20 +64,21 @@ from ..types import (
     SamplingArgs,
     State,
     content_text,
+    reasoning_text,
 )
 from ..verifiers.regex_and_bleu import compile_pattern, find_pattern
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #c1dfd96e
 Record = dict[str, Any]
-SORTS = ("order", "reward", "tokens")
+SORTS = ("order", "reward")  # beside the columns and the parts of the reward
 
 
 @dataclass(slots=True)
 class Row:
     """Hold the numbers by which a list sorts and filters a rollout; `record` reads the whole of it from `source[at]`.
 
-    `prompt`: rows of one number answer the same prompt. `scores`: the parts of the reward. `tokens`: how
-    many were sampled, 0 if nobody counted. `parent`: the row that this one branched off.
+    `prompt`: rows of one number answer the same prompt. `scores`: the parts of the reward. `columns`: the
+    values of `inference.columns`. `parent`: the row that this one branched off.
     """
 
     source: Sequence[Record] = field(repr=False)
@@ -78,8 +87,8 @@ class Row:
     reward: float
     failed: bool = False
     truncated: bool = False
-    tokens: int = 0
     scores: Mapping[str, float] = field(default_factory=dict, repr=False)
+    columns: Mapping[str, Any] = field(default_factory=dict, repr=False)
     parent: int | None = None
     text: str | None = field(default=None, repr=False)
 
@@ -88,17 +97,16 @@ class Row:
         """All of the rollout, as `envs.store` keeps it."""
         return self.source[self.at]
 
-    def score(self, name: str) -> float:
-        """Return the reward, the number of tokens, or a part of the reward; NaN for an unknown part."""
-        return getattr(self, name) if name in SORTS[1:] else self.scores.get(name, math.nan)
+    @property
+    def tokens(self) -> int:
+        """How many tokens were sampled, 0 if nobody counted."""
+        return self.columns.get("tokens") or 0
 
-# %% ../../nbs/widgets/04_rollouts.ipynb #71b75189
-def sampled(state: Record) -> tuple[int, bool]:
-    """Return how many tokens the model sampled in a rollout, and whether the limit cut an answer off."""
-    turns = [(turn["completion_ids"], turn["finish_reason"]) for turn in state.get("turns") or ()]
-    choices = [response.choices[0] for response in state.get("responses") or ()]
-    turns += [(getattr(each, "token_ids", None) or (), each.finish_reason) for each in choices]
-    return sum(len(ids) for ids, _ in turns), any(reason == "length" for _, reason in turns)
+    def score(self, name: str) -> Any:
+        """Return the reward, a part of it, or else a column; NaN for an unknown name."""
+        if name == "reward":
+            return self.reward
+        return self.scores.get(name, self.columns.get(name, math.nan))
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #e842a07e
 def as_score(value: Any) -> float:
@@ -109,6 +117,13 @@ def as_score(value: Any) -> float:
 def nan_last(score: float, descending: bool) -> tuple[bool, float]:
     """Return a sort key for a score that puts NaN last in both directions."""
     return math.isnan(score), -score if descending else score
+
+
+def in_order(numbers: Sequence[int], values: Sequence[Any], descending: bool) -> list[int]:
+    """Sort numbers by their values, which are numbers or texts; None and NaN come last."""
+    known = [n for n in numbers if values[n] is not None and values[n] == values[n]]
+    unknown = [n for n in numbers if values[n] is None or values[n] != values[n]]
+    return sorted(known, key=values.__getitem__, reverse=descending) + unknown
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #54249809
 def finite_mean(scores: Iterable[float]) -> float:
@@ -125,7 +140,8 @@ class Query:
     """Choose rollouts and their order.
 
     `text` is searched for in prompt, answer and completion, ignoring case, or with `regular` as a
-    regular expression. `low` and `high` bound the reward, `parts` bounds parts of the reward. `sort`: "order", "reward", "tokens" or a part of the reward.
+    regular expression. `low` and `high` bound the reward, `parts` bounds parts of the reward and columns of numbers, and `values` has the
+    text that a column must have. `sort`: "order", "reward", a column such as "tokens", or a part of the reward.
     """
 
     text: str = ""
@@ -133,6 +149,7 @@ class Query:
     low: float = -math.inf
     high: float = math.inf
     parts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict)
     only: str = "all"
     sort: str = "order"
     descending: bool = False
@@ -156,10 +173,17 @@ class Query:
         plain = regex.escape(self.text)
         return regex.compile(plain, regex.IGNORECASE | regex.FULLCASE) if plain else None
 
-    def fits(self, row: Row) -> bool:
-        """Return whether a row is of the chosen kind and within the bounds; NaN is outside any bounds."""
-        within = (low <= row.score(name) <= high for name, (low, high) in self.bounds.items())
-        return (self.only == "all" or getattr(row, self.only)) and all(within)
+    def fits(self, row: Row, read: Callable[[Row, str], Any] = Row.score) -> bool:
+        """Return whether a row is of the chosen kind and within the bounds; NaN is outside any bounds.
+
+        `read(row, name)` returns a score or the value of a column.
+        """
+        if self.only != "all" and not getattr(row, self.only):
+            return False
+        if any(read(row, name) != value for name, value in self.values.items()):
+            return False
+        bounds = self.bounds.items()
+        return all(low <= as_number(read(row, name)) <= high for name, (low, high) in bounds)
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #a6ec3077
 MOST_FOUND = 200  # matches in one text
@@ -177,11 +201,12 @@ def match_spans(pattern: regex.Pattern[str] | None, text: str) -> list[tuple[int
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #17ba0791
 def messages_text(messages: Messages) -> str:
-    """Join the text of messages, tool calls included."""
+    """Join the text of messages, reasoning and tool calls included."""
     if isinstance(messages, str):
         return messages
     texts: list[str] = []
     for message in messages or ():
+        texts += [thought] if (thought := reasoning_text(message)) else []
         texts += [content_text(message.get("content")), *map(str, message.get("tool_calls") or ())]
     return "\n".join(texts)
 
@@ -239,11 +264,54 @@ class RolloutTable:
         self.rows: list[Row] = []
         self.prompts: dict[int, int] = {}
         self.parts: dict[str, None] = {}  # names, in order
+        self.filled: set[str] = {"tokens"}  # the columns that have values
         self.room = MOST_KEPT
         self.search = Search()
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def part_keys(self) -> dict[str, str]:
+        """The parts of the reward by the names that the list has for them."""
+        return {f"metric_{name}" if name in SORTS else name: name for name in self.parts}
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """The columns that have values, by names that no part of the reward has."""
+        keys = column_keys((*SORTS, *self.part_keys))
+        return {key: column for key, column in keys.items() if column.name in self.filled}
+
+    @property
+    def sorts(self) -> list[str]:
+        """The names by which the list can be sorted."""
+        return [*SORTS, *self.columns, *self.part_keys]
+
+    def numbers(self) -> list[str]:
+        """Return the names of the columns of numbers, which can be bounded."""
+        columns = self.columns.items()
+        return [key for key, column in columns if not self.texts(column.name)]
+
+    def texts(self, column: str) -> dict[str, int]:
+        """Return how often a column has each text."""
+        return text_counts(row.columns.get(column) for row in self.rows)
+
+    def reader(self) -> Callable[[Row, str], Any]:
+        """Return the function that reads the score or column of a row by its name in the list."""
+        parts, columns = self.part_keys, self.columns
+
+        def read(row: Row, name: str) -> Any:
+            if name in columns:
+                return row.columns.get(columns[name].name)
+            return (
+                row.reward if name == "reward" else row.scores.get(parts.get(name, name), math.nan)
+            )
+
+        return read
+
+    def value(self, number: int, name: str) -> Any:
+        """Return the score or the column of a rollout by its name in the list."""
+        return self.reader()(self.rows[number], name)
 
     def add(self, source: Sequence[Record], at: int, known: Record, state: Record) -> Row:
         """Add the rollout that is `source[at]`.
@@ -254,11 +322,13 @@ class RolloutTable:
         asked = [known.get(name) for name in ("prompt", "answer", "task")]
         identity = hash(json.dumps(asked, default=str))  # shorter than the text
         prompt = self.prompts.setdefault(identity, len(self.prompts))
-        tokens, truncated = sampled(state)
+        values = column_values(state)
+        truncated = values["finish_reason"] in CUT_OFF
+        self.filled.update(name for name, value in values.items() if value is not None)
         reward, failed = as_score(known.get("reward")), bool(known.get("error"))
         scores = {name: as_score(each) for name, each in (known.get("metrics") or {}).items()}
         self.parts |= dict.fromkeys(scores)
-        self.rows.append(Row(source, at, prompt, reward, failed, truncated, tokens, scores))
+        self.rows.append(Row(source, at, prompt, reward, failed, truncated, scores, values))
         return self.rows[-1]
 
     def text(self, number: int) -> str:
@@ -274,11 +344,11 @@ class RolloutTable:
         if query.pattern != self.search.pattern:
             self.search = Search(query.pattern)
         search, rows = self.search, self.rows[:]
-        found = [n for n, row in enumerate(rows) if query.fits(row) and search.finds(n, self.text)]
+        read, find = self.reader(), search.finds
+        found = [n for n, row in enumerate(rows) if query.fits(row, read) and find(n, self.text)]
         if query.sort == "order":
             return found[::-1] if query.descending else found
-        scores = [row.score(query.sort) for row in rows]
-        return sorted(found, key=lambda number: nan_last(scores[number], query.descending))
+        return in_order(found, [read(row, query.sort) for row in rows], query.descending)
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #1574bddb
 class Group(NamedTuple):
@@ -291,10 +361,11 @@ class Group(NamedTuple):
 # %% ../../nbs/widgets/04_rollouts.ipynb #ab058db9
 def prompt_groups(table: RolloutTable, numbers: Iterable[int], query: Query) -> list[Group]:
     """Group chosen rows by prompt; where the query sorts by reward or a part, order the groups by its mean."""
-    by = "reward" if query.sort in ("order", "tokens") else query.sort
+    by = "reward" if query.sort in ("order", *table.columns) else query.sort
+    read = table.reader()
     members = defaultdict[int, dict[int, float]](dict)  # the scores of each prompt's rows
     for number in numbers:
-        members[table.rows[number].prompt][number] = table.rows[number].score(by)
+        members[table.rows[number].prompt][number] = read(table.rows[number], by)
     groups = []
     for prompt, scores in members.items():
         best_first = sorted(scores, key=lambda number: nan_last(scores[number], True))
