@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers_nb as vf
 from verifiers_nb.inference.client import check_base
+from verifiers_nb.inference.vllm_server import model_folder
 
 pytestmark = [
     pytest.mark.skipif(
@@ -49,6 +50,12 @@ def test_special_tokens_are_those_of_the_file(loaded: tuple[Any, Any]) -> None:
     assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
     assert tokenizer.pad_token is not None and model.config.eos_token_id == 2
     assert tokenizer.apply_chat_template(QUESTION, return_dict=False)[0] == 1
+
+
+def test_vllm_gets_the_unpacked_folder(loaded: tuple[Any, Any]) -> None:
+    folder = Path(model_folder(NAME))
+    assert folder == Path(model_folder(vf.model_path(NAME))) == Path(loaded[0].config._name_or_path)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {f.name for f in folder.iterdir()}
 
 
 def test_it_answers_and_ends(loaded: tuple[Any, Any], engine: Any) -> None:
