@@ -26,9 +26,9 @@ with atheris.instrument_imports(include=["verifiers_nb"]):
     from verifiers_nb.verifiers.regex_and_bleu import (
         BLEUVerifier,
         RegexFormatVerifier,
+        StructuralTagVerifier,
         XMLFormatVerifier,
     )
-    from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
 
 TREE = {
     "type": "object",

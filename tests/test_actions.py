@@ -32,11 +32,11 @@ PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseF
 quick = settings(max_examples=150, deadline=None)
 
 
-def argument(name: str, required: bool = True, form: str = "{{value}}") -> Argument:
-    """Return a text argument."""
-    return Argument(
-        name=name, type="string", description=name, required=required, argument_format=form
-    )
+def argument(
+    name: str, required: bool = True, form: str = "{{value}}", kind: str = "string"
+) -> Argument:
+    """Return an argument, by default of text."""
+    return Argument(name=name, type=kind, description=name, required=required, argument_format=form)
 
 
 LIST_FORM = "--view_range {{value|join(' ')}}"
@@ -47,20 +47,24 @@ COMMANDS = [
         name="open",
         docstring="Open a file.",
         signature='open "<path>" [<line_number>]',
-        arguments=[argument("path"), argument("line_number", False)],
+        arguments=[argument("path"), argument("line_number", False, kind="integer")],
     ),
     Command(
         name="view",
         docstring="View a file.",
         signature="view <path> [<view_range>]",
-        arguments=[argument("path"), argument("view_range", False, LIST_FORM)],
+        arguments=[argument("path"), argument("view_range", False, LIST_FORM, "array")],
     ),
     Command(
         name="edit",
         docstring="Replace lines.",
         signature="edit <start>:<end>\n<text>\nend_of_edit",
         end_name="end_of_edit",
-        arguments=[argument("start"), argument("end"), argument("text")],
+        arguments=[
+            argument("start", kind="integer"),
+            argument("end", kind="integer"),
+            argument("text"),
+        ],
     ),
     Command(
         name="find-file",
@@ -81,7 +85,8 @@ def as_json(name: Any, arguments: Any, thought: Any = "t") -> str:
     return json.dumps({"thought": thought, "command": {"name": name, "arguments": arguments}})
 
 
-# What SWE-agent 1.1 makes of a message: (thought, action), or None for a FormatError.
+# What SWE-agent 1.1 makes of a message: (thought, action), or None for a FormatError. Unlike there, a value must have
+# its type, and one with a quotation mark is escaped within quotation marks.
 KNOWN: list[tuple[str, str, tuple[Any, str] | None]] = [
     ("action", "submit", ("submit", "submit")),
     ("action", "\topen\n x ", ("\topen\n x ",) * 2),
@@ -113,7 +118,7 @@ KNOWN: list[tuple[str, str, tuple[Any, str] | None]] = [
     ("single_bash_code_block", "```bash\na\n```\n```bash\nb\n```", None),
     ("xml_function_calling", tags("execute_bash", ("command", "a\n"), around=(" t", "\n")), ("t", "a")),
     ("xml_function_calling", tags(" finish "), ("", "submit")),
-    ("xml_function_calling", tags("open", ("path", "a'b")), ("", """open "'a'"'"'b'\"""")),
+    ("xml_function_calling", tags("open", ("path", "a'b")), ("", "open \"a'b\"")),
     ("xml_function_calling", tags("open", ("path", "a"), ("path", "b")), ("", 'open "b"')),
     ("xml_function_calling", tags("view", ("path", "\na\n\n"), ("view_range", "[1, 9]")), ("", "view a --view_range 1 9")),
     ("xml_function_calling", tags("view", ("path", "\n\na\n\n\n")), ("", "view '\na\n'")),
@@ -124,7 +129,7 @@ KNOWN: list[tuple[str, str, tuple[Any, str] | None]] = [
     ("xml_function_calling", tags("open"), None),
     ("xml_function_calling", "<function=submit></function>", None),
     ("json", as_json("open", {"path": "a b", "line_number": 7}), ("t", "open \"'a b'\" 7")),
-    ("json", as_json("find-file", {"file-name": "a", "dir": None}), ("t", "find-file a --dir None")),
+    ("json", as_json("find-file", {"file-name": "a", "dir": None}), None),
     ("json", as_json("grep", {"x": "a b", "y": "c"}), ("t", "grep a b c")),
     ("json", as_json("submit", None, thought=None), (None, "submit")),
     ("json", as_json("bash", {"command": " ls | wc ", "more": 1}), ("t", "ls | wc")),
@@ -146,9 +151,10 @@ def test_known_result(kind: str, message: str, expected: tuple[Any, str] | None)
 
 TOOL_CALLS: list[tuple[str, Any, str]] = [
     ("open", '{"path": "a b"}', "open \"'a b'\""),
-    ("open", {"path": "a", "line_number": None}, 'open "a"'),
+    ("open", {"path": "a", "line_number": None}, "incorrect_args"),
+    ("open", {"path": "a", "line_number": 7}, 'open "a" 7'),
     ("view", '{"path": "a", "view_range": [1, 9]}', "view a --view_range 1 9"),
-    ("find-file", '{"file-name": true, "dir": ""}', "find-file True --dir ''"),
+    ("find-file", '{"file-name": true, "dir": ""}', "incorrect_args"),
     ("edit", '{"start": 1, "end": 2, "text": "a\\nb", "end_of_edit": 1}', "edit 1:2\na\nb\nend_of_edit"),
     ("submit", "{}", "submit"),
     ("open", "{}", "missing_arg"),

@@ -27,7 +27,7 @@ from verifiers_nb.parsers.structural_tags import (
 )
 from verifiers_nb.parsers.think import ThinkParser
 from verifiers_nb.parsers.xml import XMLParser
-from verifiers_nb.verifiers.structural_tag import StructuralTagVerifier
+from verifiers_nb.verifiers.regex_and_bleu import StructuralTagVerifier
 
 # A random walk may end before its text is complete.
 unfinished = [HealthCheck.filter_too_much]

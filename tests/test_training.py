@@ -787,6 +787,81 @@ def test_a_healthy_run_raises_no_alarm(
     assert not [text for text in run_warnings(history) if "collaps" in text or "lag" in text]
 
 
+@pytest.fixture(scope="module")
+def saved_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return an adapter that has learnt for two steps."""
+    folder = tmp_path_factory.mktemp("first")
+    trainer = make_trainer(folder, max_steps=2)
+    trainer.train()
+    return trainer.save_adapter(folder / "adapter")
+
+
+@pytest.mark.parametrize("way", ["model", "peft_config", "object"])
+def test_a_saved_adapter_is_trained_on(way: str, saved_adapter: Path, tmp_path: Path) -> None:
+    settings: dict[str, Any] = dict(max_steps=2, beta=0.01, kl_reference="start")
+    args = vf.GRPOConfig(str(tmp_path), **SIZES, learning_rate=1e-3, use_cpu=True, **settings)
+    env, given = vf.load_environment("addition"), dict[str, Any]()
+    model: Any = str(saved_adapter)
+    if way == "peft_config":
+        model, given = MODEL, {"peft_config": saved_adapter}
+    elif way == "object":
+        model = PeftModel.from_pretrained(vf.get_model(MODEL), str(saved_adapter))
+        given = {"processing_class": vf.get_tokenizer(MODEL)}
+    trainer = vf.GRPOTrainer(model, env, args, **given)
+    saved = load_file(saved_adapter / "adapter_model.safetensors")
+    ours = {n: p.detach().clone() for n, p in trainer.model.named_parameters() if p.requires_grad}
+    assert len(saved) == len(ours)
+    for name, weight in ours.items():
+        assert torch.equal(weight, saved[name.replace(".default", "")])
+    trainer.train()
+    assert any(
+        not torch.equal(p, ours[n]) for n, p in trainer.model.named_parameters() if n in ours
+    )
+    first = trainer.state.log_history[0]
+    assert first["kl"] == pytest.approx(0, abs=1e-6)  # the reference is the start
+    for name, weight in trainer.reference.weights.items():
+        assert torch.equal(weight, ours[name])
+
+
+def test_the_kl_of_an_adapter_is_stated(
+    saved_adapter: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = make_trainer(
+        tmp_path, model=str(saved_adapter), peft_config=None, max_steps=1, beta=0.01
+    )
+    trainer.train()
+    (said,) = [r.getMessage() for r in caplog.records if "goes on from an adapter" in r.message]
+    assert "beta=0.01" in said and "the base model" in said
+    assert trainer.state.log_history[0]["kl"] > 1e-6
+
+
+def test_a_second_config_is_refused(saved_adapter: Path, tmp_path: Path) -> None:
+    for model in (
+        str(saved_adapter),
+        PeftModel.from_pretrained(vf.get_model(MODEL), saved_adapter),
+    ):
+        with pytest.raises(ValueError, match="leave .*out"):
+            vf.GRPOTrainer(
+                model,
+                vf.load_environment("addition"),
+                vf.GRPOConfig(str(tmp_path), **SIZES, use_cpu=True),
+                vf.get_tokenizer(MODEL),
+                vf.lora_defaults(),
+            )
+
+
+def test_the_start_is_kept_in_checkpoints(saved_adapter: Path, tmp_path: Path) -> None:
+    """A resumed run is held to the same start, though its adapter has moved."""
+    settings: dict[str, Any] = dict(save_strategy="steps", save_steps=1, beta=0.01)
+    settings |= dict(model=str(saved_adapter), peft_config=None, kl_reference="start")
+    make_trainer(tmp_path, max_steps=1, **settings).train()
+    trainer = make_trainer(tmp_path, max_steps=2, **settings)
+    trainer.train(resume_from_checkpoint=True)
+    saved = load_file(saved_adapter / "adapter_model.safetensors")
+    for name, weight in trainer.reference.weights.items():
+        assert torch.equal(weight, saved[name.replace(".default", "")])
+
+
 OBJECTIVES = [
     dict(advantage_estimator="gdpo"),
     dict(loss_type="sapo", num_iterations=2),

@@ -38,8 +38,7 @@ _EXPORTS = {
     "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier known_verifiers "
     "verifier_from_config",
     "verifiers.json": "JSONStructureVerifier JSONSchemaVerifier",
-    "verifiers.regex_and_bleu": "RegexFormatVerifier XMLFormatVerifier BLEUVerifier",
-    "verifiers.structural_tag": "StructuralTagVerifier",
+    "verifiers.regex_and_bleu": "RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
     "rubrics.rubric": "Rubric",
     "rubrics.group": "RubricGroup EnvGroupRubric",
     "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT JudgeClient",

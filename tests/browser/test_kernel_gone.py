@@ -23,7 +23,8 @@ class Counter(Panel):
         rows = table(["pressed", "by"], [[str(self.count), "a mouse"]], "Count", numbers=[0])
         return f"<p role='status'>pressed {self.count} times</p>{rows}" + button("More", "more", live)
 
-    presses = {"more": lambda counter, data: counter.change(count=counter.count + 1)}
+    def on_more(self, data):
+        self.change(count=self.count + 1)
 
 counter = Counter((ipywidgets.Text(description="Typed"),))
 counter

@@ -23,10 +23,11 @@ class Rows(Panel):
         more = button("More", "choose", live, shortcut="m", row="more")
         return f"<div data-list>{table(['row'], rows, 'Rows')}</div>{search}{said}{more}"
 
-    presses = {
-        "find": lambda rows, data: rows.change(found=data["value"]),
-        "choose": lambda rows, data: rows.change(chosen=[*rows.chosen, data["row"]]),
-    }
+    def on_find(self, data):
+        self.change(found=data["value"])
+
+    def on_choose(self, data):
+        self.change(chosen=[*self.chosen, data["row"]])
 
 Rows()
 """

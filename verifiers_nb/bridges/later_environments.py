@@ -52,6 +52,7 @@ from .later_parts import (
     messages_so_far,
     note_completion,
     note_end,
+    put_aside,
     read_as_later,
     stop,
     teardown,
@@ -164,7 +165,7 @@ def from_row(own: Any) -> Any:
             return await own(self, *given, **named)
         call = {**dict(zip(OLDER_CALL, given, strict=False)), **named}
         row = {name: call.pop(name, default) for name, default in DEFAULTS.items()}
-        state = await own(self, row, **call)
+        state = put_aside(await own(self, row, **call))
         if not state.get("is_completed"):
             note_completion(state)
             await call_hooks(self, "cleanup", state)
@@ -201,7 +202,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     def __init_subclass__(cls, either: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        cls.is_later = cls.is_later or not either and is_written_later(vars(cls))
+        cls.is_later = cls.is_later or not either and is_written_later(cls)
         later = cls.is_later or is_since(current_version(), 0, 1, 8)
         if later and "rollout" in vars(cls) and first_argument(cls.rollout) != "client":
             cls.rollout = from_row(cls.rollout)  # type: ignore[method-assign]

@@ -6,25 +6,29 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'LATER_FIRST', 'ERRORS', 'RUBRICS', 'LaterMessage',
-           'as_message', 'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks', 'call_hooks',
-           'first_argument', 'is_written_later', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState',
-           'messages_so_far', 'later_state', 'note_completion', 'turn_of', 'judge_later_presence',
-           'judge_later_spacing', 'later_rules', 'LaterXMLParser', 'content_of_box', 'first_boxed_answer',
-           'last_boxed_answer', 'boxed_reader', 'first_hash_answer', 'MaybeThinkParser', 'LaterBoxedParser',
-           'last_answer', 'read_as_later', 'score_states', 'with_seen_prompt', 'last_scores', 'LaterRubric',
-           'AwaitableFloat', 'awaitable', 'LaterToolRubric', 'LaterMathRubric']
+__all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'LATER_FIRST', 'LATER_KEYS', 'ERRORS', 'RUBRICS',
+           'LaterMessage', 'as_message', 'as_messages', 'followed_by', 'concat_messages', 'stop', 'marked_hooks',
+           'call_hooks', 'first_argument', 'key_of', 'state_keys', 'later_signs', 'is_written_later', 'RolloutError',
+           'note_end', 'check_not_empty', 'LaterState', 'put_aside', 'with_scored_errors', 'messages_so_far',
+           'later_state', 'note_completion', 'turn_of', 'judge_later_presence', 'judge_later_spacing', 'later_rules',
+           'LaterXMLParser', 'content_of_box', 'first_boxed_answer', 'last_boxed_answer', 'boxed_reader',
+           'first_hash_answer', 'MaybeThinkParser', 'LaterBoxedParser', 'last_answer', 'read_as_later', 'score_states',
+           'with_seen_prompt', 'last_scores', 'LaterRubric', 'AwaitableFloat', 'awaitable', 'LaterToolRubric',
+           'LaterMathRubric']
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #0ad8f1c6
+import ast
 import copy
 import inspect
 import re
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, partial, reduce, wraps
 from operator import mul
 from statistics import fmean
+from textwrap import dedent
 from typing import Any
 from uuid import uuid4
 
@@ -48,7 +52,15 @@ from ..parsers.xml import (
 from ..rubrics.group import RubricGroup
 from ..rubrics.judge import JudgeRubric
 from ..rubrics.math import MathRubric
-from ..rubrics.rubric import ROW, Rubric, reward_name, row_of, run_calls, score_columns
+from ..rubrics.rubric import (
+    ROW,
+    Rubric,
+    overrides,
+    reward_name,
+    row_of,
+    run_calls,
+    score_columns,
+)
 from ..types import (
     ChatMessage,
     Messages,
@@ -158,20 +170,50 @@ def first_argument(func: Callable[..., Any]) -> str:
     """Return the name of the first argument after `self`."""
     return next((name for name in inspect.signature(func).parameters if name != "self"), "")
 
+# %% ../../nbs/bridges/01_later_parts.ipynb #f220d552
+LATER_KEYS = ("trajectory", "final_env_response")
+
+
+def key_of(node: ast.AST) -> Any:
+    """Return the key that an expression reads or sets, as in `state["turn"]` or `state.get("turn")`."""
+    if isinstance(node, ast.Subscript):
+        return getattr(node.slice, "value", None)
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    if is_call and node.func.attr in ("get", "pop", "setdefault") and node.args:  # type: ignore[attr-defined]
+        return getattr(node.args[0], "value", None)  # type: ignore[attr-defined]
+    return None
+
+
+def state_keys(kind: type) -> set[str]:
+    """Return the keys that the source of a class reads and sets; none if the source is unknown."""
+    try:
+        tree = ast.parse(dedent(inspect.getsource(kind)))
+    except (OSError, TypeError, SyntaxError):
+        return set()
+    return {key for key in map(key_of, ast.walk(tree)) if isinstance(key, str)}
+
 # %% ../../nbs/bridges/01_later_parts.ipynb #f220d553
-def is_written_later(body: Mapping[str, Any]) -> bool:
-    """Return whether a class with this body is written for 0.1.5 or later."""
-    funcs = {name: each for name, each in body.items() if inspect.isfunction(each)}
-    env_response = funcs.get("env_response")
-    returns = str(getattr(env_response, "__annotations__", {}).get("return", "tuple")).lower()
-    constants = {str(each) for func in funcs.values() for each in func.__code__.co_consts}
-    return (
-        bool(constants & {"trajectory", "final_env_response"})
-        or not funcs.keys().isdisjoint(LATER_HOOKS)
-        or any(hasattr(func, "mark") for func in funcs.values())
-        or any(first_argument(funcs[n]) == LATER_FIRST[n] for n in funcs.keys() & LATER_FIRST)
-        or not ("tuple" in returns or "any" in returns)
-    )
+def later_signs(kind: type) -> dict[str, bool]:
+    """Return the signs of the later style, and whether a class shows them."""
+    funcs = {name: each for name, each in vars(kind).items() if inspect.isfunction(each)}
+    answer = getattr(funcs.get("env_response"), "__annotations__", {}).get("return", "tuple")
+    first = funcs.keys() & LATER_FIRST
+    return {
+        "a hook is marked by stop, cleanup or teardown": any(
+            hasattr(func, "mark") for func in funcs.values()
+        ),
+        "a hook has a later name": not funcs.keys().isdisjoint(LATER_HOOKS),
+        "a hook has a later first argument": any(
+            first_argument(funcs[name]) == LATER_FIRST[name] for name in first
+        ),
+        "env_response says that it returns no tuple": not re.search("tuple|any", str(answer), re.I),
+        "a later key of the state is used": not state_keys(kind).isdisjoint(LATER_KEYS),
+    }
+
+
+def is_written_later(kind: type) -> bool:
+    """Return whether a class is written in the later style: by the declared version, or else by signs."""
+    return is_since(current_version(), 0, 1, 8) or any(later_signs(kind).values())
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #0cde481b
 class RolloutError(Exception):
@@ -218,12 +260,37 @@ class LaterState(AwaitableState):
     run_args: SamplingArgs | None = None
     first_prompt: Any = None  # the prompt before `setup_state`
     is_later = False
+    scored_error: Exception | None = None  # one that ended the rollout, which did not fail
+    readers = 0  # of the scored error
 
     def __missing__(self, name: str) -> Any:
         """Return the row that the rollout started from."""
         if name != "input":
             raise KeyError(name)
         return {key: self[key] for key in DEFAULTS}
+
+# %% ../../nbs/bridges/01_later_parts.ipynb #dc2bf204
+def put_aside(state: State) -> State:
+    """Return a state without an error that is scored."""
+    if not getattr(state.get("error"), "is_scored", False):
+        return state
+    kept = state if isinstance(state, LaterState) else LaterState(state)
+    kept.scored_error, kept["error"] = kept["error"], None
+    return kept
+
+
+@contextmanager
+def with_scored_errors(states: Sequence[State]) -> Iterator[None]:
+    """Put scored errors back into their states within `with`."""
+    ended = [s for s in states if isinstance(s, LaterState) and s.scored_error]
+    for state in ended:  # several reward functions may read one state at a time
+        state.readers, state["error"] = state.readers + 1, state.scored_error
+    try:
+        yield
+    finally:
+        for state in ended:
+            state.readers -= 1
+            state["error"] = state.scored_error if state.readers else None
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #a6183fd5
 def messages_so_far(state: State) -> Any:
@@ -304,6 +371,7 @@ class LaterXMLParser(XMLParser):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._shared, self.extract_fn = [], identity
+        self._fields = [(names[0], list(names)) for names in self._names]
 
     def __getattr__(self, name: str) -> Any:
         """Make what `__init__` makes, for a subclass that sets only `_fields` and `answer_field`."""
@@ -395,11 +463,12 @@ def read_as_later(parser: Any) -> None:
 async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> RolloutScores:
     """Score a group with a rubric's `score_group(states)`, or each of its states with `score_rollout(state)`."""
     states = columns[ROW.index("state")]
-    if type(rubric).score_group is not LaterRubric.score_group:
-        await rubric.score_group(states)
-    else:
-        for state in states:
-            await rubric.score_rollout(state)
+    with with_scored_errors(states):
+        if type(rubric).score_group is not LaterRubric.score_group:
+            await rubric.score_group(states)
+        else:
+            for state in states:
+                await rubric.score_rollout(state)
     scored = [(state["reward"], state.get("metrics") or {}) for state in states]
     return score_columns([RolloutScore(reward=total, metrics=each) for total, each in scored], ())
 
@@ -421,9 +490,6 @@ def last_scores(names: list[str], scores: list[float], weights: list[float]) -> 
 class LaterRubric(Rubric):
     """Score rollouts, or states in place; in the later style reward functions get the prompt of the state."""
 
-    is_strict = gives_copies = False
-    combine = staticmethod(last_scores)
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         own_group = cls.score_group is not LaterRubric.score_group
@@ -434,14 +500,37 @@ class LaterRubric(Rubric):
         super().__init__(*args, **kwargs)
         self.has_own_parser = True  # it does not get that of the environment
 
-    async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
-        funcs, row = self.get_reward_funcs(), row_of(with_seen_prompt(rollout))
-        calls = [self.call_reward_func(func, *row, **kwargs) for func in funcs]
-        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
-        return self.combine([*map(reward_name, funcs)], scores, self.get_reward_weights())
+    def has_own(self, name: str) -> bool:
+        """Return whether a subclass of this class has its own version of a method."""
+        return overrides(self, name, LaterRubric)
 
-    async def _score_column(self, func: Any, rollouts: Sequence[Rollout], **kwargs: Any) -> Any:
-        return await super()._score_column(func, list(map(with_seen_prompt, rollouts)), **kwargs)
+    def own_arguments(self, offered: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call unchanged: a function may change the rollout, as it may there."""
+        return offered
+
+    def check_function(self, func: Any) -> None:
+        """Warn of a function that needs an argument which nobody has: it scores 0.0, as it does there."""
+        try:
+            super().check_function(func)
+        except TypeError as error:
+            self.logger.warning("%s It scores 0.0.", error)
+
+    async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
+        with with_scored_errors([rollout.state]):
+            funcs, row = self.get_reward_funcs(), row_of(with_seen_prompt(rollout))
+            calls = [self.call_reward_func(func, *row, **kwargs) for func in funcs]
+            scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
+        return last_scores([*map(reward_name, funcs)], scores, self.get_reward_weights())
+
+    async def _score_columns(
+        self, rollouts: Sequence[Rollout], **kwargs: Any
+    ) -> list[RolloutScore]:
+        seen = list(map(with_seen_prompt, rollouts))
+        with with_scored_errors([rollout.state for rollout in rollouts]):
+            columns = [self._score_column(func, seen, **kwargs) for func in self.reward_funcs]
+            by_func = await run_calls(columns, self.parallelize_scoring and self.overlaps())
+        names, weights = self.get_reward_func_names(), self.reward_weights
+        return [last_scores(names, list(row), weights) for row in zip(*by_func, strict=True)]
 
     async def score_rollout(self, *given: Any, **named: Any) -> Any:
         """Return the score of a rollout, given as in 0.1.3, or put it into a state, given alone."""
@@ -461,7 +550,6 @@ class LaterRubric(Rubric):
             state["advantage"] = score.reward - mean
 
 
-LaterRubric.base = LaterRubric
 RUBRICS = [type(kind.__name__, (kind, LaterRubric), {}) for kind in (JudgeRubric, RubricGroup)]
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #8718951d

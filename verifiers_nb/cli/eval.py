@@ -163,7 +163,11 @@ def resume_call(settings: EvalSettings, folder: Path) -> str:
     flags = untrusted_flags(without_secrets(asdict(settings)))
     if settings.env_dir_path != EvalSettings.env_dir_path:
         flags += ["-p", settings.env_dir_path]
-    run = folder.name if folder.parent.parent == runs_folder(settings) else str(folder)
+    run = (
+        folder.name
+        if folder.absolute().parent.parent == runs_folder(settings).absolute()
+        else str(folder)
+    )
     return shlex.join(["vf-eval", settings.env, "--resume", run, *flags])
 
 # %% ../../nbs/cli/03_eval.ipynb #e82f2b63
@@ -446,6 +450,7 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
     try:
         if folder is None and (settings.save_dataset or settings.report):
             folder = new_folder(settings, model)
+        folder = folder and folder.absolute()  # a reward may change the working directory
         metadata = start_metadata(settings, folder, model, chosen.url or "embedded")
         write_metadata(folder, metadata)
         results = run_evaluation(settings, env, client, metadata, folder)
@@ -512,6 +517,7 @@ def rescore_folder(given: dict[str, Any]) -> Evaluation:
 
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None
+    folder = folder.absolute()  # a reward may change the working directory
     env, before = scored_environment(settings), read_metadata(folder)
     home = next(to for i in count(1) if not (to := folder / f"rescored-{i}").exists())
     try:

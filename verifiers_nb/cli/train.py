@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = ['LEFT_OUT', 'Tables', 'WORDS', 'SERVERS', 'RUN_FILE', 'SERVER_KEY', 'OWN', 'HARMLESS_STRINGS', 'Setting',
            'settings_of', 'training_settings', 'readings', 'read_value', 'flag_of', 'unknown_key', 'read_toml',
            'read_settings_file', 'toml_value', 'write_settings_file', 'list_settings', 'TrainSettings',
-           'with_suitable_defaults', 'train_parser', 'settings_files', 'untrusted_settings', 'check_untrusted',
-           'read_settings', 'tables_of', 'check_writable', 'facts_of_step', 'step_line', 'StepDisplay', 'named_servers',
-           'named_client', 'server_options', 'find_client', 'make_trainer', 'LogFile', 'WarningPrinter', 'log_to_file',
-           'exit_at_once', 'follow', 'next_steps', 'resume_advice', 'train', 'main']
+           'check_trained_on', 'with_suitable_defaults', 'train_parser', 'settings_files', 'untrusted_settings',
+           'check_untrusted', 'read_settings', 'tables_of', 'check_writable', 'facts_of_step', 'step_line',
+           'StepDisplay', 'named_servers', 'named_client', 'server_options', 'find_client', 'make_trainer', 'LogFile',
+           'WarningPrinter', 'log_to_file', 'exit_at_once', 'follow', 'next_steps', 'resume_advice', 'train', 'main']
 
 # %% ../../nbs/cli/05_train.ipynb #77de68da
 import argparse
@@ -54,7 +54,7 @@ from .settings import (
 )
 from ..environments.load import shipped_environments
 from ..envs.store import check_unclaimed, claimed
-from ..inference.client import SHIPPED_MODEL
+from ..inference.client import SHIPPED_MODEL, base_of, check_saved
 from ..support.calls import REDACTED, without_secrets
 from ..widgets.html import visible
 from ..widgets.run import RunHistory
@@ -232,6 +232,7 @@ class TrainSettings(RunSettings):
     """The settings of a run: environment, model, endpoint, and those of `GRPOConfig` and `LoraConfig`."""
 
     model: str | None = None
+    adapter: str | None = None
     endpoint: list[str] = field(default_factory=list)
     serve: str = "auto"
     kv_cache_gb: float | None = None
@@ -240,17 +241,34 @@ class TrainSettings(RunSettings):
 
     @property
     def learner(self) -> str:
-        """The model to train."""
-        return self.model or SHIPPED_MODEL
+        """The model to train: the given one, or the base of the adapter."""
+        base = base_of(self.adapter) if self.adapter and not self.model else None
+        return self.model or base or SHIPPED_MODEL
 
     @property
     def folder(self) -> Path:
         """The folder of the run."""
         named = f"outputs/{self.env}--{Path(self.learner).name}"
+        named += "--trained-on" if self.adapter else ""
         return Path(str(self.grpo.get("output_dir") or named))
 
 
 OWN = {name: Setting(kind) for name, kind in get_type_hints(TrainSettings).items()}
+
+# %% ../../nbs/cli/05_train.ipynb #376e57ad
+def check_trained_on(settings: TrainSettings) -> None:
+    """Raise `CommandError` for an adapter that is missing, has other LoRA settings beside it, or lies in the run's folder."""
+    if settings.adapter is None:
+        return
+    try:
+        adapter = check_saved(Path(settings.adapter).expanduser()).resolve()
+    except FileNotFoundError as error:
+        raise CommandError(str(error)) from None
+    if settings.lora:
+        listed = ", ".join(settings.lora)
+        raise CommandError(f"--adapter has LoRA settings of its own: omit those of LoRA ({listed})")
+    if settings.folder.resolve() in (adapter, *adapter.parents):
+        raise CommandError(f"the run would move or replace {adapter}: name another folder with -o")
 
 # %% ../../nbs/cli/05_train.ipynb #231c9ecd
 def with_suitable_defaults(settings: TrainSettings) -> TrainSettings:
@@ -258,6 +276,8 @@ def with_suitable_defaults(settings: TrainSettings) -> TrainSettings:
     if settings.learner != SHIPPED_MODEL:
         return settings
     suits = tomllib.loads(data_text("launch/adder-1m.toml"))
+    if settings.adapter:
+        del suits["lora"]
     return replace(settings, **{each: suits[each] | getattr(settings, each) for each in suits})
 
 # %% ../../nbs/cli/05_train.ipynb #5e63add7
@@ -295,7 +315,7 @@ def settings_files(given: Mapping[str, Any]) -> list[Path]:
 
 # %% ../../nbs/cli/05_train.ipynb #24b476dd
 HARMLESS_STRINGS = set(
-    "model serve advantage_estimator loss_type importance_sampling_level importance_sampling_mode scale_rewards "
+    "model adapter serve advantage_estimator loss_type importance_sampling_level importance_sampling_mode scale_rewards "
     "optim lr_scheduler_type eval_strategy save_strategy logging_strategy run_name target_modules bias".split()
 )
 
@@ -343,6 +363,8 @@ def read_settings(given: Mapping[str, Any], tables: Tables) -> TrainSettings:
         raise CommandError('name an environment: vf-train addition, or env = "addition" in a file')
     if settings.serve not in SERVERS:
         raise CommandError(f"serve is {settings.serve!r}, but must be one of {', '.join(SERVERS)}")
+    if "resume" not in given:
+        check_trained_on(settings)
     return settings
 
 # %% ../../nbs/cli/05_train.ipynb #a2568a44
@@ -478,17 +500,24 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
     """Return the trainer of a run; raise `CommandError` if its settings are invalid."""
     env = load(settings)
     with one_line_errors("training"):
+        from peft import PeftConfig
+
         from ..trainer.config import grpo_defaults, lora_defaults
         from ..trainer.grpo import GRPOTrainer
 
         folder = settings.folder
         own = {"disable_tqdm": True, **settings.grpo, "output_dir": str(folder)}
         args = grpo_defaults(folder.name, **own)
+        peft_config: Any = settings.adapter
         lora = replace(lora_defaults(), **settings.lora)
+        if peft_config:
+            lora = PeftConfig.from_pretrained(str(Path(peft_config).expanduser()))
         about = f"training {settings.learner} in {settings.env}; the run is saved in {folder}"
         print(f"{about}, and Ctrl-C saves a checkpoint", flush=True)
         client = find_client(settings, args, lora, rank, stack)
-        trainer = GRPOTrainer(settings.learner, env, args, peft_config=lora, client=client)
+        trainer = GRPOTrainer(
+            settings.learner, env, args, peft_config=peft_config or lora, client=client
+        )
     return stack.enter_context(closing(trainer))
 
 # %% ../../nbs/cli/05_train.ipynb #ea36960b

@@ -16,6 +16,7 @@ from typing import Any
 
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser, assistant_texts
+from ..parsers.think import outside_thinking
 from ..parsers.xml import XMLParser
 from ..rubrics.rubric import Rubric
 from ..types import Messages
@@ -65,8 +66,8 @@ def rows(held_out: bool, n: int = -1, seed: int = 0) -> list[dict[str, str]]:
 
 # %% ../../nbs/environments/addition.ipynb #4d134bc0
 def final_answer(completion: Messages, parser: Parser) -> str | None:
-    """Return the one answer after the thinking; `None` when there is none, or more than one."""
-    _, _, given = "\n".join(assistant_texts(completion)).rpartition("</think>")
+    """Return the one answer outside the thinking; `None` when there is none, or more than one."""
+    given = outside_thinking("\n".join(assistant_texts(completion)))
     return parser.parse_answer(given) if given.count("<answer>") == 1 else None
 
 # %% ../../nbs/environments/addition.ipynb #483dcfa2

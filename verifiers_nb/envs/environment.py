@@ -39,13 +39,7 @@ from .rollouts import RolloutRun, sync_twin
 from .store import RolloutStore, claimed, results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
-from ..rubrics.rubric import (
-    SCORING_METHODS,
-    Rubric,
-    check_wanted,
-    overrides,
-    wanted_arguments,
-)
+from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.calls import (
     as_async_client,
     check_sampling_args,
@@ -114,21 +108,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_rubric(rubric: Rubric | None) -> Rubric | None:
-    """Return the rubric; raises `TypeError` if it isn't one, or a function has unknown parameters.
-
-    If the rubric isn't strict, that is a warning: the function scores 0.0.
-    """
+    """Return the rubric; raises `TypeError` if it isn't one, or if a function has unknown parameters."""
     if rubric is not None and not isinstance(rubric, Rubric):
         raise TypeError(f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...]).")
     for each in rubric.members if rubric else []:
-        if not any(overrides(each, method) for method in SCORING_METHODS):
-            for func in each.reward_funcs:
-                try:
-                    check_wanted(func, each.class_objects)
-                except TypeError as error:
-                    if each.is_strict:
-                        raise
-                    logger.warning("%s It scores 0.0.", error)
+        each.check_functions()
     return rubric
 
 # %% ../../nbs/envs/03_environment.ipynb #28373a47

@@ -199,7 +199,7 @@ def lacks_files(error: BaseException | None) -> bool:
         error = error.__cause__ or error.__context__
     return False
 
-
+# %% ../../nbs/envs/02_rollouts.ipynb #4e19eee1
 def fail(rollout: Rollout, error: Exception) -> None:
     """Mark a rollout as failed: set its error, and empty its completion, state and turns."""
     message = f"{type(error).__name__}: {error}".removesuffix(": ")
@@ -384,8 +384,7 @@ class RolloutRun:
             else:
                 async with limit:
                     rollout.completion, rollout.state = await playing
-            error = rollout.state.get("error")
-            rollout.error = None if getattr(error, "is_scored", False) else error
+            rollout.error = rollout.state.get("error")
             rollout.turns = rollout_turns(rollout.state, exact=False)
         except BaseException as error:
             end_if_forked(self.process, error)
@@ -396,9 +395,6 @@ class RolloutRun:
 
     def finish(self, rollout: Rollout) -> None:
         """Record a finished rollout, append it to the store unless it is there, and show progress."""
-        # An error that is scored: the reward functions have seen it, and the rollout did not fail.
-        if not rollout.error and rollout.state.get("error"):
-            del rollout.state["error"]
         if not math.isfinite(rollout.reward):
             fail(rollout, OverflowError(f"The reward is {rollout.reward}, of {rollout.metrics}."))
         self.finished[rollout.index] = rollout if self.keep or not self.store else None

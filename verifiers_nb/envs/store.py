@@ -6,17 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN', 'ENDINGS',
+__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'KINDS', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN', 'ENDINGS',
            'ResultsOrFile', 'TABLE', 'PERCENTILES', 'reply_usage', 'rollout_record', 'plain_value', 'to_line', 'repair',
-           'from_line', 'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format',
-           'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings', 'inputs_text',
-           'without_none', 'input_digest', 'input_digests', 'changed_inputs', 'restore_state', 'restore_rollout',
-           'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed', 'check_unclaimed',
-           'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
-           'StoredOutputs', 'stored_outputs', 'without_failed', 'answer_endings', 'count_troubles', 'ending_lines',
-           'trouble_lines', 'results_columns', 'results_dataset', 'results_frame', 'distribution', 'standard_error',
-           'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference', 'paired_difference',
-           'example_keys', 'example_means']
+           'from_line', 'check_messages', 'check_record', 'read_with_offsets', 'foreign_record', 'converted',
+           'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings',
+           'inputs_text', 'without_none', 'input_digest', 'input_digests', 'changed_inputs', 'restore_state',
+           'restore_rollout', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed',
+           'check_unclaimed', 'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage',
+           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'answer_endings',
+           'count_troubles', 'ending_lines', 'trouble_lines', 'results_columns', 'without_surrogates',
+           'results_dataset', 'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates',
+           'student_quantile', 'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import errno
@@ -101,7 +101,7 @@ def plain_value(value: Any) -> Any:
     """Return an object that JSON can't express as a dict if it is a pydantic object, else as a string."""
     return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
-
+# %% ../../nbs/envs/01_store.ipynb #2ebedbd1
 def to_line(record: dict[str, Any]) -> bytes:
     """Return a record as one line of JSON; pydantic objects become dicts, other objects strings.
 
@@ -142,16 +142,48 @@ def from_line(line: bytes) -> dict[str, Any]:
     return record
 
 # %% ../../nbs/envs/01_store.ipynb #e5668e74
+KINDS: dict[str, tuple[type, ...]] = {
+    "prompt": (str, list),
+    "completion": (str, list),
+    "task": (str,),
+    "info": (dict,),
+    "metrics": (dict,),
+    "state": (dict,),
+    "turns": (list,),
+    "error": (str, type(None)),
+}
+
+
+def check_messages(messages: Any) -> None:
+    """Raise `ValueError` if messages are neither a text nor a list of messages."""
+    for message in () if isinstance(messages, str) else messages:
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise ValueError(f"it has the message {message!r:.40}")
+        if not isinstance(message.get("content"), (str, list, type(None))):
+            raise ValueError(f"it has a message with the content {message['content']!r:.40}")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(isinstance(call, (dict, str)) for call in calls):
+            raise ValueError(f"it has a message with the tool_calls {calls!r:.40}")
+
+# %% ../../nbs/envs/01_store.ipynb #4b724d7a
 def check_record(record: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a record is not a rollout: a column is missing, or a number is invalid."""
+    """Raise `ValueError` if a record is not a rollout: a column is missing or has the wrong type."""
     needed = (*INPUTS, "reward", "metrics", "error", "state", "turns")
     if missing := [name for name in needed if name not in record]:
         raise ValueError(f"it has no {missing[0]}")
+    if wrong := [name for name, kinds in KINDS.items() if not isinstance(record[name], kinds)]:
+        raise ValueError(f"its {wrong[0]} is {record[wrong[0]]!r:.40}")
     index, reward = record["index"], record["reward"]
     if type(index) is not int or index < 0:
         raise ValueError(f"its index is {index!r:.40}")
-    if type(reward) not in (int, float) or not math.isfinite(reward):
-        raise ValueError(f"its reward is {reward!r:.40}")
+    numbers = {"reward": reward, **record["metrics"]}
+    for name, number in numbers.items():
+        if type(number) not in (int, float, bool) or (
+            name == "reward" and not math.isfinite(number)
+        ):
+            raise ValueError(f"its {name} is {number!r:.40}")
+    for name in ("prompt", "completion"):
+        check_messages(record[name])
 
 # %% ../../nbs/envs/01_store.ipynb #c4930ad9
 def read_with_offsets(
@@ -331,7 +363,7 @@ def without_none(value: Any) -> Any:
         return {key: without_none(each) for key, each in value.items() if each is not None}
     return [without_none(each) for each in value] if isinstance(value, list) else value
 
-
+# %% ../../nbs/envs/01_store.ipynb #0c6e31e3
 def input_digest(value: Any) -> str:
     """Return a digest of a plain value; the addresses of objects don't count."""
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", dumps(without_none(value), sort_keys=True))
@@ -342,7 +374,7 @@ def input_digests(text: str) -> dict[str, str]:
     """Return the digest of each input, from `inputs_text`."""
     return {name: input_digest(value) for name, value in zip(COMPARED, loads(text), strict=True)}
 
-
+# %% ../../nbs/envs/01_store.ipynb #b22ceb40
 def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
     """List the inputs of a stored rollout that differ from those of a row, given by `inputs_text`."""
     first: Mapping[str, str] = record.get("inputs") or {}
@@ -699,7 +731,7 @@ def answer_endings(state: Mapping[str, Any], completion: Any) -> list[str]:
         found.append("empty_answers")
     return found
 
-
+# %% ../../nbs/envs/01_store.ipynb #6bbc7a47
 def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
     """Return the numbers of rollouts, failed rollouts and failed reward functions, and how answers ended.
 
@@ -737,7 +769,7 @@ def ending_lines(counts: Mapping[str, Any]) -> list[str]:
         lines[0] += f" ({empty:,} empty)"
     return lines
 
-
+# %% ../../nbs/envs/01_store.ipynb #7f17b0de
 def trouble_lines(counts: Mapping[str, Any]) -> list[str]:
     """Return the counts of `count_troubles` as sentences; an empty list if there were no problems."""
     of = f"of {counts['rollouts']:,}"
@@ -781,12 +813,25 @@ def results_columns(
     infos = list(results.info)
     return columns | ({"info": [json.dumps(i, default=str) for i in infos]} if any(infos) else {})
 
+# %% ../../nbs/envs/01_store.ipynb #9f0f1f84
+def without_surrogates(value: Any) -> Any:
+    """Copy a value with "�" for half an emoji, which a model may write and a dataset can't hold."""
+    if isinstance(value, str):
+        if value.isascii():
+            return value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(each) for key, each in value.items()}
+    return (
+        [without_surrogates(each) for each in value] if isinstance(value, (list, tuple)) else value
+    )
+
 # %% ../../nbs/envs/01_store.ipynb #ffdcbfb2
 def results_dataset(results: ResultsOrFile, state_columns: Sequence[str] = ()) -> Dataset:
     """Return results, or those in a file, as a dataset with the columns of `results_columns`."""
     from datasets import Dataset
 
-    return Dataset.from_dict(results_columns(results, state_columns))
+    return Dataset.from_dict(without_surrogates(results_columns(results, state_columns)))
 
 # %% ../../nbs/envs/01_store.ipynb #35a820ae
 def results_frame(results: ResultsOrFile, state_columns: Sequence[str] = ()) -> DataFrame:

@@ -25,7 +25,7 @@ from .rollouts import run_bounded
 from .tools import Tool, convert_func_to_oai_tool, make_tool, tool_name
 from ..parsers.base import assistant_texts, messages_of
 from ..parsers.function_calls import member
-from ..parsers.think import CLOSE
+from ..parsers.think import outside_thinking
 from ..parsers.xml import OneAnswerParser, XMLParser
 from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.sandbox import Unconfined
@@ -309,7 +309,7 @@ class XMLToolEnv(ToolEnv):
     def is_completed(self, messages: Messages, state: State, **kwargs: Any) -> Any:
         """End with a reply that has an answer, which its thinking may mention before."""
         text = assistant_texts(messages)[-1] if state["turn"] else ""
-        return YES if "<answer>" in text.rpartition(CLOSE)[2] else NO
+        return YES if "<answer>" in outside_thinking(text) else NO
 
     async def env_response(
         self, messages: Messages, state: State, **kwargs: Any

@@ -9,11 +9,11 @@ from __future__ import annotations
 __all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'Decoder', 'RowCache', 'reserve', 'append_rows', 'keep_rows',
            'prefill_attention', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument', 'prefill',
            'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two', 'make_decoder', 'draw', 'cut_unlikely',
-           'Sampling', 'Sampler', 'requested_tag', 'make_matcher', 'mask_logits']
+           'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
 
 # %% ../../nbs/inference/02_decode.ipynb #77de68da
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -391,6 +391,16 @@ class Sampler:
                 ids = torch.where(self.greedy, logits.argmax(-1), ids)
         return ids.tolist(), probabilities.gather(1, ids[:, None])[:, 0].log().tolist()
 
+# %% ../../nbs/inference/02_decode.ipynb #d2bafe98
+def requested_schema(response_format: Mapping[str, Any]) -> Any:
+    """Return the schema of a `response_format`; raises `ValueError` if it has none."""
+    named = response_format.get("json_schema")
+    schema = named.get("schema") if isinstance(named, Mapping) else None
+    if not isinstance(schema, (Mapping, bool)):
+        form = "{'type': 'json_schema', 'json_schema': {'name': ..., 'schema': {...}}}"
+        raise ValueError(f"response_format has type 'json_schema' but no schema: it must be {form}")
+    return schema
+
 # %% ../../nbs/inference/02_decode.ipynb #c1dfd96e
 def requested_tag(response_format: dict[str, Any] | None) -> StructuralTag | None:
     """Return a request's `response_format` as a structural tag; None for plain text.
@@ -407,7 +417,7 @@ def requested_tag(response_format: dict[str, Any] | None) -> StructuralTag | Non
     if kind == "json_object":
         return json_tag({"type": "object"})
     if kind == "json_schema":
-        return json_tag(response_format["json_schema"]["schema"])
+        return json_tag(requested_schema(response_format))
     raise ValueError(
         f"response_format has type {kind!r}, not text, json_object, json_schema or structural_tag"
     )

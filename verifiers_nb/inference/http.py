@@ -134,7 +134,7 @@ def file_limit() -> float:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return math.inf if limit == resource.RLIM_INFINITY else limit
 
-
+# %% ../../nbs/inference/04_http.ipynb #4ff345bc
 def connections_within(most: int, files: float) -> int:
     """Return how many connections to open at a time: `most`, or fewer if the process may open few files."""
     return int(min(most, max(1, files - SPARE_FILES, files // 2)))

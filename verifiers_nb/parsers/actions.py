@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'ERROR_MESSAGES', 'FENCE', 'COMMAND_TAG', 'COMMAND_END', 'BASH_FENCE',
-           'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts',
-           'response_text', 'response_of', 'responses_of', 'ActionTurn', 'rule_checks', 'AbstractParseFunction',
-           'any_text', 'Identity', 'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser', 'last_block',
-           'unfinished', 'fenced_format', 'ThoughtActionParser', 'EditFormat', 'command_format',
-           'XMLThoughtActionParser', 'read_blocks', 'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'ERROR_MESSAGES', 'FENCE', 'COMMAND_TAG', 'COMMAND_END',
+           'COMMAND_OR_THINKING', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'ALMOST_BASH', 'FormatError',
+           'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text', 'response_of', 'responses_of',
+           'ActionTurn', 'rule_checks', 'AbstractParseFunction', 'any_text', 'whole_note', 'Identity',
+           'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser', 'last_block', 'unfinished',
+           'fenced_format', 'ThoughtActionParser', 'EditFormat', 'prose', 'thinking_then_prose', 'command_format',
+           'hide_thinking', 'XMLThoughtActionParser', 'without_bash_block', 'cut_note', 'read_blocks', 'bash_format',
+           'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/05_actions.ipynb #df0ab944
 import re
@@ -27,6 +29,15 @@ from pydantic import BaseModel, field_validator
 
 from .base import Check, Explanation, TextSpan, weighted_sum
 from .commands import Command, command_docs, compiled_template, valid_template
+from .think import (
+    CLOSE,
+    OPEN,
+    TAG_END,
+    THINKING,
+    find_outside,
+    skip_thinking,
+    thinking_end,
+)
 from ..types import ChatMessage, Messages, content_text
 
 if TYPE_CHECKING:
@@ -107,18 +118,20 @@ ActionResponse: TypeAlias = str | Mapping[str, Any]  # a text, or a whole respon
 
 
 class ActionTurn(NamedTuple):
-    """Hold the thought and the action of a response, and the span of the action."""
+    """Hold the thought and the action of a response, the span of the action, and a note about it."""
 
     thought: Any
     action: str
     span: tuple[int, int] | None = None
+    note: str = ""
 
 # %% ../../nbs/parsers/05_actions.ipynb #839dbeac
 def rule_checks(rules: Mapping[str, float], read: ActionTurn | FormatError) -> list[Check]:
     """Return a check for each rule: met before the broken rule, lost from there on."""
     fine = "as it should be"
     if not isinstance(read, FormatError):
-        return [Check(name, weight, 1.0, read.span, fine) for name, weight in rules.items()]
+        note = read.note or fine
+        return [Check(name, weight, 1.0, read.span, note) for name, weight in rules.items()]
     names = list(rules)
     broken = read.rule or names[0]
     at = names.index(broken)
@@ -211,6 +224,12 @@ def any_text(commands: Sequence[Command]) -> Format:
 
     return AnyTextFormat()
 
+# %% ../../nbs/parsers/05_actions.ipynb #2a6b8d01
+def whole_note(text: str) -> str:
+    """Note that an action which is the whole message includes thinking, or return ""."""
+    thinks = OPEN in text or CLOSE in text
+    return "the action is the whole message, including its thinking" if thinks else ""
+
 # %% ../../nbs/parsers/05_actions.ipynb #35fe2438
 class Identity(AbstractParseFunction):
     """Take the message as the thought and as the action."""
@@ -223,7 +242,7 @@ class Identity(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Take the text twice."""
         text = response_text(response)
-        return ActionTurn(text, text, (0, len(text)))
+        return ActionTurn(text, text, (0, len(text)), whole_note(text))
 
 # %% ../../nbs/parsers/05_actions.ipynb #bb1a4e2e
 class ActionOnlyParser(AbstractParseFunction):
@@ -237,7 +256,7 @@ class ActionOnlyParser(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Take the text once."""
         text = response_text(response)
-        return ActionTurn("", text, (0, len(text)))
+        return ActionTurn("", text, (0, len(text)), whole_note(text))
 
 # %% ../../nbs/parsers/05_actions.ipynb #636ced66
 def need_commands(commands: Sequence[Command]) -> Sequence[Command]:
@@ -271,7 +290,7 @@ class ActionParser(AbstractParseFunction):
         text = response_text(response)
         word = next(iter(text.split(maxsplit=1)), "")
         if word in {command.name for command in commands}:
-            return ActionTurn(text, text, (0, len(text)))
+            return ActionTurn(text, text, (0, len(text)), whole_note(text))
         start = len(text) - len(text.lstrip())
         message = f"The first word, {excerpt(word)}, is not a command."
         raise FormatError(message, span=(start, start + len(word)))
@@ -282,9 +301,16 @@ FENCE = re.compile(r"^```(\S*+)(?:\s*\n|\s*\Z)", re.MULTILINE)
 
 
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
-    """Return the spans of the last outermost fenced block, with its fences and without."""
+    """Return the spans of the last outermost fenced block outside thinking, with fences and without."""
     depth, outermost, found = 0, None, None
-    for fence in FENCE.finditer(text):
+    thinks = TAG_END in text
+    at = thinking_end(text) if thinks else 0
+    think = text.find(OPEN, at) if thinks else -1
+    for fence in FENCE.finditer(text, at):
+        if not depth:
+            at, think = skip_thinking(text, at, think, fence.start())
+            if fence.start() < at:
+                continue
         if depth and not fence[1]:
             depth -= 1
         else:
@@ -292,6 +318,8 @@ def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
             depth += 1
         if outermost and not depth:
             found = (outermost.start(), fence.end()), (outermost.end(), fence.start())
+            at = fence.end()
+            think = text.find(OPEN, at) if 0 <= think < at else think
     return found
 
 # %% ../../nbs/parsers/05_actions.ipynb #ca59b6a1
@@ -299,6 +327,9 @@ def unfinished(block: str, fence: re.Match[str] | None, text: str) -> FormatErro
     """Return the error for a text without a complete block; `fence` is the first opening fence."""
     if fence is None:
         return FormatError(f"There is no {block}.", span=(len(text), len(text)))
+    if OPEN in text or CLOSE in text:
+        message = f"There is no complete {block} outside the thinking, where nothing is run."
+        return FormatError(message, span=fence.span())
     return FormatError(f"The {block} that begins here is never closed.", span=fence.span())
 
 # %% ../../nbs/parsers/05_actions.ipynb #6a865631
@@ -337,6 +368,21 @@ class EditFormat(ThoughtActionParser):
     error_message: str = ERROR_MESSAGES["edit_format"]
     tag_format = fenced_format
 
+# %% ../../nbs/parsers/05_actions.ipynb #4c8daf23
+def prose(marks: Sequence[str]) -> Format:
+    """Match text without these marks and without tags of thinking."""
+    from .structural_tags import AnyTextFormat
+
+    return AnyTextFormat(excludes=[*marks, OPEN, CLOSE])
+
+# %% ../../nbs/parsers/05_actions.ipynb #88bf0317
+def thinking_then_prose(marks: Sequence[str]) -> Format:
+    """Match the text before an action, which may begin with thinking."""
+    from . import structural_tags as tags
+
+    inside = tags.TagFormat(begin=OPEN, content=tags.AnyTextFormat(excludes=[CLOSE]), end=CLOSE)
+    return tags.any_of([prose(marks), tags.sequence(tags.SPACES, inside, prose(marks))])
+
 # %% ../../nbs/parsers/05_actions.ipynb #ff3b2080
 COMMAND_TAG, COMMAND_END = "<command>", "</command>"
 
@@ -345,13 +391,29 @@ def command_format(commands: Sequence[Command]) -> Format:
     """Match text with one `<command>`."""
     from . import structural_tags as tags
 
-    text = tags.AnyTextFormat(excludes=[COMMAND_TAG, COMMAND_END])
-    command = tags.TagFormat(begin=COMMAND_TAG, content=text, end=COMMAND_END)
-    return tags.sequence(text, command, text)
+    marks = [COMMAND_TAG, COMMAND_END]
+    command = tags.TagFormat(begin=COMMAND_TAG, content=prose(marks), end=COMMAND_END)
+    return tags.sequence(thinking_then_prose(marks), command, prose(marks))
 
 # %% ../../nbs/parsers/05_actions.ipynb #608bb089
+COMMAND_OR_THINKING = re.compile(
+    f"{COMMAND_TAG}(?:.*?{COMMAND_END}|.*)|({THINKING.pattern})", re.DOTALL
+)
+
+
+def hide_thinking(text: str) -> str:
+    """Replace the thinking outside commands by as many spaces."""
+    if TAG_END not in text:
+        return text
+    end = thinking_end(text)
+    hidden = COMMAND_OR_THINKING.sub(
+        lambda found: " " * len(found[0]) if found[1] else found[0], text[end:]
+    )
+    return " " * end + hidden
+
+# %% ../../nbs/parsers/05_actions.ipynb #c3229705
 class XMLThoughtActionParser(AbstractParseFunction):
-    """Take the text between the last `<command>` and the last `</command>` as the action."""
+    """Take the text between the last `<command>` and the last `</command>` outside thinking as the action."""
 
     type: Literal["xml_thought_action"] = "xml_thought_action"
     error_message: str = ERROR_MESSAGES["xml_thought_action"]
@@ -361,10 +423,13 @@ class XMLThoughtActionParser(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Split the text at the last tags."""
         text = response_text(response)
-        start, end = text.rfind(COMMAND_TAG), text.rfind(COMMAND_END)
+        shown = hide_thinking(text)
+        start, end = shown.rfind(COMMAND_TAG), shown.rfind(COMMAND_END)
         for rule, tag, at in zip(self.rules, (COMMAND_TAG, COMMAND_END), (start, end), strict=True):
             if at < 0:
-                raise FormatError(f"There is no {tag}.", rule=rule, span=(len(text), len(text)))
+                where = " outside the thinking" if tag in text else ""
+                message = f"There is no {tag}{where}."
+                raise FormatError(message, rule=rule, span=(len(text), len(text)))
         begin = start + len(COMMAND_TAG)
         thought = text[:start] + text[end + len(COMMAND_END) :]
         return ActionTurn(thought.strip(), text[begin:end].strip(), (begin, max(begin, end)))
@@ -374,27 +439,53 @@ BASH_FENCE, BASH_END = "```bash\n", "\n```"
 BASH_BLOCK = re.compile(f"{BASH_FENCE}(?:(.*?){BASH_END}|.*)", re.DOTALL)
 BLOCK_MARK = "<extracted_code_block>"
 
+# %% ../../nbs/parsers/05_actions.ipynb #5d9eb034
+ALMOST_BASH = re.compile(r"```[ \t]*(?:bash|Bash|BASH)[^\n`]*\n?")
+
+
+def without_bash_block(text: str) -> FormatError:
+    """Return the error for a text without a complete bash block."""
+    fence = re.search(BASH_FENCE, text)
+    if not fence and (almost := ALMOST_BASH.search(text)):
+        message = f"There is no bash block: its fence must be '```bash' and a line break, not {excerpt(almost[0])}."
+        return FormatError(message, span=almost.span())
+    return unfinished("bash block", fence, text)
+
+# %% ../../nbs/parsers/05_actions.ipynb #80c1e367
+def cut_note(text: str, blocks: Sequence[re.Match[str]]) -> str:
+    """Note that a block ends at a fence that opens another block, or return ""."""
+    for block in blocks:
+        word = FENCE.match(text, block.end() - len(BASH_END) + 1)
+        if word and word[1] and "`" not in word[1]:
+            return (
+                f"a command is cut at {excerpt(word[0].strip())}, because the first fence ends it"
+            )
+    return ""
+
 # %% ../../nbs/parsers/05_actions.ipynb #f1f836cb
 def read_blocks(text: str) -> tuple[int, ActionTurn]:
     """Return the number of bash blocks and the turn that joins them; raises `FormatError` without any."""
-    closed = [block for block in BASH_BLOCK.finditer(text) if block[1] is not None]
+    found = find_outside(BASH_BLOCK, BASH_FENCE, text)
+    closed = [block for block in found if block[1] is not None]
     if not closed:
-        raise unfinished("bash block", re.search(BASH_FENCE, text), text)
+        raise without_bash_block(text)
     begin, end = closed[0].start(), closed[-1].end()
-    thought = BASH_BLOCK.sub(BLOCK_MARK, text[:end]) + text[end:]
-    action = "\n".join(block[1] for block in closed)
-    return len(closed), ActionTurn(thought, action, (begin, end))
+    action = "\n".join([block[1] for block in closed])
+    edges = [0, *(edge for block in closed for edge in block.span()), len(text)]
+    around = [text[edges[i] : edges[i + 1]] for i in range(0, len(edges), 2)]
+    turn = ActionTurn(BLOCK_MARK.join(around), action, (begin, end), cut_note(text, closed))
+    return len(closed), turn
 
 # %% ../../nbs/parsers/05_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:
     """Match text with a bash block, and without a second complete one if `single`."""
     from . import structural_tags as tags
 
-    before, inside = (tags.AnyTextFormat(excludes=[mark]) for mark in (BASH_FENCE, BASH_END))
+    inside = tags.AnyTextFormat(excludes=[BASH_END, CLOSE])
     block = tags.TagFormat(begin=BASH_FENCE, content=inside, end=BASH_END)
-    unclosed = tags.sequence(before, tags.ConstStringFormat(value=BASH_FENCE), inside)
-    after = tags.any_of([before, unclosed]) if single else tags.AnyTextFormat()
-    return tags.sequence(before, block, after)
+    unclosed = tags.sequence(prose([BASH_FENCE]), tags.ConstStringFormat(value=BASH_FENCE), inside)
+    last = tags.any_of([prose([BASH_FENCE]), unclosed])
+    return tags.sequence(thinking_then_prose([BASH_FENCE]), block, last if single else prose([]))
 
 # %% ../../nbs/parsers/05_actions.ipynb #fc074d50
 class BashCodeBlockParser(AbstractParseFunction):

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ARGUMENT_NAME', 'MARK', 'BASH_COMMAND', 'compiled_template', 'valid_template', 'Argument', 'call_format',
-           'check_arguments', 'Command', 'invoke', 'usage', 'argument_docs', 'command_docs']
+__all__ = ['ARGUMENT_NAME', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
+           'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'compiled_template', 'valid_template', 'Argument', 'has_type',
+           'fits', 'value_fault', 'call_format', 'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList',
+           'for_shell', 'check_written', 'write_value', 'invoke', 'usage', 'argument_docs', 'command_docs']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -61,6 +65,56 @@ class Argument(BaseModel):
         optional = {"items": self.items, "enum": self.enum}
         given = {key: value for key, value in optional.items() if value}
         return {"type": self.type, "description": self.description, **given}
+
+# %% ../../nbs/parsers/04_commands.ipynb #7fb0d935
+JSON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int, float),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list,),
+    "object": (dict,),
+    "null": (type(None),),
+}
+
+
+def has_type(value: Any, kind: str) -> bool:
+    """Return whether a JSON value has a type; an unknown type is that of any value."""
+    if kind not in JSON_TYPES:
+        return True
+    if isinstance(value, bool) or not isinstance(value, JSON_TYPES[kind]):
+        return kind == "boolean" and isinstance(value, bool)
+    if isinstance(value, float):
+        return math.isfinite(value) and (kind == "number" or value.is_integer())
+    return True
+
+# %% ../../nbs/parsers/04_commands.ipynb #91d2fb57
+SIMPLE_KEYWORDS = {"type", "items", "enum", "description", "title", "default"}
+
+
+def fits(schema: Mapping[str, Any], value: Any) -> bool:
+    """Return whether a JSON value fits a schema."""
+    kind = schema.get("type", "any")
+    if not isinstance(kind, str) or not SIMPLE_KEYWORDS.issuperset(schema):
+        from jsonschema import Draft202012Validator
+
+        return Draft202012Validator(dict(schema)).is_valid(value)
+    if not has_type(value, kind) or ("enum" in schema and value not in schema["enum"]):
+        return False
+    items = schema.get("items")
+    return not items or not isinstance(value, list) or all(fits(items, item) for item in value)
+
+# %% ../../nbs/parsers/04_commands.ipynb #b3f41d79
+def value_fault(argument: Argument, value: Any) -> str:
+    """Return a sentence if a value isn't what its argument declares, or an empty string."""
+    if isinstance(value, str) and argument.type == "string" and not argument.enum:
+        return ""
+    schema = argument.tool_property()
+    if fits(schema, value):
+        return ""
+    wanted = json.dumps({key: schema[key] for key in ("type", "items", "enum") if key in schema})
+    given = repr(value) if len(repr(value)) <= 80 else f"a value of type {type(value).__name__}"
+    return f"The value of {argument.name!r} must fit {wanted}, and is {given}."
 
 # %% ../../nbs/parsers/04_commands.ipynb #1574bddb
 MARK = re.compile(rf"\[?<({ARGUMENT_NAME})>\]?")
@@ -137,24 +191,95 @@ BASH_COMMAND = Command(
     ],
 )
 
+# %% ../../nbs/parsers/04_commands.ipynb #e62740ac
+QUOTE_OR_ESCAPE = re.compile(r"\\.|['\"]")
+SPECIAL = re.compile(r"[\"$`\\'\n]")
+IN_DOUBLE_QUOTES = re.compile(r"[\"$`\\]")
+
+
+@lru_cache(maxsize=1024)
+def open_quote(before: str) -> str:
+    """Return the quotation mark that a shell has open after a text, or an empty string."""
+    mark = ""
+    for each in QUOTE_OR_ESCAPE.findall(before):
+        if len(each) == 1 and mark in ("", each):
+            mark = "" if mark else each
+    return mark
+
+# %% ../../nbs/parsers/04_commands.ipynb #61383a9d
+def shell_word(text: str, mark: str = "") -> str:
+    """Write a string so that it stays one word of a shell; `mark` is the open quotation mark."""
+    if mark == "'":
+        return text.replace("'", "'\"'\"'")
+    if mark and SPECIAL.search(text):
+        return IN_DOUBLE_QUOTES.sub(r"\\\g<0>", text)
+    return quote(text)
+
+# %% ../../nbs/parsers/04_commands.ipynb #195a73df
+class ShellList(list[Any]):
+    """A list of quoted words; as a whole it is one word, the list in JSON."""
+
+    def __init__(self, values: Iterable[Any]) -> None:
+        self.whole = quote(json.dumps(list(values)))
+        super().__init__(map(for_shell, values))
+
+    def __str__(self) -> str:
+        """Return the list as one word."""
+        return self.whole
+
+# %% ../../nbs/parsers/04_commands.ipynb #0b71e247
+def for_shell(value: Any) -> Any:
+    """Return a value whose strings are quoted."""
+    if isinstance(value, str):
+        return quote(value)
+    if isinstance(value, list):
+        return ShellList(value)
+    return quote(json.dumps(value)) if isinstance(value, dict) else value
+
+# %% ../../nbs/parsers/04_commands.ipynb #4c8da602
+SINGLE_QUOTED = re.compile(r"'[^']*'|\"'\"")
+ACTIVE = re.compile(r"[$`;&|<>()\n\"\\]")
+
+
+def check_written(written: str, template: str) -> None:
+    """Raise `ValueError` if a template writes special characters of a value outside quotes."""
+    found = {*ACTIVE.findall(SINGLE_QUOTED.sub("", written))} - {*ACTIVE.findall(template)}
+    if found or (open_quote(template.partition("{{")[0]) and "'" in written):
+        raise ValueError(f"The template {template!r} can't write this value as words of a shell.")
+
 # %% ../../nbs/parsers/04_commands.ipynb #cb4e5208
+def write_value(argument: Argument, value: Any, before: str, null: Any = None) -> str:
+    """Write a value with its argument's template for a shell; `before` is the call before it."""
+    template = compiled_template(argument.argument_format)
+    if isinstance(value, (list, dict)):
+        written = template.render(value=for_shell(value))
+        check_written(written, before + argument.argument_format)
+        return written
+    if isinstance(value, str):
+        mark = open_quote(before + argument.argument_format.partition("{{")[0])
+        value = shell_word(value, mark)
+    return template.render(value=null if value is None else value)
+
+# %% ../../nbs/parsers/04_commands.ipynb #f87a5815
 def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
     """Return the stripped call of a command; an argument without a value leaves nothing behind.
 
     The templates get `null` instead of `None`. Errors of a template, such as one for a value of the
     wrong type, are not caught.
     """
-    raw = command.name == "bash" or command.end_name is not None
-
-    def written(argument: Argument) -> str:
+    call = command.invoke_format
+    words = dict.fromkeys([argument.name for argument in command.arguments], "")
+    for argument in command.arguments:
+        if argument.name not in values:
+            continue
         value = values[argument.name]
-        if isinstance(value, str) and not raw:
-            value = quote(value)
-        template = compiled_template(argument.argument_format)
-        return template.render(value=null if value is None else value)
-
-    words = {a.name: written(a) if a.name in values else "" for a in command.arguments}
-    return command.invoke_format.format(**words).strip()
+        if command.name == "bash" or command.end_name is not None:
+            template = compiled_template(argument.argument_format)
+            words[argument.name] = template.render(value=null if value is None else value)
+        else:
+            before = call.partition(f"{{{argument.name}}}")[0]
+            words[argument.name] = write_value(argument, value, before, null)
+    return call.format(**words).strip()
 
 # %% ../../nbs/parsers/04_commands.ipynb #cb7a1d77
 def usage(command: Command) -> str:

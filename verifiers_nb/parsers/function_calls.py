@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN',
-           'LINE_RANGE', 'ALIASES', 'ToolLike', 'JSON_RULES', 'TextParser', 'CallParser', 'BashParser', 'ParseFunction',
-           'ParserConfig', 'PARSERS', 'known_command', 'check_values', 'call_line', 'find_call', 'parameter_value',
-           'find_parameters', 'read_range', 'tagged_action', 'parameter_format', 'tagged_call_format',
+__all__ = ['FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END', 'FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'CALL',
+           'PARAMETER', 'LINE_NUMBER', 'BETWEEN', 'LINE_RANGE', 'ALIASES', 'ToolLike', 'JSON_RULES', 'TextParser',
+           'CallParser', 'BashParser', 'ParseFunction', 'ParserConfig', 'PARSERS', 'known_command', 'check_values',
+           'check_types', 'call_line', 'find_call', 'parameter_value', 'find_parameters', 'read_range', 'typed_value',
+           'tagged_action', 'value_format', 'parameter_format', 'tagged_call_format', 'plain_error', 'outside',
            'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action', 'tool_schema',
            'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser', 'read_json_object', 'read_fields',
            'joined_call', 'json_action', 'object_schema', 'json_format', 'JsonParser', 'action_parser', 'action_tag']
@@ -18,6 +19,7 @@ __all__ = ['FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END', 'CA
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, TypeAdapter
@@ -40,9 +42,13 @@ from .actions import (
     excerpt,
     excerpts,
     need_commands,
+    prose,
     response_text,
+    thinking_then_prose,
 )
-from .commands import Argument, Command, invoke
+from .base import TextSpan
+from .commands import JSON_TYPES, Argument, Command, invoke, value_fault
+from .think import CLOSE, OPEN, find_outside
 
 if TYPE_CHECKING:
     from .structural_tags import Format, StructuralTag, TagFormat
@@ -67,6 +73,13 @@ def check_values(command: Command, values: Mapping[Any, Any]) -> None:
         message = f"Unexpected argument(s): {excerpts(unexpected)}."
         raise FunctionCallingFormatError(message, "unexpected_arg")
 
+# %% ../../nbs/parsers/06_function_calls.ipynb #50f580ba
+def check_types(command: Command, values: Mapping[Any, Any]) -> None:
+    """Raise `FunctionCallingFormatError` for a value of another type than its argument declares."""
+    for argument in command.arguments:
+        if argument.name in values and (fault := value_fault(argument, values[argument.name])):
+            raise FunctionCallingFormatError(fault, "incorrect_args")
+
 # %% ../../nbs/parsers/06_function_calls.ipynb #7b52009b
 def call_line(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
     """Return the call; raises `FunctionCallingFormatError` for a value that a template can't write."""
@@ -80,14 +93,18 @@ def call_line(command: Command, values: Mapping[str, Any], null: Any = None) -> 
 # %% ../../nbs/parsers/06_function_calls.ipynb #4d134bc0
 FUNCTION_TAG, FUNCTION_END = "<function=", "</function>"
 PARAMETER_TAG, PARAMETER_END = "<parameter=", "</parameter>"
+# The patterns of SWE-agent's page
+FN_REGEX_PATTERN = r"<function=([^>]+)>\n(.*?)</function>"
+FN_PARAM_REGEX_PATTERN = r"<parameter=([^>]+)>(.*?)</parameter>"
 # The second group is `None` if the call or the parameter isn't complete.
 CALL = re.compile(rf"{FUNCTION_TAG}([^>]+)(?:>\n(?:(.*?){FUNCTION_END}|.*)|>|\Z)", re.DOTALL)
 PARAMETER = re.compile(rf"{PARAMETER_TAG}([^>]+)(?:>(?:(.*?){PARAMETER_END}|.*)|\Z)", re.DOTALL)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f9a3da5e
 def find_call(text: str) -> re.Match[str] | None:
-    """Match the first complete call, its name and what is inside it, in time linear in the text."""
-    return next((call for call in CALL.finditer(text) if call[2] is not None), None)
+    """Match the first complete call outside thinking, its name and what is inside it, in linear time."""
+    found = find_outside(CALL, FUNCTION_TAG, text)
+    return next((call for call in found if call[2] is not None), None)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #0d0b9f63
 def parameter_value(text: str) -> str:
@@ -113,6 +130,19 @@ def read_range(value: str) -> list[int]:
     message = f"view_range must be [first, last], such as [1, 50], not {excerpt(value)}."
     raise FunctionCallingFormatError(message, "incorrect_args")
 
+# %% ../../nbs/parsers/06_function_calls.ipynb #e627518c
+def typed_value(argument: Argument, text: str) -> Any:
+    """Return the value of an argument that is given as text, read as JSON unless it is a string."""
+    value: Any = text
+    if argument.type in JSON_TYPES and argument.type != "string":
+        with suppress(ValueError, RecursionError):
+            value = json.loads(text.lower() if argument.type == "boolean" else text)
+    if fault := value_fault(argument, value):
+        raise FunctionCallingFormatError(fault, "incorrect_args")
+    if isinstance(value, (list, dict)):
+        return value
+    return text if isinstance(value, str) else text.strip()
+
 # %% ../../nbs/parsers/06_function_calls.ipynb #cb4e5208
 ALIASES = {"execute_bash": "bash", "finish": "submit"}
 
@@ -124,16 +154,31 @@ def tagged_action(name: str, body: str, commands: Sequence[Command]) -> str:
     if "view_range" in values:
         values["view_range"] = read_range(values["view_range"])
     check_values(command, values)
+    for argument in command.arguments:
+        if argument.name in values and argument.name != "view_range":
+            values[argument.name] = typed_value(argument, values[argument.name])
     return call_line(command, values)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #c9d22475
+def value_format(argument: Argument) -> Format:
+    """Match the text of an argument's value in its tag."""
+    from . import structural_tags as tags
+
+    if argument.name == "view_range":
+        return tags.RegexFormat(pattern=rf"\[{LINE_NUMBER}, ?{LINE_NUMBER}\]")
+    if argument.type in JSON_TYPES and argument.type != "string":
+        return tags.JSONSchemaFormat(json_schema=argument.tool_property())
+    if argument.enum:
+        return tags.any_of([tags.ConstStringFormat(value=value) for value in argument.enum])
+    return tags.AnyTextFormat(excludes=[PARAMETER_END, FUNCTION_END, CLOSE])
+
+# %% ../../nbs/parsers/06_function_calls.ipynb #c20d2c76
 def parameter_format(argument: Argument) -> Format:
     """Match the value of an argument in its tag, and white space after it."""
     from . import structural_tags as tags
 
-    value: Format = tags.AnyTextFormat(excludes=[PARAMETER_END, FUNCTION_END])
-    if argument.name == "view_range":
-        value = tags.RegexFormat(pattern=rf"\n?\[{LINE_NUMBER}, ?{LINE_NUMBER}\]\n?")
+    line_break = tags.RegexFormat(pattern="\\n?")
+    value = tags.sequence(line_break, value_format(argument), line_break)
     tag = tags.TagFormat(begin=f"{PARAMETER_TAG}{argument.name}>", content=value, end=PARAMETER_END)
     given = tags.sequence(tag, tags.RegexFormat(pattern=BETWEEN))
     return tags.any_of([given] if argument.required else [given, tags.ConstStringFormat(value="")])
@@ -149,12 +194,25 @@ def tagged_call_format(commands: Sequence[Command]) -> Format:
         body = tags.sequence(blank, *map(parameter_format, command.arguments))
         begin = f"{FUNCTION_TAG}{command.name}>\n"
         calls.append(tags.TagFormat(begin=begin, content=body, end=FUNCTION_END))
-    text = tags.AnyTextFormat(excludes=[FUNCTION_TAG])
-    return tags.sequence(text, tags.any_of(calls), text)
+    return tags.sequence(
+        thinking_then_prose([FUNCTION_TAG]), tags.any_of(calls), prose([FUNCTION_TAG])
+    )
+
+# %% ../../nbs/parsers/06_function_calls.ipynb #084973ae
+def plain_error(error: FormatError, rule: str, span: TextSpan | None = None) -> FormatError:
+    """Return an error as a `FormatError` of a rule, with the same message and further information."""
+    plain = FormatError(error.message, rule=rule, span=span)
+    plain.extra_info = error.extra_info
+    return plain
+
+# %% ../../nbs/parsers/06_function_calls.ipynb #a2e30589
+def outside(text: str) -> str:
+    """Return the end of a sentence about what a text lacks; it may be in the thinking, where nothing is run."""
+    return " outside the thinking" if OPEN in text or CLOSE in text else ""
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f1f836cb
 class XMLFunctionCallingParser(AbstractParseFunction):
-    """Take the first call in tags as the action, and the text around it as the thought."""
+    """Take the first call in tags outside thinking as the action, and the text around it as the thought."""
 
     type: Literal["xml_function_calling"] = "xml_function_calling"
     error_message: str = ERROR_MESSAGES["xml_function_calling"]
@@ -166,14 +224,14 @@ class XMLFunctionCallingParser(AbstractParseFunction):
         text = response_text(response)
         call = find_call(text)
         if call is None:
-            message = "There is no complete <function=...> call."
+            message = f"There is no complete <function=...> call{outside(text)}."
             raise FormatError(message, span=(len(text), len(text)))
         start, end = call.span()
         try:
             action = tagged_action(call[1].strip(), call[2], commands)
             return ActionTurn((text[:start] + text[end:]).strip(), action, (start, end))
         except FormatError as error:
-            raise FormatError(error.message, rule=error.rule, span=(start, end)) from error
+            raise plain_error(error, error.rule, (start, end)) from error
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #d1e78625
 def member(thing: Any, key: str) -> Any:
@@ -209,6 +267,7 @@ def tool_action(function: Any, commands: Sequence[Command]) -> str:
     command = known_command(member(function, "name"), commands)
     values = call_values(member(function, "arguments"))
     check_values(command, values)
+    check_types(command, values)
     return call_line(command, values, null="")
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #920a2227
@@ -251,8 +310,8 @@ def tool_call_format(commands: Sequence[Command]) -> Format:
     from . import structural_tags as tags
 
     tools = [command.get_function_calling_tool() for command in need_commands(commands)]
-    text = tags.AnyTextFormat(excludes=["<tool_call>"])
-    return tags.sequence(text, tags.any_of(call_formats(tools)), text)
+    mark = ["<tool_call>"]
+    return tags.sequence(thinking_then_prose(mark), tags.any_of(call_formats(tools)), prose(mark))
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #0286dd55
 class FunctionCallingParser(AbstractParseFunction):
@@ -310,6 +369,7 @@ def json_action(call: dict[str, Any], commands: Sequence[Command], strict: bool)
         raise FormatError(f"'arguments' is not an object, but {excerpt(arguments)}.")
     if absent := [a.name for a in command.arguments if a.name not in arguments]:
         raise FormatError(f"Argument(s) without a value: {excerpts(absent)}.")
+    check_types(command, arguments)
     return call_line(command, arguments)
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #df659db4
@@ -353,7 +413,7 @@ class JsonParser(AbstractParseFunction):
         try:
             return ActionTurn(thought, json_action(call, commands, strict), (0, len(text)))
         except FormatError as error:
-            raise FormatError(error.message, rule="arguments") from error
+            raise plain_error(error, "arguments") from error
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #166400e6
 TextParser: TypeAlias = ActionParser | ActionOnlyParser | XMLThoughtActionParser | Identity

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['THINKING', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'thinking_end',
-           'outside_thinking', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer',
-           'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
+__all__ = ['TAG_END', 'THINKING', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking',
+           'thinking_end', 'outside_thinking', 'skip_thinking', 'find_outside', 'think_fault', 'think_tag',
+           'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer', 'box_check',
+           'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
@@ -29,6 +30,9 @@ def after_thinking(text: str) -> str:
     return text[end + len(CLOSE) :].strip() if end >= 0 else ""
 
 # %% ../../nbs/parsers/02_think.ipynb #9eb075c5
+TAG_END = "think>"  # a text without it has neither tag, which takes one search to see
+
+
 def thinking_end(text: str) -> int:
     """Return the end of the last `</think>` without an opening tag, or 0 without one."""
     end = after = 0
@@ -46,25 +50,37 @@ def outside_thinking(text: str) -> str:
     """Return a text without its thinking, whether it is complete or cut off."""
     return THINKING.sub("", text[thinking_end(text) :]) if CLOSE in text or OPEN in text else text
 
+# %% ../../nbs/parsers/02_think.ipynb #2d84ae51
+def skip_thinking(text: str, at: int, think: int, start: int) -> tuple[int, int]:
+    """Skip the thinking that begins before `start`; `think` is the first from `at` on, or -1.
+
+    Returns where the text goes on, and where the next thinking begins.
+    """
+    while 0 <= think < start:
+        close = text.find(CLOSE, think)
+        at = close + len(CLOSE) if close >= 0 else len(text)
+        think = text.find(OPEN, at)
+    return at, think
+
 # %% ../../nbs/parsers/02_think.ipynb #76cd0884
 def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Match[str]]:
     """Yield the matches of a pattern that begin outside thinking, in time linear in the text.
 
     Each match begins with `mark`.
     """
+    if TAG_END not in text:
+        yield from call.finditer(text)
+        return
     at = thinking_end(text)
     think = text.find(OPEN, at)
     while (start := text.find(mark, at)) >= 0:
-        while 0 <= think < start:
-            close = text.find(CLOSE, think)
-            at = close + len(CLOSE) if close >= 0 else len(text)
-            think = text.find(OPEN, at)
+        at, think = skip_thinking(text, at, think, start)
         if start < at:
             continue  # it is in the thinking
         if found := call.match(text, start):
             yield found
         at = found.end() if found else start + len(mark)
-        think = text.find(OPEN, at) if think < at else think
+        think = text.find(OPEN, at) if 0 <= think < at else think
 
 # %% ../../nbs/parsers/02_think.ipynb #3a0b186e
 def think_fault(text: str) -> tuple[TextSpan, str] | None:

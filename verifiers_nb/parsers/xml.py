@@ -374,7 +374,6 @@ class XMLParser(Parser):
         super().__init__(extract_fn)
         self.answer_field = answer_field
         self._names = field_names(fields)
-        self._fields = [(names[0], list(names)) for names in self._names]  # as in `verifiers`
         self._shared = [names for names in self._names if len(names) > 1]
         self._field_tags = [tuple(map(make_tag, names)) for names in self._names]
         self._tags = tuple(tag for field in self._field_tags for tag in field)

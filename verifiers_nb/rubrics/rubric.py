@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'NO_TEXT', 'row_of', 'OWN_COPY', 'is_async', 'SCORING_METHODS',
+__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'NO_TEXT', 'OWN_COPY', 'row_of', 'is_async', 'SCORING_METHODS',
            'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure',
-           'copied', 'MessageList', 'call_func', 'run_calls', 'combine_scores', 'score_columns', 'score_row',
-           'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many', 'rollouts_from_columns',
-           'padded_weights', 'Rubric', 'is_plain_data', 'source_text', 'object_text', 'short_digest', 'func_digests']
+           'copied', 'MessageList', 'with_copies', 'call_func', 'run_calls', 'combine_scores', 'score_columns',
+           'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many',
+           'rollouts_from_columns', 'padded_weights', 'Rubric', 'is_plain_data', 'source_text', 'object_text',
+           'short_digest', 'func_digests']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -186,9 +187,23 @@ class MessageList(list):  # type: ignore[type-arg]
 
     __ne__ = object.__ne__  # asks `__eq__`; a list's own doesn't
 
+# %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3a
+OWN_COPY = ("prompt", "completion", "info", "prompts", "completions", "infos")
+
+
+def with_copies(offered: dict[str, Any]) -> dict[str, Any]:
+    """Return a function's arguments with its own copies of messages and infos, made in place."""
+    for name in offered.keys() & OWN_COPY:
+        offered[name] = copied(offered[name])
+    if isinstance(offered.get("completion"), list):  # else a string, or not wanted
+        offered["completion"] = MessageList(offered["completion"])
+    if "completions" in offered:
+        given = offered["completions"]
+        offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
+    return offered
+
 # %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3b
 row_of = attrgetter(*ROW)
-OWN_COPY = ("prompt", "completion", "info", "prompts", "completions", "infos")
 
 
 async def call_func(
@@ -197,7 +212,7 @@ async def call_func(
     """Return a function's scores for one rollout, or for all rollouts of a prompt if it sees groups.
 
     If it fails, all are 0.0. `rows`: each rollout's values in the order of `ROW`. `rubric`: has
-    `class_objects`, `timeout`, `threads`, `gives_copies`, and `failures`, which counts by name.
+    `class_objects`, `timeout`, `threads`, `own_arguments`, and `failures`, which counts by name.
     """
     together, wanted = sees_group(func), wanted_arguments(func)
     names = GROUP if together else ROW
@@ -205,14 +220,7 @@ async def call_func(
     offered = {**rubric.class_objects, **dict(zip(names, values, strict=True)), **kwargs}
     if wanted is not None:
         offered = {name: offered[name] for name in wanted if name in offered}
-    if rubric.gives_copies:
-        for name in offered.keys() & OWN_COPY:
-            offered[name] = copied(offered[name])
-        if isinstance(offered.get("completion"), list):  # else a string, or not wanted
-            offered["completion"] = MessageList(offered["completion"])
-        if "completions" in offered:
-            given = offered["completions"]
-            offered["completions"] = [MessageList(c) if isinstance(c, list) else c for c in given]
+    offered = rubric.own_arguments(offered)
     process = os.getpid()
     try:
         limit = run_limit.get() if rubric.timeout is None else rubric.timeout
@@ -297,21 +305,21 @@ async def call_by_group(
 SCORING_METHODS = ("call_reward_func", "score_rollout", "score_rollouts")
 
 
-def overrides(rubric: Any, name: str) -> bool:
-    """Return whether a rubric or its class overrides a method of `Rubric`, or of another `base`."""
-    return getattr(getattr(rubric, name), "__func__", None) is not getattr(rubric.base, name)
+def overrides(rubric: Any, name: str, base: type) -> bool:
+    """Return whether a rubric or its class has its own version of a method of `base`."""
+    return getattr(getattr(rubric, name), "__func__", None) is not getattr(base, name)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #e83bd309
 def score_one(rubric: Any, rollout: Rollout, **kwargs: Any) -> Awaitable[RolloutScore]:
     """Return an awaitable score of a rollout, from `score_rollout` if it is overridden."""
-    if overrides(rubric, "score_rollout"):
+    if rubric.has_own("score_rollout"):
         return rubric.score_rollout(**{name: getattr(rollout, name) for name in ROW}, **kwargs)
     return rubric._score(rollout, **kwargs)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #2584df97
 async def score_many(rubric: Any, rollouts: Rollouts, **kwargs: Any) -> list[RolloutScore]:
     """Score rollouts together, with `score_rollouts` if it is overridden."""
-    if not overrides(rubric, "score_rollouts"):
+    if not rubric.has_own("score_rollouts"):
         return await rubric._score_together(rollouts, **kwargs)
     columns = [[getattr(rollout, name) for rollout in rollouts] for name in ROW]
     scores = await rubric.score_rollouts(*columns, **kwargs)
@@ -357,11 +365,7 @@ class Rubric:
     """
 
     logger = logger
-    is_strict = True  # whether an environment refuses functions with unknown parameters
-    gives_copies = True  # whether a function gets its own messages and info
-    base: type[Rubric]  # the class whose methods count as not overridden
     parts: Sequence[Rubric] = ()  # the rubrics that this one combines
-    combine = staticmethod(combine_scores)  # of one rollout
 
     def __init__(
         self,
@@ -436,8 +440,26 @@ class Rubric:
     @property
     def scores_groups(self) -> bool:
         """Return whether scores depend on more than one rollout, so scoring must wait for all."""
-        own = any(map(sees_group, self.reward_funcs)) or overrides(self, "score_rollouts")
+        own = any(map(sees_group, self.reward_funcs)) or self.has_own("score_rollouts")
         return own or any(part.scores_groups for part in self.parts)
+
+    def has_own(self, name: str) -> bool:
+        """Return whether a subclass, or this rubric alone, has its own version of a method."""
+        return overrides(self, name, Rubric)
+
+    def own_arguments(self, offered: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call: a function gets its own copies, so it can't change a rollout."""
+        return with_copies(offered)
+
+    def check_function(self, func: RewardFunc) -> None:
+        """Raise `TypeError` if a function needs an argument that neither a rollout nor the rubric has."""
+        check_wanted(func, self.class_objects)
+
+    def check_functions(self) -> None:
+        """Check each function, unless a subclass calls them in its own way."""
+        if not any(map(self.has_own, SCORING_METHODS)):
+            for func in self.reward_funcs:
+                self.check_function(func)
 
     def overlaps(self) -> bool:
         """Return whether calls of reward functions can run concurrently."""
@@ -453,7 +475,7 @@ class Rubric:
             scores = await run_calls(calls, concurrently=True)
         else:
             scores = [await call for call in calls]
-        return self.combine(self.get_reward_func_names(), scores, self.reward_weights)
+        return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
 
     async def _score_together(self, rollouts: Rollouts, **kwargs: Any) -> list[RolloutScore]:
         """Score rollouts of one or more groups."""
@@ -467,7 +489,7 @@ class Rubric:
         columns = [self._score_column(func, rollouts, **kwargs) for func in self.reward_funcs]
         by_func = await run_calls(columns, self.parallelize_scoring and self.overlaps())
         names, weights = self.get_reward_func_names(), self.reward_weights
-        return [self.combine(names, list(row), weights) for row in zip(*by_func, strict=True)]
+        return [combine_scores(names, list(row), weights) for row in zip(*by_func, strict=True)]
 
     async def _score_column(
         self, func: RewardFunc, rollouts: Rollouts, **kwargs: Any
@@ -523,9 +545,6 @@ class Rubric:
         scores = await self._score_together(rollouts, **kwargs)
         return score_columns(scores, self.get_reward_func_names())
 
-
-Rubric.base = Rubric
-
 # %% ../../nbs/rubrics/00_rubric.ipynb #3f2a6bc7
 def is_plain_data(value: Any) -> bool:
     """Say whether a value's `repr` tells all about it: a text, a number, None, or a list, tuple or dict of these."""
@@ -575,7 +594,7 @@ def func_digests(rubric: Any) -> dict[str, str]:
     """
     digests: dict[str, str] = {}
     for member in rubric.members:
-        hidden = any(overrides(member, method) for method in SCORING_METHODS)
+        hidden = any(member.has_own(method) for method in SCORING_METHODS)
         plain = [item for item in member.class_objects.items() if is_plain_data(item[1])]
         for func in member.reward_funcs:
             name, wanted = reward_name(func), wanted_arguments(func)

@@ -69,7 +69,7 @@ def flush_streams() -> None:
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()
 
-
+# %% ../../nbs/support/00_threads.ipynb #71d5c0e4
 def end_if_forked(process: int, error: BaseException | None = None) -> None:
     """End this process, unless it is `process`: a function forked it, and returned or raised `error`.
 

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['with_adapter', 'turn_off_dropout', 'FrozenLinear', 'frozen_linear', 'use_onednn', 'save_adapter', 'merge_and_save',
-           'MovingReference']
+__all__ = ['is_adapter', 'base_and_adapter', 'load_adapter', 'new_adapter', 'made_trainable', 'with_adapter', 'turn_off_dropout',
+           'FrozenLinear', 'frozen_linear', 'use_onednn', 'save_adapter', 'merge_and_save', 'MovingReference']
 
 # %% ../../nbs/trainer/09_adapters.ipynb #77de68da
 import copy
@@ -21,27 +21,60 @@ from peft import PeftConfig, PeftModel, get_peft_model
 from torch.nn import Parameter
 from torch.nn.functional import linear
 
-from ..inference.client import check_adapter, written_whole
+from ..inference.client import base_of, check_adapter, check_saved, written_whole
 from .batching import MicroBatch, batch_logprobs
 from .objective import reference_logprobs
 
-# %% ../../nbs/trainer/09_adapters.ipynb #902ba3cd
-def with_adapter(model: Any, peft_config: PeftConfig | None) -> PeftModel:
-    """Return `model` with a new adapter, or with its own, ready to train.
+# %% ../../nbs/trainer/09_adapters.ipynb #ef510513
+def is_adapter(given: Any) -> bool:
+    """Return whether a name or path is the folder of a saved adapter, without a model beside it."""
+    if not isinstance(given, (str, Path)):
+        return False
+    folder = Path(given).expanduser()
+    has_model = (folder / "config.json").is_file()
+    return (folder / "adapter_config.json").is_file() and not has_model
 
-    Warns if the model has only some of the modules that the config names. Raises `ValueError` if it has
-    none, if there is neither an adapter nor a config for one, or if the adapter has settings that a
-    sampler would serve wrong.
+# %% ../../nbs/trainer/09_adapters.ipynb #99a044a0
+def base_and_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
+    """Return the name of the base and the folder, for a model that is the folder of a saved adapter; else both as given.
+
+    Raises `ValueError` if there is a `peft_config` too, or if the base can't be found.
     """
-    if isinstance(model, PeftModel):
-        for config in model.peft_config.values():
-            check_adapter(config)
-        if not any(each.requires_grad for each in model.parameters()):
-            # PEFT loads an adapter frozen, and makes it so from a saved config.
-            model.base_model.set_adapter(model.active_adapters)  # type: ignore[operator]
-        return model
-    if peft_config is None:
-        raise ValueError("GRPO trains a LoRA adapter: pass peft_config=vf.lora_defaults().")
+    if not is_adapter(model):
+        return model, peft_config
+    if peft_config is not None:
+        raise ValueError(f"{model} is an adapter with a config of its own: leave peft_config out.")
+    folder = Path(model).expanduser()
+    base = base_of(folder)
+    if not base or (Path(base).is_absolute() and not Path(base).exists()):
+        named = (
+            f"names the base model {base!r}, which is not here" if base else "names no base model"
+        )
+        raise ValueError(
+            f"The adapter in {folder} {named}: pass the base as model, and peft_config={str(folder)!r}."
+        )
+    return base, folder
+
+# %% ../../nbs/trainer/09_adapters.ipynb #4a5415e7
+def load_adapter(model: Any, folder: str | Path) -> PeftModel:
+    """Return `model` with a saved adapter; raise `ValueError` if it doesn't fit, and warn if its base has another name."""
+    folder = check_saved(Path(folder).expanduser())
+    check_adapter(PeftConfig.from_pretrained(str(folder)))
+    base, name = base_of(folder), str(getattr(model.config, "_name_or_path", ""))
+    if base and name and Path(base).name != Path(name).name:
+        warnings.warn(
+            f"The adapter in {folder} was trained on {base!r}, and goes on with {name!r}: that is right only "
+            "if both are the same model.",
+            stacklevel=3,
+        )
+    try:
+        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"The adapter in {folder} does not fit this model: {error}") from error
+
+# %% ../../nbs/trainer/09_adapters.ipynb #27400ae4
+def new_adapter(model: Any, peft_config: PeftConfig) -> PeftModel:
+    """Return `model` with a new adapter; warn of modules that it lacks, `ValueError` if it lacks all."""
     check_adapter(peft_config)
     try:
         policy: Any = get_peft_model(model, peft_config)
@@ -53,9 +86,45 @@ def with_adapter(model: Any, peft_config: PeftConfig | None) -> PeftModel:
         warnings.warn(
             f"{type(model).__name__} has no {', '.join(sorted(missing))}: the adapter is on "
             f"{', '.join(sorted(found))} only. Name its own layers in target_modules, or take 'all-linear'.",
-            stacklevel=2,
+            stacklevel=3,
         )
-    return with_adapter(policy, None)  # PEFT has completed the config
+    return policy
+
+# %% ../../nbs/trainer/09_adapters.ipynb #95665831
+def made_trainable(model: PeftModel) -> PeftModel:
+    """Return a model whose own adapter can be trained; `ValueError` for one that a sampler would serve wrong."""
+    for config in model.peft_config.values():
+        check_adapter(config)
+    if not any(each.requires_grad for each in model.parameters()):
+        # PEFT loads an adapter frozen, and makes it so from a saved config.
+        model.base_model.set_adapter(model.active_adapters)  # type: ignore[operator]
+    return model
+
+# %% ../../nbs/trainer/09_adapters.ipynb #902ba3cd
+def with_adapter(model: Any, peft_config: PeftConfig | str | Path | None) -> PeftModel:
+    """Return `model` with a new adapter, with the saved one in a folder, or with its own, ready to train.
+
+    Warns if the model has only some of the modules that the config names. Raises `ValueError` if it has
+    none, if there is neither an adapter nor a config for one, or both, or if the adapter has settings
+    that a sampler would serve wrong.
+    """
+    if isinstance(model, PeftModel):
+        if peft_config is not None:
+            raise ValueError(
+                "The model has an adapter, so peft_config would be ignored: leave it out to train on from "
+                "that adapter, or pass the base model for a new one."
+            )
+        return made_trainable(model)
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            "transformers has loaded an adapter into this model: pass the folder of the adapter as model, "
+            "or the base model with peft_config=the folder."
+        )
+    if peft_config is None:
+        raise ValueError("GRPO trains a LoRA adapter: pass peft_config=vf.lora_defaults().")
+    if isinstance(peft_config, (str, Path)):
+        return made_trainable(load_adapter(model, peft_config))
+    return made_trainable(new_adapter(model, peft_config))  # PEFT has completed the config
 
 # %% ../../nbs/trainer/09_adapters.ipynb #39e5a48f
 def turn_off_dropout(model: torch.nn.Module) -> None:
@@ -121,7 +190,7 @@ def merge_and_save(model: PeftModel, tokenizer: Any, folder: str | Path) -> Path
 
 # %% ../../nbs/trainer/09_adapters.ipynb #4d134bc0
 class MovingReference:
-    """The reference of the KL penalty: the base model at first, then an average with the policy.
+    """The reference of the KL penalty: the base model or a copy of the adapter at first, then an average with the policy.
 
     Each `move` mixes the adapter's matrices into it, the soft update of Gorbatovski et al. 2024
     (arXiv:2404.09656, eq. 5). The base model is an adapter whose second matrices are zero.
@@ -129,6 +198,11 @@ class MovingReference:
 
     def __init__(self) -> None:
         self.weights: dict[str, torch.Tensor] = {}
+
+    @torch.no_grad()
+    def begin_at(self, model: PeftModel) -> None:
+        """Make the adapter as it is now the reference."""
+        self.weights = {name: each.detach().clone() for name, each in self.matrices(model)}
 
     @torch.no_grad()
     def move(self, model: PeftModel, share: float) -> None:

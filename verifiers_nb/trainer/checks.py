@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..envs.environment import merge_sampling_args
-from ..rubrics.rubric import overrides
 from .config import GRPOConfig, check_truncation
 
 if TYPE_CHECKING:
@@ -101,7 +100,7 @@ def render(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: Any = None) -
 # %% ../../nbs/trainer/16_checks.ipynb #c3811526
 def check_rewards(env: Environment) -> None:
     """Raise `ValueError` for an environment whose rubric gives every rollout the reward 0.0."""
-    own = any(overrides(env.rubric, name) for name in ("score_rollout", "score_rollouts"))
+    own = any(env.rubric.has_own(name) for name in ("score_rollout", "score_rollouts"))
     if not own and not env.rubric.get_reward_func_names():
         raise ValueError(
             "The environment has no reward function, so there is nothing to learn: give it "

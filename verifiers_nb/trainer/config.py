@@ -63,6 +63,7 @@ CHOICES: dict[str, Collection[Any]] = {
     "loss_type": LOSSES,
     "importance_sampling_level": ("token", "sequence"),
     "importance_sampling_mode": CORRECTIONS,
+    "kl_reference": ("base", "start"),
     "keep_adapters": ("all", "none"),
 }
 
@@ -276,6 +277,9 @@ class GRPOConfig(TrainingArguments):
 
     # What a step minimises, and how much of it at a time.
     beta: float = setting(0.001, "Weight of the KL to the reference.")
+    kl_reference: str = setting(
+        "base", "base (without adapter), or start: the adapter as it begins."
+    )
     sync_ref_model: bool = setting(True, "Move the reference towards the policy regularly.")
     ref_model_mixup_alpha: float = setting(0.5, "Share of the policy in that move.")
     ref_model_sync_steps: int = setting(100, "Steps between two moves.")

@@ -119,7 +119,7 @@ BUILT_IN = {
     "regex_format": "regex_and_bleu:RegexFormatVerifier",
     "xml_format": "regex_and_bleu:XMLFormatVerifier",
     "bleu": "regex_and_bleu:BLEUVerifier",
-    "structural_tag": "structural_tag:StructuralTagVerifier",
+    "structural_tag": "regex_and_bleu:StructuralTagVerifier",
     "chained": "base:ChainedVerifier",
 }
 _registered: dict[str, type[Any]] = {}

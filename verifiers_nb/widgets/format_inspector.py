@@ -82,15 +82,6 @@ class FormatInspector(Panel):
 
     label = "Format inspector"
     css = widget_file("format_inspector.css", "survey.css")
-    presses = {
-        "show": lambda x, data: x.show(int(data["row"])),
-        "step": lambda x, data: x.step(int(data["by"])),
-        "losers": lambda x, data: x.list_bar(int(data["check"]), int(data.get("bin", -1))),
-        "all": lambda x, data: x.list_losers(),
-        "page": lambda x, data: x.change(page=max(0, int(data["page"]))),
-        "diagnose": lambda x, data: x.diagnose(),
-        "fix": lambda x, data: x.apply_fix(),
-    }
 
     def __init__(
         self, source: Any, completions: Any = None, commands: Sequence[Command] = ()
@@ -223,3 +214,31 @@ class FormatInspector(Panel):
         names, shown = self.survey.names, self.survey.rows[self.at]
         last, is_edited = int(names[-1].partition(".")[0]), self.text != inspected_text(shown)
         return fill("format_inspector.html", "step", names[self.at], last, is_edited, live)
+
+    def on_show(self, data: Mapping[str, str]) -> None:
+        """Show the text of a row."""
+        self.show(int(data["row"]))
+
+    def on_step(self, data: Mapping[str, str]) -> None:
+        """Show the text before or after."""
+        self.step(int(data["by"]))
+
+    def on_losers(self, data: Mapping[str, str]) -> None:
+        """List the texts of a bar of the survey."""
+        self.list_bar(int(data["check"]), int(data.get("bin", -1)))
+
+    def on_all(self, data: Mapping[str, str]) -> None:
+        """List all texts that lost points."""
+        self.list_losers()
+
+    def on_page(self, data: Mapping[str, str]) -> None:
+        """Turn the page of the list."""
+        self.change(page=max(0, int(data["page"])))
+
+    def on_diagnose(self, data: Mapping[str, str]) -> None:
+        """Look for the smallest repair of the text."""
+        self.diagnose()
+
+    def on_fix(self, data: Mapping[str, str]) -> None:
+        """Apply the repair to the text."""
+        self.apply_fix()

@@ -151,7 +151,7 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
         )
         raise TypeError(f"{message}. {source!r:.60} is not a format.")
     if not callable(getattr(source, "checks", None)):
-        from ..verifiers.structural_tag import StructuralTagVerifier
+        from ..verifiers.regex_and_bleu import StructuralTagVerifier
 
         try:
             source = StructuralTagVerifier(source)
@@ -189,7 +189,7 @@ FILLERS = ("…", "", "0", '""', "{}", "[]", "a")
 
 def filler(part: Any) -> str:
     """Return a text that a part of a structural tag accepts."""
-    from ..verifiers.structural_tag import as_tag
+    from ..verifiers.regex_and_bleu import as_tag
 
     tag = as_tag(part)
     fits = [text for text in FILLERS if tag.matches(text)]
@@ -358,7 +358,7 @@ def find_stop(contract: Contract, text: str) -> Check | None:
     """Return a check for where a text stops matching the format's structural tag, and what was expected there."""
     if contract.tag is None:
         return None
-    from ..verifiers.structural_tag import StructuralTagVerifier
+    from ..verifiers.regex_and_bleu import StructuralTagVerifier
 
     (check,) = StructuralTagVerifier(contract.tag, limit=MOST_GRAMMAR).checks(text)
     return None if check.score == 1 else check

@@ -326,7 +326,6 @@ class PolicySlider(Panel):
 
     label = "Policy slider"
     css = widget_file("slider.css")
-    presses = {"ask": lambda x, data: x.ask([*filter(None, [data["value"].strip()])])}
 
     def __init__(
         self, run: Any, prompts: GivenPrompts = 4, env: Environment | None = None, client: Any = None, *,
@@ -434,3 +433,7 @@ class PolicySlider(Panel):
         data = slider_data([*self.adapters], dict(zip(texts, answers, strict=True)))
         left = len(self.adapters) * len(answers) - sum(map(len, answers))
         return fill("policy_slider.html", "slider", self, left, slider_html(data, live), live)
+
+    def on_ask(self, data: Mapping[str, str]) -> None:
+        """Ask the prompt that was written."""
+        self.ask([*filter(None, [data["value"].strip()])])

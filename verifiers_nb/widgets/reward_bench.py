@@ -271,11 +271,6 @@ class RewardBench(Panel):
     css = widget_file(
         "curves.css", "training_dashboard.css", "rollout_table.css", "conversation.css"
     )
-    presses = {
-        "weigh": lambda x, data: x.weigh(data["func"], float(data["value"])),
-        "show": lambda x, data: x.show(int(data["number"])),
-        "fork": lambda x, data: x.fork(int(data["step"])),
-    }
     forked: GRPOTrainer | None = None
 
     def __init__(self, run: Any, env: Environment | None = None, *, tokenizer: Any = None) -> None:
@@ -363,3 +358,15 @@ class RewardBench(Panel):
             figures += opened_html(*self.read_rollout(at), name, effects, at, self.tokenizer)
         steps = checkpoint_steps(self.trainer.folder) if self.trainer is not None else []
         return fill("reward_bench.html", "bench", self, shortest, figures, steps, live)
+
+    def on_weigh(self, data: Mapping[str, str]) -> None:
+        """Give a reward function another weight."""
+        self.weigh(data["func"], float(data["value"]))
+
+    def on_show(self, data: Mapping[str, str]) -> None:
+        """Show a rollout."""
+        self.show(int(data["number"]))
+
+    def on_fork(self, data: Mapping[str, str]) -> None:
+        """Show how to fork the run at a step."""
+        self.fork(int(data["step"]))

@@ -141,40 +141,6 @@ class RolloutExplorer(Panel):
 
     label = "Rollout explorer"
     css = widget_file("rollout_table.css", "conversation.css", "rollout_explorer.css")
-    presses = {
-        "set": lambda x, data: x.settings.update({data["setting"]: data["value"]}),
-        "run": lambda x, data: x.run_as_set(),
-        "stop": lambda x, data: x.stop(),
-        "resume": lambda x, data: x.resume(),
-        "branch": lambda x, data: x.edited and x.branch(*x.edited),
-        "show": lambda x, data: x.show(int(data["row"]), x.pinned),
-        "extremes": lambda x, data: x.show_pair(int(data["best"]), int(data["worst"])),
-        "filter": lambda x, data: x.select(text=data["value"]),
-        "regular": lambda x, data: x.select(regular=not x.query.regular),
-        "score": lambda x, data: x.change(score=data["value"]),
-        "low": lambda x, data: x.bound_score(data["score"], low=data["value"]),
-        "high": lambda x, data: x.bound_score(data["score"], high=data["value"]),
-        "clear": lambda x, data: x.bound_score(data["score"], low="", high=""),
-        "pick": lambda x, data: x.pick(data["column"], data["picked"]),
-        "only": lambda x, data: x.select(only=data["only"]),
-        "sort": lambda x, data: x.sort(data["sort"]),
-        "step": lambda x, data: x.show_step(int(data["step"])),
-        "prompt": lambda x, data: x.step_prompt(int(data["by"])),
-        "compare": lambda x, data: x.compare(),
-        "group": lambda x, data: x.change(by_prompt=not x.by_prompt, page=0),
-        "page": lambda x, data: x.change(page=max(0, int(data["page"]))),
-        "rows": lambda x, data: x.change(rows=max(1, min(int(data["value"]), 500)), page=0),
-        "number": lambda x, data: (
-            data["value"].strip() and x.show(int(data["value"]) - 1, x.pinned)
-        ),
-        "view": lambda x, data: data["view"] in VIEWS and x.change(view_name=data["view"]),
-        "whole": lambda x, data: x.change(whole=not x.whole),
-        "copy": lambda x, data: x.copy(int(data["row"]), int(data["message"])),
-        "edit": lambda x, data: x.edit(int(data["message"])),
-        "draft": lambda x, data: x.edited and x.change(edited=(x.edited[0], data["value"])),
-        "file": lambda x, data: x.change(file_name=data["value"]),
-        "export": lambda x, data: x.export_as_named(),
-    }
     at: int | None
     pinned: int | None
 
@@ -497,3 +463,127 @@ class RolloutExplorer(Panel):
             how = self.weights, self.view_name, self.decode, self.edited, other
             drawn[number] = article_html(self.table, reading, *how)
         return drawn
+
+    def on_set(self, data: Mapping[str, str]) -> None:
+        """Keep a setting for the next run."""
+        self.settings.update({data["setting"]: data["value"]})
+
+    def on_run(self, data: Mapping[str, str]) -> None:
+        """Start a run with the settings."""
+        self.run_as_set()
+
+    def on_stop(self, data: Mapping[str, str]) -> None:
+        """Stop the run."""
+        self.stop()
+
+    def on_resume(self, data: Mapping[str, str]) -> None:
+        """Continue the stopped run."""
+        self.resume()
+
+    def on_branch(self, data: Mapping[str, str]) -> None:
+        """Let the model continue from the edited message."""
+        if self.edited:
+            self.branch(*self.edited)
+
+    def on_show(self, data: Mapping[str, str]) -> None:
+        """Show the rollout of a row."""
+        self.show(int(data["row"]), self.pinned)
+
+    def on_extremes(self, data: Mapping[str, str]) -> None:
+        """Show the best and the worst rollout of a prompt."""
+        self.show_pair(int(data["best"]), int(data["worst"]))
+
+    def on_filter(self, data: Mapping[str, str]) -> None:
+        """Show only rollouts with this text."""
+        self.select(text=data["value"])
+
+    def on_regular(self, data: Mapping[str, str]) -> None:
+        """Read the text of the filter as a regular expression, or no longer."""
+        self.select(regular=not self.query.regular)
+
+    def on_score(self, data: Mapping[str, str]) -> None:
+        """Sort and colour by this score."""
+        self.change(score=data["value"])
+
+    def on_low(self, data: Mapping[str, str]) -> None:
+        """Leave out rollouts with a lower score."""
+        self.bound_score(data["score"], low=data["value"])
+
+    def on_high(self, data: Mapping[str, str]) -> None:
+        """Leave out rollouts with a higher score."""
+        self.bound_score(data["score"], high=data["value"])
+
+    def on_clear(self, data: Mapping[str, str]) -> None:
+        """Remove the bounds of a score."""
+        self.bound_score(data["score"], low="", high="")
+
+    def on_pick(self, data: Mapping[str, str]) -> None:
+        """Show only rollouts with this value of a column."""
+        self.pick(data["column"], data["picked"])
+
+    def on_only(self, data: Mapping[str, str]) -> None:
+        """Show only failed rollouts, or all."""
+        self.select(only=data["only"])
+
+    def on_sort(self, data: Mapping[str, str]) -> None:
+        """Sort by a column."""
+        self.sort(data["sort"])
+
+    def on_step(self, data: Mapping[str, str]) -> None:
+        """Show the rollouts of a step."""
+        self.show_step(int(data["step"]))
+
+    def on_prompt(self, data: Mapping[str, str]) -> None:
+        """Show the prompt before or after."""
+        self.step_prompt(int(data["by"]))
+
+    def on_compare(self, data: Mapping[str, str]) -> None:
+        """Show two rollouts side by side, or one."""
+        self.compare()
+
+    def on_group(self, data: Mapping[str, str]) -> None:
+        """Group the rollouts by prompt, or no longer."""
+        self.change(by_prompt=not self.by_prompt, page=0)
+
+    def on_page(self, data: Mapping[str, str]) -> None:
+        """Turn the page of the table."""
+        self.change(page=max(0, int(data["page"])))
+
+    def on_rows(self, data: Mapping[str, str]) -> None:
+        """Set the number of rows of a page."""
+        self.change(rows=max(1, min(int(data["value"]), 500)), page=0)
+
+    def on_number(self, data: Mapping[str, str]) -> None:
+        """Show the rollout with this number."""
+        if data["value"].strip():
+            self.show(int(data["value"]) - 1, self.pinned)
+
+    def on_view(self, data: Mapping[str, str]) -> None:
+        """Choose how messages are shown."""
+        if data["view"] in VIEWS:
+            self.change(view_name=data["view"])
+
+    def on_whole(self, data: Mapping[str, str]) -> None:
+        """Show long messages whole, or cut."""
+        self.change(whole=not self.whole)
+
+    def on_copy(self, data: Mapping[str, str]) -> None:
+        """Copy a message for pasting."""
+        self.copy(int(data["row"]), int(data["message"]))
+
+    def on_edit(self, data: Mapping[str, str]) -> None:
+        """Edit a message."""
+        self.edit(int(data["message"]))
+
+    def on_draft(self, data: Mapping[str, str]) -> None:
+        """Keep the text that is being written."""
+        if self.edited:
+            self.change(edited=(self.edited[0], data["value"]))
+
+    def on_file(self, data: Mapping[str, str]) -> None:
+        """Keep the name of the file."""
+        self.change(file_name=data["value"])
+
+    def on_export(self, data: Mapping[str, str]) -> None:
+        """Write the rollouts that are shown to the file."""
+        self.export_as_named()

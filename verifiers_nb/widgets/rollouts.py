@@ -118,7 +118,7 @@ def nan_last(score: float, descending: bool) -> tuple[bool, float]:
     """Return a sort key for a score that puts NaN last in both directions."""
     return math.isnan(score), -score if descending else score
 
-
+# %% ../../nbs/widgets/04_rollouts.ipynb #a8323106
 def in_order(numbers: Sequence[int], values: Sequence[Any], descending: bool) -> list[int]:
     """Sort numbers by their values, which are numbers or texts; None and NaN come last."""
     known = [n for n in numbers if values[n] is not None and values[n] == values[n]]

@@ -330,24 +330,6 @@ class TrainingDashboard(Panel):
 
     label = "Training dashboard"
     css = widget_file("curves.css", "training_dashboard.css")
-    presses = {
-        **dict.fromkeys(("smooth", "look", "zoom"), lambda x, data: x.change_look(data)),
-        "choose": lambda x, data: x.choose(data["metric"]),
-        "step": lambda x, data: x.show(x.run.steps[int(data["value"])]),
-        "show": lambda x, data: x.show(int(data["step"])),
-        "latest": lambda x, data: x.show(),
-        "follow": lambda x, data: x.follow_prompt(int(data.get("at", -1))),
-        "draft": lambda x, data: x.run.drafts.update({data["name"]: data["value"]}),
-        "apply": lambda x, data: x.apply(),
-        "evaluate": lambda x, data: x.evaluate(int(data["step"])),
-        "roll_back": lambda x, data: x.roll_back(int(data["step"])),
-        "pause": lambda x, data: x.steered().pause(),
-        "pause_now": lambda x, data: x.steered().pause(hard=True),
-        "resume": lambda x, data: x.steered().resume(),
-        "stop": lambda x, data: x.steered().stop(),
-        "start": lambda x, data: x.start(go_on=False),
-        "continue": lambda x, data: x.start(go_on=True),
-    }
 
     def __init__(
         self,
@@ -535,3 +517,75 @@ class TrainingDashboard(Panel):
         self.run.is_plotted = live and self.view.is_plotted
         can_freeze = live and not self.run.is_active  # a picture has no Resume
         return dashboard_html(self.run, live) + (fill("parts.html", "foot") if can_freeze else "")
+
+    def on_smooth(self, data: Mapping[str, str]) -> None:
+        """Smooth the curves, or no longer."""
+        self.change_look(data)
+
+    def on_look(self, data: Mapping[str, str]) -> None:
+        """Choose how the curves look."""
+        self.change_look(data)
+
+    def on_zoom(self, data: Mapping[str, str]) -> None:
+        """Choose what the curves show."""
+        self.change_look(data)
+
+    def on_choose(self, data: Mapping[str, str]) -> None:
+        """Draw a metric, or no longer."""
+        self.choose(data["metric"])
+
+    def on_step(self, data: Mapping[str, str]) -> None:
+        """Show the step at a place of the slider."""
+        self.show(self.run.steps[int(data["value"])])
+
+    def on_show(self, data: Mapping[str, str]) -> None:
+        """Show a step."""
+        self.show(int(data["step"]))
+
+    def on_latest(self, data: Mapping[str, str]) -> None:
+        """Show the latest step."""
+        self.show()
+
+    def on_follow(self, data: Mapping[str, str]) -> None:
+        """Follow a prompt through the run."""
+        self.follow_prompt(int(data.get("at", -1)))
+
+    def on_draft(self, data: Mapping[str, str]) -> None:
+        """Keep a setting that is being written."""
+        self.run.drafts.update({data["name"]: data["value"]})
+
+    def on_apply(self, data: Mapping[str, str]) -> None:
+        """Apply the written settings to the run."""
+        self.apply()
+
+    def on_evaluate(self, data: Mapping[str, str]) -> None:
+        """Evaluate the policy of a step."""
+        self.evaluate(int(data["step"]))
+
+    def on_roll_back(self, data: Mapping[str, str]) -> None:
+        """Return to the checkpoint of a step."""
+        self.roll_back(int(data["step"]))
+
+    def on_pause(self, data: Mapping[str, str]) -> None:
+        """Pause at the step's edge."""
+        self.steered().pause()
+
+    def on_pause_now(self, data: Mapping[str, str]) -> None:
+        """Pause at the next generation."""
+        self.steered().pause(hard=True)
+
+    def on_resume(self, data: Mapping[str, str]) -> None:
+        """Let the paused run go on."""
+        self.steered().resume()
+
+    def on_stop(self, data: Mapping[str, str]) -> None:
+        """Stop the run."""
+        self.steered().stop()
+
+    def on_start(self, data: Mapping[str, str]) -> None:
+        """Start the run."""
+        self.start(go_on=False)
+
+    def on_continue(self, data: Mapping[str, str]) -> None:
+        """Continue the stopped run."""
+        self.start(go_on=True)

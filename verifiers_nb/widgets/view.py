@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SCRIPT', 'KEEP', 'Press', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture',
-           'live_output', 'Panel']
+__all__ = ['SCRIPT', 'KEEP', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture',
+           'live_output', 'ignore_press', 'Panel']
 
 # %% ../../nbs/widgets/01_view.ipynb #77de68da
 import gzip
 import threading
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any
@@ -108,15 +108,18 @@ def live_output(widget: ipywidgets.Widget) -> dict[str, Any]:
     return {"application/vnd.jupyter.widget-view+json": shown}
 
 # %% ../../nbs/widgets/01_view.ipynb #b3f0c7f6
-Press = Callable[[Any, Mapping[str, str]], Any]
+def ignore_press(data: Mapping[str, str]) -> None:
+    """Do nothing: the panel has no method for the press."""
 
 
 class Panel(ipywidgets.VBox):
-    """Hold controls over a drawing; a subclass defines `drawing` and `presses`, and calls `refresh`."""
+    """Hold controls over a drawing; a subclass defines `drawing`, and a method for each press.
+
+    A press of `data-act="show"` calls `on_show(data)` with the element's other attributes.
+    """
 
     label = "A widget"
     css = ""  # style beyond that of `widgets.html`
-    presses: Mapping[str, Press] = {}  # what each press does to the panel
     notice = ""  # the result of the last press
     failed = False  # whether `notice` is an error
     pressed = ""  # the name of that press
@@ -170,17 +173,22 @@ class Panel(ipywidgets.VBox):
         """Do the pressed action, show its error if it has one, and draw unless the action has."""
         self.notice, self.failed, self.pressed, draws = "", False, name, self.draws
         try:
-            if name == "freeze":
-                self.freeze_in_place()
-            elif name == "replace":
-                self.view.close()
-                self.view = self.make_view(self.view)
-            elif name in self.presses:
-                self.presses[name](self, data)
+            # A page may not call the methods that ipywidgets has under such names.
+            if not hasattr(ipywidgets.VBox, f"on_{name}"):
+                getattr(self, f"on_{name}", ignore_press)(data)
         except Exception as error:
             self.notice, self.failed, draws = str(error), True, self.draws
         if self.draws == draws:
             self.refresh()
+
+    def on_freeze(self, data: Mapping[str, str]) -> None:
+        """Replace the widget by its picture."""
+        self.freeze_in_place()
+
+    def on_replace(self, data: Mapping[str, str]) -> None:
+        """Make a new view, where the page has lost the old one."""
+        self.view.close()
+        self.view = self.make_view(self.view)
 
     def change(self, **state: Any) -> None:
         """Set attributes, and draw."""
