@@ -7,8 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['READERS', 'COMMANDS', 'data_text', 'json_object', 'whole_number', 'number', 'add_arguments', 'CommandParser', 'say',
-           'SafeFormatter', 'CommandError', 'one_line_errors', 'run_command', 'end_on_sigterm', 'Presses',
-           'strict_json', 'write_whole', 'write_metadata', 'read_metadata', 'one_row', 'conversation', 'main']
+           'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams', 'run_command', 'end_on_sigterm',
+           'Presses', 'strict_json', 'write_whole', 'write_metadata', 'read_metadata', 'one_row', 'conversation',
+           'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -163,6 +164,18 @@ def one_line_errors(needed_for: str, extra: str = "train") -> Iterator[None]:
     except (ImportError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CommandError(" ".join(str(error).split())) from error
 
+# %% ../../nbs/cli/00_command.ipynb #8c63524b
+def open_missing_streams(prog: str) -> None:
+    """Give this process a standard output and standard error if its caller has closed them (`>&-`).
+
+    Otherwise the next file that is opened would get their descriptor, and what is printed.
+    """
+    missing = [name for name in ("stdout", "stderr") if getattr(sys, name) is None]
+    for name in missing:
+        setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+    if "stdout" in missing:
+        say(f"{prog}: standard output is closed, so nothing is printed")
+
 # %% ../../nbs/cli/00_command.ipynb #fa35e192
 def run_command(prog: str, work: Callable[[], int]) -> int:
     """Return the status of a command: the result of `work`, 2 for a `CommandError` or an
@@ -170,6 +183,7 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
 
     If the reader of the output closes the pipe early, as `head` does, return 141 without a message.
     """
+    open_missing_streams(prog)
     if logging.lastResort:  # it prints the log messages of libraries
         logging.lastResort.setFormatter(SafeFormatter())
     with suppress(AttributeError):  # a notebook's output has no encoding

@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'INSTALLED_MODELS', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'UNSERVED',
            'shipped_models', 'installed_file', 'model_path', 'model_not_found', 'hub_answers', 'hub_file',
            'model_source', 'find_model', 'no_progress_bar', 'needs_extra', 'default_dtype', 'get_model',
-           'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode', 'is_given',
-           'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure', 'read_answer',
-           'check_adapter', 'check_saved', 'base_of', 'base_name', 'check_base', 'written_whole']
+           'without_cleanup', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
+           'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
+           'read_answer', 'check_adapter', 'check_saved', 'base_of', 'base_name', 'check_base', 'written_whole']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import importlib.util
@@ -210,6 +210,15 @@ def get_model(name: str | Path, **kwargs: Any) -> PreTrainedModel:
     except OSError as error:
         raise model_not_found(name, "model") from error
 
+# %% ../../nbs/inference/00_client.ipynb #a74a9846
+def without_cleanup(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
+    """Turn off a setting that transformers ignores for this tokenizer, with a warning at each load."""
+    kind = type(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)).__name__
+    forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+    if kind == "BPE" and not getattr(tokenizer, forced, True):
+        tokenizer.clean_up_tokenization_spaces = False
+    return tokenizer
+
 # %% ../../nbs/inference/00_client.ipynb #bc33ea4e
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
@@ -225,7 +234,7 @@ def get_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     # transformers would make an empty tokenizer from a folder that has only the model's config.
     path = find_model(name, "tokenizer", TOKENIZER_FILES, kwargs.get("cache_dir"))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **kwargs)
+        tokenizer = without_cleanup(AutoTokenizer.from_pretrained(path, **kwargs))
     except OSError as error:
         raise model_not_found(name, "tokenizer") from error
     if tokenizer.pad_token is None:

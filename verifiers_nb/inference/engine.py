@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO_MEMORY', 'Options', 'read_options',
-           'default_threads', 'load_network', 'context_length', 'end_tokens', 'PromptTokenizer', 'ServedModel',
-           'check_prompt', 'merge_adapter', 'adapted_weights', 'StopDetector', 'SampledSequence', 'Batch',
-           'limit_threads', 'receive', 'rows_that_fit', 'put_back', 'admit', 'recover', 'run_scheduler', 'Scheduler',
-           'sample_prompt', 'answer_text', 'make_reply', 'move_tool_calls', 'warn_of_tools', 'complete_chat',
-           'complete_text', 'EmbeddedEngine']
+__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO_MEMORY', 'TOOL_CALL', 'Options', 'read_options',
+           'default_threads', 'load_network', 'context_length', 'end_tokens', 'text_message', 'PromptTokenizer',
+           'ServedModel', 'check_prompt', 'merge_adapter', 'adapted_weights', 'StopDetector', 'SampledSequence',
+           'Batch', 'limit_threads', 'receive', 'rows_that_fit', 'put_back', 'admit', 'recover', 'run_scheduler',
+           'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'move_tool_calls', 'warn_of_tools',
+           'complete_chat', 'complete_text', 'EmbeddedEngine']
 
 # %% ../../nbs/inference/03_engine.ipynb #77de68da
 import asyncio
@@ -24,7 +24,7 @@ import threading
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, fields
@@ -56,7 +56,9 @@ from .decode import (
     requested_tag,
 )
 from .tokens import message_for_template, need_template
+from ..parsers.think import find_outside
 from ..support.memory import best_device, free_memory, release_reserve, sampling_dtype
+from ..types import content_text
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -175,6 +177,20 @@ def end_tokens(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     listed = ends if isinstance(ends, list) else [ends]
     return frozenset({*listed, getattr(tokenizer, "eos_token_id", None)} - {None})
 
+# %% ../../nbs/inference/03_engine.ipynb #ef441698
+def text_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message with its content as text; raises `ValueError` for a picture or another part."""
+    content = message.get("content")
+    if not isinstance(content, (list, tuple)):
+        return message
+    kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
+    if other := kinds - {"text", "thinking"}:
+        raise ValueError(
+            f"A message has a part of type {min(map(str, other))!r}, but the embedded engine reads text only: "
+            "serve a model that reads such parts, for example with vLLM."
+        )
+    return {**message, "content": content_text(content)}
+
 # %% ../../nbs/inference/03_engine.ipynb #1a83d6fc
 class PromptTokenizer:
     """Convert between prompts and token ids, from several threads."""
@@ -197,7 +213,7 @@ class PromptTokenizer:
         need_template(self.need_tokenizer())
         with self.lock:
             return self.need_tokenizer().apply_chat_template(
-                [message_for_template(message) for message in messages],
+                [message_for_template(dict(text_message(message))) for message in messages],
                 **({"tools": list(options.tools)} if options.tools else {}),
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,
@@ -630,19 +646,24 @@ async def make_reply(engine: Any, kind: str, prompt: list[int], options: Options
     )
 
 # %% ../../nbs/inference/03_engine.ipynb #5c1d7e21
+# A call ends at its closing tag, at the next call, or with the text.
+TOOL_CALL = re.compile("<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\\Z)", re.DOTALL)
+
+
 def move_tool_calls(choice: Reply, name: str) -> None:
     """Move the tool calls in the text of a choice to its message's `tool_calls`; `name` begins their ids.
 
-    A text with a call that can't be read stays as it is.
+    A call in the thinking is none. A text with a call that can't be read stays as it is.
     """
-    text, *parts = choice.message.content.split("<tool_call>")
-    calls: list[dict[str, Any]] = []
+    text, calls = choice.message.content, list[dict[str, Any]]()
+    found = list(find_outside(TOOL_CALL, "<tool_call>", text))
     with suppress(ValueError, LookupError, TypeError, RecursionError):
-        for part in parts:
-            call = json.loads(part.partition("</tool_call>")[0])
+        for part in found:
+            call = json.loads(part[1])
             function = {"name": str(call["name"]), "arguments": json.dumps(call["arguments"])}
             calls.append({"id": f"{name}-{len(calls)}", "type": "function", "function": function})
-        choice.message.update(content=text, tool_calls=calls or None)
+        said = text[: found[0].start()] if found else text
+        choice.message.update(content=said, tool_calls=calls or None)
         if calls and choice.finish_reason == "stop":
             choice["finish_reason"] = "tool_calls"
 

@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BY_BUS', 'LIST_GPUS', 'TOOL_CALL_PARSERS', 'HOST', 'CPU_ENV', 'OPEN', 'PREFIX', 'ERROR', 'logger', 'ENGINE_FAILED',
-           'RECOVERED_SECONDS', 'RANKS', 'vllm_module', 'vllm_missing', 'Gpu', 'visible_gpus', 'has_cpu_build',
-           'vllm_gpus', 'as_flags', 'weight_bytes', 'sizes_of_run', 'plan_memory', 'warn_of_order', 'machine_options',
-           'chat_template', 'tool_options', 'vllm_command', 'server_env', 'is_trusted_host', 'refusal', 'AccessFilter',
-           'log_lines', 'known_failures', 'last_errors', 'find_failure', 'ServerError', 'reserve_port', 'model_folder',
-           'get', 'serves', 'status_line', 'end_process', 'end_server', 'VLLMServer', 'open_log', 'launch',
-           'wait_until_ready', 'why_dead', 'revive', 'watch_server', 'start_and_watch', 'planned_cache', 'check_rank',
-           'start_vllm']
+__all__ = ['BY_BUS', 'LIST_GPUS', 'TOOL_CALL_PARSERS', 'HOST', 'CPU_ENV', 'OPEN', 'PREFIX', 'ERROR', 'logger', 'LOG_TAIL',
+           'ENGINE_FAILED', 'RECOVERED_SECONDS', 'RANKS', 'vllm_module', 'vllm_missing', 'Gpu', 'visible_gpus',
+           'has_cpu_build', 'vllm_gpus', 'as_flags', 'weight_bytes', 'sizes_of_run', 'plan_memory', 'warn_of_order',
+           'machine_options', 'chat_template', 'tool_options', 'vllm_command', 'server_env', 'is_trusted_host',
+           'refusal', 'AccessFilter', 'log_lines', 'known_failures', 'last_errors', 'find_failure', 'ServerError',
+           'reserve_port', 'model_folder', 'get', 'serves', 'status_line', 'end_process', 'end_server', 'VLLMServer',
+           'log_tail', 'open_log', 'launch', 'wait_until_ready', 'why_dead', 'revive', 'watch_server',
+           'start_and_watch', 'planned_cache', 'check_rank', 'start_vllm']
 
 # %% ../../nbs/inference/08_vllm_server.ipynb #77de68da
 import hmac
@@ -497,6 +497,17 @@ class VLLMServer(AbstractContextManager["VLLMServer"]):
         state = "serving" if self.alive else "starting" if self.waiting else "ended"
         return f"VLLMServer({self.model!r}, {self.url!r}, {state})"
 
+# %% ../../nbs/inference/08_vllm_server.ipynb #cb9c4862
+LOG_TAIL = 200_000  # bytes
+
+
+def log_tail(path: Path, start: int = 0) -> str:
+    """Return the end of a log from byte `start` on, at most `LOG_TAIL` bytes."""
+    with path.open("rb") as log:
+        size = log.seek(0, os.SEEK_END)
+        log.seek(max(start, size - LOG_TAIL))
+        return log.read(LOG_TAIL).decode(errors="replace")
+
 # %% ../../nbs/inference/08_vllm_server.ipynb #426d433d
 def open_log(server: VLLMServer) -> BinaryIO:
     """Write a server's command to its log and return the open log; raises `ServerError` if that fails."""
@@ -522,7 +533,7 @@ def launch(server: VLLMServer, progress: bool) -> None:
     with status_line(server.model, progress) as line:
         while not serves(server.port, server.api_key, server.model):
             ended = guard.poll() is not None or not server.close.alive
-            text = server.log.read_bytes()[offset:].decode(errors="replace")
+            text = log_tail(server.log, offset)
             if ended or ENGINE_FAILED in text.rpartition("\n")[0]:
                 failure = find_failure(text, guard.returncode)
                 raise ServerError("vLLM did not start", *failure, server.log)
@@ -576,7 +587,7 @@ def revive(server: VLLMServer, restarts: int, hung: bool) -> None:
     try:
         server.log.touch(mode=0o600)  # somebody may have deleted it
         # What it logged earlier, such as a refused adapter, didn't end it.
-        text = server.log.read_bytes()[server.logged[0] :][-200_000:].decode(errors="replace")
+        text = log_tail(server.log, server.logged[0])
         failure, line = find_failure(text, status)
         cause = ServerError("vLLM ended", "hung" if hung else failure, line, server.log)
         if server.restarts_left == 0:

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MANIFEST', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', 'write_manifest', 'damage', 'is_undamaged',
-           'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state', 'find_checkpoint', 'keep_metrics',
-           'has_steps', 'set_aside', 'copy_past', 'MetricsFile', 'write_advantages', 'steps_to_keep', 'KeepAdapters',
-           'RewardBar', 'replace_progress', 'peak_memory', 'set_learning_rate', 'FollowRequests', 'end_run',
-           'learnt_weights', 'put_weights', 'settings_to_store', 'ResumableTrainer']
+__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', 'write_manifest', 'file_faults',
+           'is_needed', 'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state',
+           'find_checkpoint', 'keep_metrics', 'has_steps', 'set_aside', 'copy_past', 'MetricsFile', 'write_advantages',
+           'steps_to_keep', 'KeepAdapters', 'RewardBar', 'replace_progress', 'peak_memory', 'set_learning_rate',
+           'FollowRequests', 'end_run', 'learnt_weights', 'put_weights', 'settings_to_store', 'batch_or_stop',
+           'ResumableTrainer']
 
 # %% ../../nbs/trainer/14_checkpoints.ipynb #77de68da
 import copy
@@ -85,22 +86,42 @@ def write_manifest(folder: Path) -> None:
         flush(path)
 
 # %% ../../nbs/trainer/14_checkpoints.ipynb #c3b55cf8
+def file_faults(folder: Path, contents: bool) -> Iterator[tuple[str, str]]:
+    """Yield the name and the fault of each file of a checkpoint that is not as its manifest says."""
+    manifest = folder / MANIFEST
+    known = json.loads(manifest.read_text()) if manifest.exists() else {}
+    for name, (size, digest) in known.items():
+        path = folder / name
+        if not path.exists():
+            yield name, f"{name} is missing"
+        elif (found := path.stat().st_size) != size:
+            yield name, f"{name} has {found} bytes, not {size}"
+        elif contents and file_digest(path) != digest:
+            yield name, f"{name} has another checksum than when it was written"
+
+# %% ../../nbs/trainer/14_checkpoints.ipynb #3d30735c
+NOT_NEEDED = frozenset({
+    "README.md", "chat_template.jinja", "chat_template.json", "tokenizer.json", "tokenizer_config.json",
+    "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
+})  # fmt: skip
+
+
+def is_needed(name: str) -> bool:
+    """Return whether a run that goes on from a checkpoint reads this file of it."""
+    return name not in NOT_NEEDED and not name.startswith("additional_chat_templates")
+
+# %% ../../nbs/trainer/14_checkpoints.ipynb #adc0816f
 def damage(checkpoint: str | Path, contents: bool = False) -> str | None:
-    """Return the fault of a checkpoint, or None if it is complete; `contents`: compare checksums too."""
+    """Return the fault of a checkpoint, or None if it can be used; `contents`: compare checksums too."""
     folder = Path(checkpoint)
     try:
         json.loads((folder / "trainer_state.json").read_text())["global_step"]
-        known = json.loads(file.read_text()) if (file := folder / MANIFEST).exists() else {}
-        for name, (size, digest) in known.items():
-            if (found := (folder / name).stat().st_size) != size:
-                return f"{name} has {found} bytes, not {size}"
-            if contents and file_digest(folder / name) != digest:
-                return f"{name} has another checksum than when it was written"
+        faults = dict(file_faults(folder, contents))
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"it can't be read: {error}"
-    return None
+    return next((fault for name, fault in faults.items() if is_needed(name)), None)
 
 # %% ../../nbs/trainer/14_checkpoints.ipynb #6291168f
 logger = logging.getLogger(__name__)
@@ -401,6 +422,21 @@ def settings_to_store(args: TrainingArguments) -> TrainingArguments:
             setattr(stored, name, without)
     return stored
 
+# %% ../../nbs/trainer/14_checkpoints.ipynb #7d9e02f4
+def batch_or_stop(trainer: Any, steps: Iterator[Any]) -> tuple[list[Any], None]:
+    """Return what a trainer's `next_batch` does, which may call `take_requests` first.
+
+    A stop, or Ctrl-C, ends the run with a checkpoint.
+    """
+    batches = []
+    try:
+        if next(steps, None) is not None:
+            batches = [trainer.next_batch()]
+    except (RunStopped, KeyboardInterrupt):
+        trainer.control.should_training_stop = True
+        trainer.control.should_save = trainer.state.global_step > 0
+    return batches, None
+
 # %% ../../nbs/trainer/14_checkpoints.ipynb #2d0065be
 CHANGES = "changes.json"
 
@@ -479,26 +515,6 @@ class ResumableTrainer(Trainer):
     def wait(self, timeout: float | None = None) -> TrainOutput:
         """Wait for the run that was started; raise its error if it failed, `TimeoutError` if it goes on."""
         return self.run.wait(timeout)
-
-    def get_batch_samples(
-        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
-    ) -> tuple[list[Any], None]:
-        """Return what `next_batch` does, which may call `take_requests` first.
-
-        A stop, or Ctrl-C, ends the run with a checkpoint.
-        """
-        batches = []
-        try:
-            if next(epoch_iterator, None) is not None:
-                batches = [self.next_batch()]
-        except (RunStopped, KeyboardInterrupt):
-            self.control.should_training_stop = True
-            self.control.should_save = self.state.global_step > 0
-        return batches, None
-
-    def next_batch(self) -> Any:
-        """Return the batch of the next step; a subclass makes it."""
-        raise NotImplementedError
 
     def take_requests(self) -> dict[str, float]:
         """Pause or stop if that was requested; return the requested changes of settings."""

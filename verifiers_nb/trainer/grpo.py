@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'REFERENCE', 'PROMPTS', 'check_order', 'load_policy', 'sampling_base', 'make_client', 'tell_quantized',
-           'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric', 'free_folder',
-           'own_adapter', 'same_base', 'suit_processor', 'start_reference', 'run_warm_up', 'GRPOTrainer']
+__all__ = ['logger', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base', 'make_client',
+           'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
+           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'run_warm_up', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/18_grpo.ipynb #77de68da
 import copy
@@ -43,6 +43,8 @@ from ..support.calls import is_transient
 from ..support.memory import keep_reserve
 from .adapters import (
     MovingReference,
+    base_and_adapter,
+    is_adapter,
     merge_and_save,
     save_adapter,
     turn_off_dropout,
@@ -55,6 +57,7 @@ from .checkpoints import (
     KeepAdapters,
     MetricsFile,
     ResumableTrainer,
+    batch_or_stop,
     check_whole,
     copy_past,
     end_run,
@@ -187,7 +190,7 @@ def tell_quantized(model: Any, client: Any) -> None:
     logger.warning("The base is quantised (%s). %s", model.quantization_method.value, who)
 
 # %% ../../nbs/trainer/18_grpo.ipynb #1fd1c6ae
-def check_fit(client: Any, model: Any, lora: PeftConfig | None, sleeps: bool = False) -> None:
+def check_fit(client: Any, model: Any, lora: Any, sleeps: bool = False) -> None:
     """Raise `ValueError` for a client that can't serve this model with its adapter, or can't sleep if it `sleeps`."""
     if not all(hasattr(client, name) for name in ("push", "model", "chat")):
         raise ValueError(
@@ -196,6 +199,8 @@ def check_fit(client: Any, model: Any, lora: PeftConfig | None, sleeps: bool = F
         )
     if sleeps and not hasattr(client, "sleep"):
         raise ValueError(f"vllm_sleep: a {type(client).__name__} can't sleep, a vLLM server can.")
+    if is_adapter(lora):
+        lora = PeftConfig.from_pretrained(str(Path(lora).expanduser()))
     adapter = getattr(model, "active_peft_config", lora)
     if adapter is not None and hasattr(client, "check"):
         client.check(adapter)
@@ -289,12 +294,6 @@ def suit_processor(trainer: Any) -> None:
         keep_reserve()
         use_onednn(trainer.model)
 
-
-def start_reference(trainer: Any) -> None:
-    """Make the policy as it is the reference of the KL penalty."""
-    if trainer.args.beta:
-        trainer.reference.move(trainer.model, 1.0)
-
 # %% ../../nbs/trainer/18_grpo.ipynb #a64e2c18
 def run_warm_up(
     trainer: Any, examples: Any, steps: int, learning_rate: float | None, size: int
@@ -314,19 +313,24 @@ def run_warm_up(
         return warm.train(resume_from_checkpoint=warm.has_begun)
     finally:
         trainer.first_weights = learnt_weights(trainer.model)
-        start_reference(trainer)
         trainer.weights_replaced()
 
 # %% ../../nbs/trainer/18_grpo.ipynb #d980a7ac
 REFERENCE, PROMPTS = "reference.safetensors", "prompts.json"
+KL_FROM_BASE = (
+    "Training goes on from an adapter. The KL penalty (beta=%g) is measured against the base model, without "
+    "the adapter: kl_reference='start' measures it against the adapter as it is now."
+)
 
 
 @with_known_keywords
 class GRPOTrainer(ResumableTrainer):
     """Train a LoRA adapter with GRPO on the rollouts of an environment.
 
-    `model`: a transformers model or the name of one, such as the path of a GGUF file. `processing_class`: its tokenizer, needed
-    where the model is not given by name. `client`: the sampler; by default the server that `args` name,
+    `model`: a transformers model or the name of one, such as the path of a GGUF file.
+    `processing_class`: its tokenizer, needed where the model is not given by name. `peft_config`: of the new adapter. To train on from a saved
+    adapter, pass its folder as `model` or as `peft_config`; a model that has an adapter trains on from
+    that. `client`: the sampler; by default the server that `args` name,
     or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
     run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
     checkpoints, `metrics.jsonl`, adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
@@ -343,12 +347,13 @@ class GRPOTrainer(ResumableTrainer):
         env: Environment,
         args: GRPOConfig,
         processing_class: PreTrainedTokenizerBase | None = None,
-        peft_config: PeftConfig | None = None,
+        peft_config: PeftConfig | str | Path | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         client: Any = None,
     ) -> None:
         check_order(model, env, args, processing_class)
+        model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
         if ESTIMATORS[args.advantage_estimator].by_function:
             reward_parts([], env.rubric)  # an error now, not after the first generation
@@ -363,6 +368,7 @@ class GRPOTrainer(ResumableTrainer):
         self.watch, self.reference = RewardWatch(), MovingReference()
         self.collapse, self.collapse_told = CollapseWatch(), False
         set_seed(args.seed)  # the adapter's first matrix starts at random
+        self.goes_on = isinstance(model, PeftModel) or is_adapter(peft_config)
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)
         # Rows may be expensive to make, and `evaluate` gets its own from the environment.
         eval_dataset = None if args.eval_strategy == "no" else env.eval_dataset or dataset
@@ -378,7 +384,7 @@ class GRPOTrainer(ResumableTrainer):
             turn_off_dropout(self.model)
         replace_progress(self)
 
-    def make_policy(self, model: Any, peft_config: PeftConfig | None) -> Any:
+    def make_policy(self, model: Any, peft_config: PeftConfig | str | Path | None) -> Any:
         """Return the policy: the model with an adapter."""
         return with_adapter(model, peft_config)
 
@@ -468,6 +474,12 @@ class GRPOTrainer(ResumableTrainer):
         steps = len(self.prompts) * self.args.parts * self.args.num_iterations
         return DataLoader(range(steps), batch_size=1)  # type: ignore[arg-type]
 
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], None]:
+        """Return the batch of the next step, unless the run stops."""
+        return batch_or_stop(self, epoch_iterator)
+
     def next_batch(self) -> StepBatch:
         """Return the batch of the next step, from a new generation if one is due."""
         args = self.args
@@ -519,8 +531,10 @@ class GRPOTrainer(ResumableTrainer):
         """Also forget the moved reference and the measurements."""
         super().start_afresh()
         self.watch, self.reference = RewardWatch(), MovingReference()
-        if self.cold_weights is not None:
-            start_reference(self)
+        if self.args.kl_reference == "start" or self.cold_weights is not None:
+            self.reference.begin_at(self.model)
+        elif self.goes_on and self.args.beta and self.accelerator.is_main_process:
+            logger.warning(KL_FROM_BASE, self.args.beta)
         self.prompts.restore({})
         self.step_metrics = []
 

@@ -15,7 +15,7 @@ import hashlib
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from .checkpoints import (
     METRICS,
     ResumableTrainer,
     RewardBar,
+    batch_or_stop,
     keep_metrics,
     last_checkpoint,
     read_state,
@@ -152,6 +153,12 @@ class WarmUp(ResumableTrainer):
     def get_train_dataloader(self) -> Any:
         """Return the numbers of the steps."""
         return DataLoader(range(self.args.max_steps), batch_size=1)  # type: ignore[arg-type]
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: Any
+    ) -> tuple[list[Any], None]:
+        """Return the batch of the next step, unless the run stops."""
+        return batch_or_stop(self, epoch_iterator)
 
     def next_batch(self) -> StepBatch:
         """Return the examples of the next step, after a pause if one was asked for."""
