@@ -197,5 +197,14 @@ class CallablePackage(ModuleType):
 
 import_module("verifiers_nb.environments").__class__ = CallablePackage
 
+# %% ../nbs/01_init.ipynb #b175a12d
+# What notebooks offer to those before them, which ask for it without knowing them.
+_HOOKS = {
+    "imports": "envs.verifiers:VerifiersImports",
+    "verifiers names": "bridges.later_environments:names_since",
+}
+for _kind, _place in _HOOKS.items():
+    import_module("verifiers_nb.support.hooks").register_hook(_kind, f"verifiers_nb.{_place}")
+
 # %% ../nbs/01_init.ipynb #b175a12e
 logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)

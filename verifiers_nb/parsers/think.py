@@ -114,7 +114,8 @@ class ThinkParser(Parser):
 
     def parse(self, text: Any) -> Any:
         """Apply `extract_fn` to the text after the last `</think>`, empty without one."""
-        return self.extract_fn(after_thinking(content_text(text)))
+        whole = text if isinstance(text, str) else content_text(text)
+        return self.extract_fn(after_thinking(whole))
 
     def checks(self, text: str) -> list[Check]:
         """Check the whole format: a single rule of weight 1."""

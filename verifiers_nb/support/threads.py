@@ -266,7 +266,7 @@ def cancel_before_forks() -> None:
         os.register_at_fork(before=faulthandler.cancel_dump_traceback_later)
         os.register_at_fork(before=flush_streams)
 
-
+# %% ../../nbs/support/00_threads.ipynb #e5a1a6f7
 def write_stacks_later(seconds: float) -> None:
     """Write all stacks to standard error in `seconds`, unless this is called again before."""
     cancel_before_forks()
