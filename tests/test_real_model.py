@@ -55,7 +55,9 @@ def test_special_tokens_are_those_of_the_file(loaded: tuple[Any, Any]) -> None:
 def test_vllm_gets_the_unpacked_folder(loaded: tuple[Any, Any]) -> None:
     folder = Path(model_folder(NAME))
     assert folder == Path(model_folder(vf.model_path(NAME))) == Path(loaded[0].config._name_or_path)
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {f.name for f in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        f.name for f in folder.iterdir()
+    }
 
 
 def test_it_answers_and_ends(loaded: tuple[Any, Any], engine: Any) -> None:

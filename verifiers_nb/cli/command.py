@@ -289,7 +289,7 @@ def conversation(messages: Any) -> str:
     return "\n\n".join(parts)
 
 # %% ../../nbs/cli/00_command.ipynb #56c933ac
-COMMANDS = {name: f"{name}:main" for name in "demo eval init report train tui vllm".split()}
+COMMANDS = {name: f"{name}:main" for name in "audit demo eval init report train tui vllm".split()}
 COMMANDS |= {"install": "init:install_main", "ship": "init:ship_main"}
 
 # %% ../../nbs/cli/00_command.ipynb #7c1e9d02

@@ -52,7 +52,6 @@ from .adapters import (
     with_adapter,
 )
 from .advantage import ESTIMATORS
-from .batching import check_packing
 from .checkpoints import (
     KeepAdapters,
     MetricsFile,
@@ -78,6 +77,7 @@ from .checks import (
 from .collapse import CollapseWatch
 from .config import GRPOConfig, with_known_keywords
 from .examples import example_samples
+from .logprobs import check_packing
 from .loop import train_step
 from .pipeline import (
     GenerationJob,

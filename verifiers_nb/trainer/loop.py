@@ -18,16 +18,11 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 from ..envs.environment import Environment
 from ..envs.prompts import Inputs, repeated_rows
 from ..envs.rollouts import derive_seed
-from .batching import (
-    ONE_ROW,
-    SHARED,
-    MicroBatch,
-    Sample,
-    micro_batches,
-)
+from .batching import ONE_ROW, MicroBatch, Sample, micro_batches
 from .config import GRPOConfig
 from .objective import micro_batch_loss, reference_logprobs
 from .samples import StepBatch, make_samples
+from .shared_prompts import SHARED
 from ..types import Rollout
 
 # %% ../../nbs/trainer/08_loop.ipynb #6dfd6778

@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import SaveStrategy, SchedulerType
 
-from .batching import MicroBatch, Sample, batch_logprobs
+from .batching import MicroBatch, Sample
 from .checkpoints import (
     METRICS,
     ResumableTrainer,
@@ -35,6 +35,7 @@ from .checkpoints import (
     replace_progress,
     whole_checkpoints,
 )
+from .logprobs import batch_logprobs
 from .loop import train_step
 from .samples import StepBatch
 from .sharding import on_first
