@@ -161,7 +161,7 @@ def one_line_errors(needed_for: str, extra: str = "train") -> Iterator[None]:
     try:
         with needs_extra(needed_for, extra):
             yield
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CommandError(" ".join(str(error).split())) from error
 
 # %% ../../nbs/cli/00_command.ipynb #8c63524b
