@@ -7,12 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SEVERITIES', 'MOST_ROWS', 'LABELLED', 'THOUGHT', 'SHAPES', 'Write', 'OPPOSITES', 'LONGEST_COMPARED', 'Trick',
-           'TRICKS', 'CHECKS', 'Finding', 'one_row_text', 'AuditReport', 'finding_text', 'audit_html', 'prompt_text',
-           'digest', 'answers_by_prompt', 'share', 'audit_prompts', 'audit_repetition', 'names_answer', 'audit_answers',
-           'write_fields', 'ways_to_write', 'fill_shape', 'Case', 'mean_reward', 'best_way', 'check_raises',
-           'check_gold', 'usual_spellings', 'check_spellings', 'check_ignores', 'near_miss', 'check_near_misses',
-           'check_variation', 'check_same_again', 'check_speed', 'source_words', 'trick_texts', 'check_tricks',
-           'audited_rows', 'make_case', 'as_script', 'script_turn', 'run_checks', 'joined_reports', 'audit']
+           'TRICKS', 'AUDIT_CHECKS', 'Finding', 'one_row_text', 'AuditReport', 'finding_text', 'audit_html',
+           'prompt_text', 'digest', 'answers_by_prompt', 'share', 'audit_prompts', 'audit_repetition', 'names_answer',
+           'audit_answers', 'write_fields', 'ways_to_write', 'fill_shape', 'Case', 'mean_reward', 'best_way',
+           'check_raises', 'check_gold', 'usual_spellings', 'check_spellings', 'check_ignores', 'near_miss',
+           'check_near_misses', 'check_variation', 'check_same_again', 'check_speed', 'source_words', 'trick_texts',
+           'check_tricks', 'audited_rows', 'make_case', 'as_script', 'script_turn', 'run_checks', 'joined_reports',
+           'audit']
 
 # %% ../../nbs/envs/14_audit.ipynb #d609e1fe
 import html
@@ -627,7 +628,7 @@ def check_tricks(case: Case, tricks: Mapping[str, Trick] | None = None) -> Itera
         )
 
 # %% ../../nbs/envs/14_audit.ipynb #3c3e14d7
-CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
+AUDIT_CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (
     check_gold,
     check_spellings,
     check_ignores,
@@ -699,7 +700,7 @@ def run_checks(
         )
         return
     checks: list[Callable[[Case], Iterable[Finding]]] = [
-        partial(check, tricks=tricks) if check is check_tricks else check for check in CHECKS
+        partial(check, tricks=tricks) if check is check_tricks else check for check in AUDIT_CHECKS
     ]
     for check in tqdm(checks, desc="audit", unit="check", disable=not progress):
         report.findings += check(case)

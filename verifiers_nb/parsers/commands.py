@@ -9,7 +9,8 @@ from __future__ import annotations
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
            'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'compiled_template', 'valid_template', 'Argument', 'has_type',
            'fits', 'value_fault', 'call_format', 'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList',
-           'for_shell', 'check_written', 'render', 'write_value', 'invoke', 'usage', 'argument_docs', 'command_docs']
+           'for_shell', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage', 'argument_docs',
+           'command_docs']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
 import json
@@ -249,7 +250,7 @@ def check_written(written: str, template: str) -> None:
         raise ValueError(f"The template {template!r} can't write this value as words of a shell.")
 
 # %% ../../nbs/parsers/04_commands.ipynb #ea9061b0
-def render(argument: Argument, value: Any) -> str:
+def render_argument(argument: Argument, value: Any) -> str:
     """Write a value with its argument's template; the plain one needs no Jinja."""
     if argument.argument_format == PLAIN:
         return str(value)
@@ -259,13 +260,13 @@ def render(argument: Argument, value: Any) -> str:
 def write_value(argument: Argument, value: Any, before: str, null: Any = None) -> str:
     """Write a value with its argument's template for a shell; `before` is the call before it."""
     if isinstance(value, (list, dict)):
-        written = render(argument, for_shell(value))
+        written = render_argument(argument, for_shell(value))
         check_written(written, before + argument.argument_format)
         return written
     if isinstance(value, str):
         mark = open_quote(before + argument.argument_format.partition("{{")[0])
         value = shell_word(value, mark)
-    return render(argument, null if value is None else value)
+    return render_argument(argument, null if value is None else value)
 
 # %% ../../nbs/parsers/04_commands.ipynb #f87a5815
 def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
@@ -281,7 +282,7 @@ def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str
             continue
         value = values[argument.name]
         if command.name == "bash" or command.end_name is not None:
-            words[argument.name] = render(argument, null if value is None else value)
+            words[argument.name] = render_argument(argument, null if value is None else value)
         else:
             before = call.partition(f"{{{argument.name}}}")[0]
             words[argument.name] = write_value(argument, value, before, null)

@@ -80,7 +80,7 @@ def search_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.M
         at = found.end() if found else start + len(mark)
         think = text.find(OPEN, at) if 0 <= think < at else think
 
-
+# %% ../../nbs/parsers/02_think.ipynb #b3b1d089
 def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Match[str]]:
     """Return the matches of a pattern that begin outside thinking, in time linear in the text.
 
