@@ -8,14 +8,14 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'KINDS', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'PLAIN_ONLY',
            'READ_COLUMN', 'ENDINGS', 'ResultsOrFile', 'TABLE', 'PERCENTILES', 'reply_usage', 'rollout_record',
-           'plain_value', 'to_line', 'repair', 'from_line', 'check_parts', 'check_calls', 'check_messages', 'is_number',
-           'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format', 'find_steps',
-           'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings', 'inputs_text', 'without_none',
-           'input_digest', 'input_digests', 'changed_inputs', 'restore_state', 'restore_rollout', 'what_changed',
-           'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed', 'check_unclaimed', 'move_bad_lines',
-           'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
-           'stored_outputs', 'without_failed', 'answer_endings', 'count_troubles', 'ending_lines', 'trouble_lines',
-           'results_columns', 'without_surrogates', 'results_dataset', 'results_frame', 'distribution',
+           'plain_value', 'to_line', 'repair', 'from_line', 'check_content_parts', 'check_calls', 'check_messages',
+           'is_number', 'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format',
+           'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings', 'inputs_text',
+           'without_none', 'input_digest', 'input_digests', 'changed_inputs', 'restore_state', 'restore_rollout',
+           'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed', 'check_unclaimed',
+           'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
+           'StoredOutputs', 'stored_outputs', 'without_failed', 'answer_endings', 'count_troubles', 'ending_lines',
+           'trouble_lines', 'results_columns', 'without_surrogates', 'results_dataset', 'results_frame', 'distribution',
            'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference',
            'paired_difference', 'example_keys', 'example_means']
 
@@ -143,7 +143,7 @@ def from_line(line: bytes) -> dict[str, Any]:
         raise ValueError(f"no index in {line[:80]!r}")
     return record
 
-# %% ../../nbs/envs/01_store.ipynb #e5668e74
+# %% ../../nbs/envs/01_store.ipynb #a1157ec8
 KINDS: dict[str, tuple[type, ...]] = {
     "prompt": (str, list),
     "completion": (str, list),
@@ -155,8 +155,8 @@ KINDS: dict[str, tuple[type, ...]] = {
     "error": (str, type(None)),
 }
 
-
-def check_parts(parts: Sequence[Any]) -> None:
+# %% ../../nbs/envs/01_store.ipynb #96f3107a
+def check_content_parts(parts: Sequence[Any]) -> None:
     """Raise `ValueError` if the parts of a message are neither texts nor objects."""
     for part in parts:
         if not isinstance(part, (str, dict)) or (
@@ -164,7 +164,7 @@ def check_parts(parts: Sequence[Any]) -> None:
         ):
             raise ValueError(f"it has a message with the part {part!r:.40}")
 
-
+# %% ../../nbs/envs/01_store.ipynb #1a3db66b
 def check_calls(calls: Any) -> None:
     """Raise `ValueError` if the tool calls of a message lack a function, its name or its arguments."""
     if not isinstance(calls, list) or not all(isinstance(call, (dict, str)) for call in calls):
@@ -175,7 +175,7 @@ def check_calls(calls: Any) -> None:
         if not isinstance(function, dict) or not {"name", "arguments"} <= {*function}:
             raise ValueError(f"it has a message with the tool call {call!r:.40}")
 
-
+# %% ../../nbs/envs/01_store.ipynb #e5668e74
 def check_messages(messages: Any) -> None:
     """Raise `ValueError` if messages are neither a text nor a list of messages."""
     for message in () if isinstance(messages, str) else messages:
@@ -184,11 +184,11 @@ def check_messages(messages: Any) -> None:
         if not isinstance(message.get("content"), (str, list, type(None))):
             raise ValueError(f"it has a message with the content {message['content']!r:.40}")
         if not isinstance(message.get("content"), (str, type(None))):
-            check_parts(message["content"])
+            check_content_parts(message["content"])
         if calls := message.get("tool_calls"):
             check_calls(calls)
 
-# %% ../../nbs/envs/01_store.ipynb #4b724d7a
+# %% ../../nbs/envs/01_store.ipynb #4b1ec313
 def is_number(value: Any, finite: bool) -> bool:
     """Tell if a value fits a float; `finite` leaves out NaN and infinity."""
     if type(value) not in (int, float, bool):
@@ -198,7 +198,7 @@ def is_number(value: Any, finite: bool) -> bool:
     except OverflowError:
         return False
 
-
+# %% ../../nbs/envs/01_store.ipynb #4b724d7a
 def check_record(record: Mapping[str, Any]) -> None:
     """Raise `ValueError` if a record is not a rollout: a column is missing or has the wrong type."""
     needed = (*INPUTS, "reward", "metrics", "error", "state", "turns")
