@@ -211,11 +211,11 @@ ANY_REASONING = frozenset(REASONING_FIELDS)
 
 def reasoning_fields(message: Any) -> dict[str, Any]:
     """Return the reasoning beside the content of a client's message, as the server sent it."""
-    if isinstance(message, Mapping):
+    if isinstance(message, dict):
         sent = message
     elif (extra := getattr(message, "__pydantic_extra__", None)) is not None:
         # Asking OpenAI's objects for attributes that they lack takes long.
-        sent = {**vars(message), **extra}
+        sent = message.__dict__ | extra if extra else message.__dict__
     else:
         sent = {name: getattr(message, name, None) for name in REASONING_FIELDS}
     if ANY_REASONING.isdisjoint(sent):

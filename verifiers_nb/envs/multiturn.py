@@ -90,9 +90,11 @@ def take_response(response: Any, state: State) -> Any:
     """
     if type(response) is dict:
         response = Reply(response)
-    if not getattr(response, "choices", None):  # OpenAI's client returns a web page as text
+    if not (
+        choices := getattr(response, "choices", None)
+    ):  # OpenAI's client returns a page as text
         raise ValueError(f"The response has no choices: {response!r:.200}")
-    choice: Any = response.choices[0]
+    choice: Any = choices[0]
     is_text = isinstance(state["completion"], str)
     message: Any = choice if is_text else choice.message
     if type(message) is dict:
@@ -106,7 +108,9 @@ def take_response(response: Any, state: State) -> Any:
     if is_text:
         state["responses_start_idx"].append(len(state["completion"]))
     else:
-        added = [{"role": "assistant", "content": content, **reasoning_fields(message)}]
+        added = [{"role": "assistant", "content": content}]
+        if thoughts := reasoning_fields(message):
+            added[0].update(thoughts)
         if tool_calls := getattr(message, "tool_calls", None):
             added[0]["tool_calls"] = [as_openai_call(call) for call in tool_calls]
     state["responses"].append(response)

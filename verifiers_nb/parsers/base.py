@@ -104,8 +104,6 @@ def text_with_thinking(message: ChatMessage) -> str:
     A text with thinking of its own stays as it is.
     """
     text = content_text(message.get("content"))
-    if ANY_REASONING.isdisjoint(message) and isinstance(message.get("content"), (str, type(None))):
-        return text
     thought = reasoning_text(message)
     if thought is None or text.lstrip().startswith(OPEN):
         return text
@@ -116,9 +114,15 @@ def assistant_texts(completion: Messages, thinking: bool = False) -> list[str]:
     """Return the text of each assistant message; a string is one message."""
     if isinstance(completion, str):
         return [completion]
-    if thinking:
-        return [text_with_thinking(m) for m in completion if m.get("role") == "assistant"]
-    return [content_text(m.get("content")) for m in completion if m.get("role") == "assistant"]
+    if not thinking:
+        return [content_text(m.get("content")) for m in completion if m.get("role") == "assistant"]
+    return [
+        text
+        if isinstance(text := m.get("content"), str) and ANY_REASONING.isdisjoint(m)
+        else text_with_thinking(m)
+        for m in completion
+        if m.get("role") == "assistant"
+    ]
 
 # %% ../../nbs/parsers/00_base.ipynb #43d19cc0
 ExtractFn: TypeAlias = Callable[[str], Any]
@@ -152,9 +156,13 @@ class Parser:
         """Parse a string or the last message's content; returns `None` if there is no message."""
         if isinstance(completion, str):
             return self.parse(completion)
-        if self.reads_thinking and completion:
-            return self.parse(text_with_thinking(completion[-1]))
-        return self.parse(completion[-1].get("content")) if completion else None
+        if not completion:
+            return None
+        last = completion[-1]
+        text = last.get("content")
+        if self.reads_thinking and not (isinstance(text, str) and ANY_REASONING.isdisjoint(last)):
+            text = text_with_thinking(last)
+        return self.parse(text)
 
     def checks(self, text: str) -> list[Check]:
         """List the rules of the format and how `text` meets each."""
