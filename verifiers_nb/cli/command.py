@@ -161,7 +161,7 @@ def one_line_errors(needed_for: str, extra: str = "train") -> Iterator[None]:
     try:
         with needs_extra(needed_for, extra):
             yield
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CommandError(" ".join(str(error).split())) from error
 
 # %% ../../nbs/cli/00_command.ipynb #8c63524b
@@ -312,7 +312,7 @@ def conversation(messages: Any) -> str:
     return "\n\n".join(parts)
 
 # %% ../../nbs/cli/00_command.ipynb #56c933ac
-COMMANDS = {name: f"{name}:main" for name in "demo eval init report train tui vllm".split()}
+COMMANDS = {name: f"{name}:main" for name in "audit demo eval init report train tui vllm".split()}
 COMMANDS |= {"install": "init:install_main", "ship": "init:ship_main"}
 
 # %% ../../nbs/cli/00_command.ipynb #7c1e9d02
