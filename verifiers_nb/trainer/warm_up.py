@@ -79,7 +79,7 @@ def known_digest(folder: Path) -> str | None:
     path = Path(found or "") / EXAMPLES
     return json.loads(path.read_text()) if path.exists() else None
 
-
+# %% ../../nbs/trainer/17_warm_up.ipynb #9b91c2f6
 def is_warmed(folder: Path, digest: str) -> bool:
     """Return whether a run's folder has a finished warm-up with this digest."""
     found = last_checkpoint(folder / WARM_UP)
