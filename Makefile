@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install demo lab notebooks test test-gpu test-ui export docs dist clean
+.PHONY: help install demo lab run notebooks test test-gpu test-ui export docs dist clean
 
 NEWEST_FIRST := python3 python3.14 python3.13 python3.12 python3.11 python
 IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
@@ -47,6 +47,9 @@ demo: $(STAMP) ## Train the shipped model in about a minute and watch its reward
 
 lab: $(STAMP) ## Open the same notebook in JupyterLab
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. $(QUICK_START)
+
+run: $(STAMP) ## Run a notebook and store its outputs: make run NB=nbs/parsers/03_xml.ipynb
+	@$(PY) tools/run.py $(NB)
 
 notebooks: $(STAMP) ## Check that notebooks are tidy and that modules, README and llms.txt follow from them
 	@$(PY) tools/exported.py

@@ -15,10 +15,12 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCau
 
 import verifiers_nb as vf
 from verifiers_nb.inference.tokens import TokenSequence
-from verifiers_nb.trainer.batching import SHARED, Sample, check_packing, micro_batches
+from verifiers_nb.trainer.batching import Sample, micro_batches
 from verifiers_nb.trainer.config import CHOICES
+from verifiers_nb.trainer.logprobs import check_packing
 from verifiers_nb.trainer.loss import CORRECTIONS, LOSSES, token_weights
 from verifiers_nb.trainer.objective import micro_batch_loss
+from verifiers_nb.trainer.shared_prompts import SHARED
 
 SIZES = dict(
     vocab_size=50,

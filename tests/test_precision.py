@@ -22,20 +22,16 @@ from transformers import modeling_flash_attention_utils as flash_attention
 import verifiers_nb as vf
 from verifiers_nb.inference.tokens import TokenSequence
 from verifiers_nb.trainer import batching
-from verifiers_nb.trainer.batching import (
-    SHARED,
-    Sample,
-    batch_logprobs,
-    build_micro_batch,
-    build_shared_batch,
-    check_packing,
-    enable_shared_prompts,
-    sequences_leak,
-    shared_prompt_attention,
-)
+from verifiers_nb.trainer.batching import Sample, build_micro_batch, build_shared_batch
+from verifiers_nb.trainer.logprobs import batch_logprobs, check_packing, sequences_leak
 from verifiers_nb.trainer.loop import OneProcess, train_step
 from verifiers_nb.trainer.objective import micro_batch_loss
 from verifiers_nb.trainer.samples import StepBatch
+from verifiers_nb.trainer.shared_prompts import (
+    SHARED,
+    enable_shared_prompts,
+    shared_prompt_attention,
+)
 
 MODEL = "verifiers_nb/adder-1m"
 GIB = 2**30

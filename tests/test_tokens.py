@@ -16,7 +16,8 @@ from verifiers_nb.inference.tokens import (
     process_env_results,
     rollout_turns,
 )
-from verifiers_nb.trainer.batching import Sample, batch_logprobs, micro_batches
+from verifiers_nb.trainer.batching import Sample, micro_batches
+from verifiers_nb.trainer.logprobs import batch_logprobs
 
 CHATML = """{%- if tools %}<|im_start|>system
 {% for tool in tools %}{{ tool | tojson }}

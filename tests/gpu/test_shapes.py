@@ -22,13 +22,8 @@ from verifiers_nb.inference.engine import EmbeddedEngine
 from verifiers_nb.inference.tokens import TokenSequence
 from verifiers_nb.support.memory import best_device, read_shape, step_bytes
 from verifiers_nb.trainer import batching
-from verifiers_nb.trainer.batching import (
-    Sample,
-    batch_logprobs,
-    build_micro_batch,
-    build_shared_batch,
-    check_packing,
-)
+from verifiers_nb.trainer.batching import Sample, build_micro_batch, build_shared_batch
+from verifiers_nb.trainer.logprobs import batch_logprobs, check_packing
 
 DEVICE = best_device()
 ON_GPU = DEVICE == "cuda"

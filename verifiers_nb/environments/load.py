@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
-           'plugged_environments', 'search_environment', 'verifiers_version', 'find_environment', 'named_parameters',
+__all__ = ['logger', 'CARD_COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
+           'plugged_environments', 'search_environment', 'with_import_hooks', 'find_environment', 'named_parameters',
            'unknown_argument', 'check_taken', 'warn_of_unread', 'explain_unknown', 'load_environment',
            'environment_card', 'card_cells', 'EnvironmentList', 'list_environments']
 
@@ -19,8 +19,8 @@ import logging
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -30,7 +30,7 @@ from typing import Any
 
 from ..envs.data import packaged_text
 from ..envs.environment import Environment
-from ..envs.verifiers import as_verifiers, declared_version, foreign_imports
+from ..support.hooks import registered_hooks
 
 # %% ../../nbs/environments/00_load.ipynb #980bf2f8
 @dataclass(frozen=True, slots=True)
@@ -90,16 +90,20 @@ def search_environment(name: str) -> Callable[..., Environment] | None:
     return None
 
 # %% ../../nbs/environments/00_load.ipynb #1d985454
-def verifiers_version(name: str) -> str | None:
-    """Return the version of `verifiers` that an environment is written for, if it declares one."""
+@contextmanager
+def with_import_hooks(name: str) -> Iterator[None]:
+    """Enter `importing` of each registered hook, which gets the modules that may define an environment."""
     point = plugged_environments().get(name)
-    return declared_version(name) or (declared_version(point.module) if point else None)
+    modules = [name, point.module] if point else [name]
+    with ExitStack() as stack:
+        for hook in registered_hooks("imports"):
+            stack.enter_context(hook.importing(modules))
+        yield
 
 # %% ../../nbs/environments/00_load.ipynb #1d985455
-@foreign_imports()
 def find_environment(name: str) -> Callable[..., Environment] | None:
-    """Return the `load_environment` of a name, imported as the version of `verifiers` that it declares."""
-    with as_verifiers(verifiers_version(name)):
+    """Return the `load_environment` of a name; hooks may change what its module imports."""
+    with with_import_hooks(name):
         return search_environment(name)
 
 # %% ../../nbs/environments/00_load.ipynb #af6139f4
@@ -159,7 +163,6 @@ def explain_unknown(name: str) -> str:
     return f"{hint} {missing}; known are {', '.join(known)}."
 
 # %% ../../nbs/environments/00_load.ipynb #5b1a2460
-@foreign_imports()
 def load_environment(env_id: str, **env_args: Any) -> Environment:
     """Load an environment by its name (dashes or underscores), with its own arguments.
 
@@ -170,13 +173,13 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     if not name.isidentifier():
         raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.")
     try:
-        with as_verifiers(verifiers_version(name)):
-            if load := find_environment(name):
+        with with_import_hooks(name):
+            if load := search_environment(name):
                 check_taken(load, [*env_args])
                 made: Any = load(**env_args)
                 warn_of_unread(load, made, [*env_args])
-                if hasattr(made, "is_later"):  # one for `verifiers`
-                    made.env_id, made.env_args = made.env_id or env_id, made.env_args or env_args
+                for hook in registered_hooks("imports"):
+                    hook.loaded(made, env_id, env_args)
                 return made
     except Exception as error:
         raise RuntimeError(f"Environment {env_id!r} failed to load: {error}") from error
@@ -194,7 +197,7 @@ def environment_card(name: str) -> EnvironmentCard:
     return EnvironmentCard(name.replace("_", "-"), summary, arguments, **facts)
 
 # %% ../../nbs/environments/00_load.ipynb #12c6fc06
-COLUMNS = ("environment", "what it asks", "tags", "turns", "judge", "packages", "arguments")
+CARD_COLUMNS = ("environment", "what it asks", "tags", "turns", "judge", "packages", "arguments")
 
 
 def card_cells(card: EnvironmentCard) -> tuple[str, ...]:
@@ -210,7 +213,7 @@ class EnvironmentList(list[EnvironmentCard]):
 
     def _repr_markdown_(self) -> str:
         """Write a table with a row for each environment."""
-        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(card_cells, self)]
+        rows = [CARD_COLUMNS, ("---",) * len(CARD_COLUMNS), *map(card_cells, self)]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ __all__ = ['logger', 'LOWER', 'UPPER', 'POETRY', 'INSTALLED', 'names_text', 'ver
            'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers',
            'active_finder', 'current_version', 'is_since', 'as_verifiers', 'named_versions', 'meant_version',
            'poetry_requirement', 'requirements_in', 'first_version', 'pyproject_of', 'folder_version',
-           'package_version', 'declared_version', 'foreign_imports']
+           'package_version', 'declared_version', 'foreign_imports', 'VerifiersImports']
 
 # %% ../../nbs/envs/11_verifiers.ipynb #17637797
 import importlib
@@ -34,6 +34,8 @@ from typing import Any
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
+
+from ..support.hooks import registered_hooks
 
 # %% ../../nbs/envs/11_verifiers.ipynb #fbe64584
 logger = logging.getLogger(__name__)
@@ -108,8 +110,9 @@ class Alias(ModuleType):
         if has_alias(below := f"{self.__name__}.{name}"):
             return Alias(below, self.__version__)
         ours = importlib.import_module("verifiers_nb")
-        bridge = importlib.import_module("verifiers_nb.bridges.later_environments")
-        later = bridge.names_since(self.__version__)
+        later: dict[str, Any] = {}
+        for names_since in registered_hooks("verifiers names"):
+            later |= names_since(self.__version__)
         if name not in later and (name.startswith("__") or not hasattr(ours, name)):
             raise AttributeError(explain_missing(name), name=name, obj=self)
         return later[name] if name in later else getattr(ours, name)
@@ -289,7 +292,7 @@ def folder_version(file: Path) -> str | None:
             )
     return None
 
-
+# %% ../../nbs/envs/11_verifiers.ipynb #8a3b02f1
 def package_version(module: str) -> str | None:
     """Return the version of `verifiers` that the installed package of a module asks for."""
     for package in (module, *packages_distributions().get(module, ())):
@@ -320,3 +323,21 @@ def foreign_imports() -> Iterator[None]:
             raise ImportError(explain_missing(match[1]), name="verifiers") from error
         if not_installed and loaded_verifiers():
             stack.pop_all()
+
+# %% ../../nbs/envs/11_verifiers.ipynb #82c9608f
+class VerifiersImports:
+    """The hook for environments that import `verifiers`."""
+
+    @staticmethod
+    @contextmanager
+    def importing(modules: Iterable[str]) -> Iterator[None]:
+        """Import an environment within `with`; its module may be any of `modules`."""
+        declared = (version for module in modules if (version := declared_version(module)))
+        with foreign_imports(), as_verifiers(next(declared, None)):
+            yield
+
+    @staticmethod
+    def loaded(env: Any, env_id: str, env_args: dict[str, Any]) -> None:
+        """Note the name and the arguments with which an environment was loaded."""
+        if hasattr(env, "is_later"):
+            env.env_id, env.env_args = env.env_id or env_id, env.env_args or env_args

@@ -22,7 +22,8 @@ from torch.nn import Parameter
 from torch.nn.functional import linear
 
 from ..inference.client import base_of, check_adapter, check_saved, written_whole
-from .batching import MicroBatch, batch_logprobs
+from .batching import MicroBatch
+from .logprobs import batch_logprobs
 from .objective import reference_logprobs
 
 # %% ../../nbs/trainer/09_adapters.ipynb #ef510513

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from peft import PeftModel
 
-from .batching import MicroBatch, batch_logprobs
+from .batching import MicroBatch
 from .config import GRPOConfig
+from .logprobs import batch_logprobs
 from .loss import (
     LOSSES,
     Loss,

@@ -23,12 +23,7 @@ from accelerate import Accelerator
 from accelerate.utils import broadcast, broadcast_object_list, gather_object
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from .batching import (
-    MicroBatch,
-    Sample,
-    build_micro_batch,
-    sampled_places,
-)
+from .batching import MicroBatch, Sample, build_micro_batch, sampled_places
 from .config import GRPOConfig
 from .control import RunStopped
 from .loop import OneProcess
