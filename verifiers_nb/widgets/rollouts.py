@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -42,6 +42,8 @@ from ..envs.rollouts import background_loop, with_seed
 from ..envs.store import (
     StoredColumn,
     StoredRollouts,
+    answer_endings,
+    ending_lines,
     find_steps,
     from_line,
     in_our_format,
@@ -265,6 +267,7 @@ class RolloutTable:
         self.prompts: dict[int, int] = {}
         self.parts: dict[str, None] = {}  # names, in order
         self.filled: set[str] = {"tokens"}  # the columns that have values
+        self.endings: Counter[str] = Counter()  # how answers ended that are not whole
         self.room = MOST_KEPT
         self.search = Search()
 
@@ -286,6 +289,10 @@ class RolloutTable:
     def sorts(self) -> list[str]:
         """The names by which the list can be sorted."""
         return [*SORTS, *self.columns, *self.part_keys]
+
+    def ending_lines(self) -> list[str]:
+        """Say how many answers were cut off, refusals or without content."""
+        return ending_lines({"rollouts": len(self), **self.endings})
 
     def numbers(self) -> list[str]:
         """Return the names of the columns of numbers, which can be bounded."""
@@ -326,6 +333,8 @@ class RolloutTable:
         truncated = values["finish_reason"] in CUT_OFF
         self.filled.update(name for name, value in values.items() if value is not None)
         reward, failed = as_score(known.get("reward")), bool(known.get("error"))
+        if not failed and "completion" in state:
+            self.endings.update(answer_endings(state, state["completion"]))
         scores = {name: as_score(each) for name, each in (known.get("metrics") or {}).items()}
         self.parts |= dict.fromkeys(scores)
         self.rows.append(Row(source, at, prompt, reward, failed, truncated, scores, values))
