@@ -100,3 +100,77 @@ def test_a_wrong_call_costs_one_sentence(tmp_path: Path, arguments: list[str], s
     failed = call(*arguments, cwd=tmp_path)
     assert failed.returncode == 2 and said in failed.stderr
     assert "Traceback" not in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
+
+
+def call_with(run: Path, tmp_path: Path) -> str:
+    """Call the command on a broken run, check that it ends in one sentence, and return that."""
+    failed = call(run, cwd=tmp_path)
+    assert failed.returncode == 2, failed.stderr
+    assert "Traceback" not in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
+    return failed.stderr
+
+
+SAYS = {"role": "assistant", "content": "42"}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"completion": [{**SAYS, "tool_calls": "add"}]}, "the tool_calls 'add'"),
+        (
+            {"completion": [{**SAYS, "tool_calls": [{"function": 5}]}]},
+            "the tool call {'function': 5}",
+        ),
+        ({"completion": [{**SAYS, "content": [1, 2]}]}, "the part 1"),
+        ({"metrics": [1.0]}, "its metrics is [1.0]"),
+        ({"state": None}, "its state is None"),
+        ({"state": {"reward_errors": "right"}}, "its reward_errors is 'right'"),
+        ({"answer": None}, "answer.0"),
+        ({"reward": 10**400}, "its reward is 1000"),
+    ],
+)
+def test_a_rollout_of_wrong_types_costs_one_sentence(
+    tmp_path: Path, change: dict[str, object], said: str
+) -> None:
+    run = write_run(tmp_path / "a", 1)
+    lines = (run / "results.jsonl").read_text().splitlines(keepends=True)
+    lines[0] = json.dumps({**json.loads(lines[0]), **change}) + "\n"
+    (run / "results.jsonl").write_text("".join(lines))
+    assert said in call_with(run, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["results.jsonl", "metadata.json"])
+@pytest.mark.parametrize("opening", ["[", '{"index": '])
+def test_nested_brackets_cost_one_sentence(tmp_path: Path, name: str, opening: str) -> None:
+    run = write_run(tmp_path / "a", 1)
+    (run / name).write_text(100_000 * opening + "\n")
+    assert "nested too deeply" in call_with(run, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("env_id", 5),
+        ("model", ["m"]),
+        ("num_examples", "many"),
+        ("rollouts_per_example", {}),
+        ("sampling_args", [1]),
+        ("env_args", "difficulty"),
+        ("weights", "right"),
+        ("base_url", 3),
+    ],
+)
+def test_metadata_of_wrong_types_cost_one_sentence(
+    tmp_path: Path, name: str, value: object
+) -> None:
+    run = write_run(tmp_path / "a", 1)
+    metadata = json.loads((run / "metadata.json").read_text())
+    (run / "metadata.json").write_text(json.dumps({**metadata, name: value}))
+    assert f"the {name} in" in call_with(run, tmp_path)
+
+
+def test_an_unknown_metric_leaves_a_report(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", 1)
+    text = (run / "results.jsonl").read_text()
+    (run / "results.jsonl").write_text(text.replace('"<b>right</b>": 1.0', '"<b>right</b>": NaN'))
+    assert call(run, cwd=tmp_path).returncode == 0

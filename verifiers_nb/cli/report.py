@@ -29,7 +29,8 @@ from .command import (
     CommandError,
     CommandParser,
     conversation,
-    read_metadata,
+    load_metadata,
+    one_row,
     run_command,
 )
 from ..envs.rescore import score_differences
@@ -329,11 +330,12 @@ def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
     """Return the settings of an evaluation from its metadata."""
     settings: dict[str, Any] = {"env_id": "an environment", "model": "a model"}
     settings |= {f.name: metadata[f.name] for f in fields(ReportMeta) if metadata.get(f.name)}
-    try:
-        version = installed.version(settings["env_id"])
-    except installed.PackageNotFoundError:
-        version = __version__
-    return ReportMeta(**settings, env_version=version, api_base_url=metadata.get("base_url") or "")
+    if "env_version" not in settings:
+        try:
+            settings["env_version"] = installed.version(settings["env_id"])
+        except (installed.PackageNotFoundError, ValueError):
+            settings["env_version"] = __version__
+    return ReportMeta(**{**settings, "api_base_url": metadata.get("base_url") or ""})
 
 # %% ../../nbs/cli/02_report.ipynb #1309cfe6
 def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
@@ -342,9 +344,15 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
     try:
         results = load_results(file)
     except (ValueError, KeyError) as error:
-        raise CommandError(f"the rollouts in {file} can't be read: {error}") from error
-    default = {"env_id": file.stem, "num_examples": len(results.reward)}
-    return meta_of_run(read_metadata(file.parent) or default), results
+        fault = one_row(str(error), 500)
+        raise CommandError(f"the rollouts in {file} can't be read: {fault}") from error
+    metadata = {"env_id": file.stem, "num_examples": len(results.reward)}
+    if (file.parent / "metadata.json").exists():
+        try:
+            metadata = load_metadata(file.parent)
+        except ValueError as error:
+            raise CommandError(f"{error}: correct or delete the file") from error
+    return meta_of_run(metadata), results
 
 # %% ../../nbs/cli/02_report.ipynb #caefab0c
 def report_runs(given: Any) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ENDPOINTS_PATH', 'ENVIRONMENTS', 'DEFAULT_MODEL', 'KEY_VARIABLE', 'OPENAI_URL', 'RunSettings', 'is_plain',
-           'own_folder', 'load', 'verifier_rubric', 'read_endpoints', 'address', 'EndpointChoice', 'default_endpoint',
-           'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint']
+           'own_folder', 'load', 'verifier_rubric', 'read_endpoints', 'address', 'EndpointChoice', 'is_local',
+           'default_endpoint', 'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint']
 
 # %% ../../nbs/cli/01_settings.ipynb #609bbdf2
 import importlib.util
@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .command import CommandError, one_line_errors
-from ..inference.client import SHIPPED_MODEL, SHIPPED_PREFIX
+from ..inference.client import INSTALLED_MODELS, SHIPPED_MODEL, SHIPPED_PREFIX
+from ..support.gguf import is_gguf
 
 if TYPE_CHECKING:
     from ..envs.environment import Environment
@@ -148,10 +149,16 @@ class EndpointChoice:
     key: str | None = None
     note: str = ""
 
+# %% ../../nbs/cli/01_settings.ipynb #6c0f2a9d
+def is_local(model: str) -> bool:
+    """Return whether a model runs in this process without an endpoint: one of ours, a folder or a GGUF file."""
+    ours = model.startswith(SHIPPED_PREFIX) or model in INSTALLED_MODELS
+    return ours or is_gguf(model) or Path(model).expanduser().is_dir()
+
 # %% ../../nbs/cli/01_settings.ipynb #190a37bc
 def default_endpoint(model: str | None, key: str | None, url: str | None) -> EndpointChoice:
     """Return the choice if the user names no endpoint; `url` is the server for models that are not local."""
-    if model and (model.startswith(SHIPPED_PREFIX) or Path(model).expanduser().is_dir()):
+    if model and is_local(model):
         return EndpointChoice(None, model)
     if key or url:
         return EndpointChoice(address(url or OPENAI_URL), model or DEFAULT_MODEL, key)

@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['EVALUATIONS', 'TRAININGS', 'REWARD', 'ORDERS', 'scores_line', 'checked_message', 'reasoning_block', 'shifted',
            'message_block', 'rollout_text', 'rollout_row', 'SavedRun', 'evaluation_run', 'find_runs', 'Place', 'scan',
-           'find_rollouts', 'read_rollout', 'column_of', 'by_column', 'in_order', 'search_rollouts', 'RolloutList',
-           'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'browse', 'main']
+           'find_rollouts', 'read_rollout', 'column_of', 'by_column', 'ordered_places', 'search_rollouts',
+           'RolloutList', 'format_of', 'RunScreen', 'RunsScreen', 'TerminalBrowser', 'browse', 'main']
 
 # %% ../../nbs/cli/04_tui.ipynb #77de68da
 import json
@@ -281,7 +281,7 @@ def by_column(places: Sequence[Place], column: Column, descending: bool) -> Sequ
     return [*(places[i] for i in known), *rest]
 
 # %% ../../nbs/cli/04_tui.ipynb #873b1f5c
-def in_order(places: Sequence[Place], order: str) -> Sequence[Place]:
+def ordered_places(places: Sequence[Place], order: str) -> Sequence[Place]:
     """Return places in one of `ORDERS`; rollouts without a reward come last."""
     if order == ORDERS[0]:
         return places
@@ -468,7 +468,7 @@ class RunScreen(Screen[None]):
     def show_found(self, found: Sequence[Place]) -> None:
         """Show the rollouts at these places."""
         self.found = found
-        self.query_one(RolloutList).show(in_order(found, self.sorting))
+        self.query_one(RolloutList).show(ordered_places(found, self.sorting))
 
     def on_rollout_list_moved(self) -> None:
         """Show the rollout under the cursor."""

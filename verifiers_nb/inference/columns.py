@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'answer_facts', 'answers_of', 'sampled_tokens',
-           'finish_reason', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
-           'columns_of', 'as_number', 'text_counts']
+__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'answer_facts', 'answers_of', 'token_count', 'finish_reason',
+           'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys', 'columns_of', 'as_number',
+           'text_counts']
 
 # %% ../../nbs/inference/09_columns.ipynb #dc33393e
 import math
@@ -75,7 +75,7 @@ def answers_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 Answers = Sequence[Mapping[str, Any]]
 
 
-def sampled_tokens(completion: Messages, answers: Answers) -> int | None:
+def token_count(completion: Messages, answers: Answers) -> int | None:
     """Return how many tokens were sampled, or None if nobody counted them."""
     return sum(answer.get("tokens") or 0 for answer in answers) or None
 
@@ -117,7 +117,7 @@ class Column:
 
 
 COLUMNS = (
-    Column("tokens", "Tokens", sampled_tokens, "tokens"),
+    Column("tokens", "Tokens", token_count, "tokens"),
     Column("finish_reason", "Finish reason", finish_reason),
     Column("reasoning", "Reasoning", reasoning_characters, "characters of reasoning"),
 )

@@ -55,7 +55,7 @@ from .decode import (
     mask_logits,
     requested_tag,
 )
-from .tokens import message_for_template
+from .tokens import message_for_template, need_template
 from ..parsers.think import find_outside
 from ..support.memory import best_device, free_memory, release_reserve, sampling_dtype
 from ..types import content_text
@@ -210,6 +210,7 @@ class PromptTokenizer:
         """Return the ids of messages in the chat template, up to where the answer begins or continues."""
         if not messages:
             raise ValueError("messages is empty: a chat request needs at least one message")
+        need_template(self.need_tokenizer())
         with self.lock:
             return self.need_tokenizer().apply_chat_template(
                 [message_for_template(dict(text_message(message))) for message in messages],
@@ -699,7 +700,7 @@ async def complete_text(engine: Any, *, prompt: str | Sequence[int], **request: 
 class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
     """Run a model in a thread of this process, with the interface of OpenAI's client.
 
-    `model` is a name, a folder or a transformers model. Without a `tokenizer`, prompts must be token
+    `model` is a name, a folder, a GGUF file or a transformers model. Without a `tokenizer`, prompts must be token
     ids. `threads` is the number of threads for torch, by default 1 for a tiny model on a CPU and torch's
     default otherwise. With a `seed`, requests that have none are repeatable too. `dtype` is half
     precision on a GPU by default. `kv_cache_gb` limits the memory for keys and values, in GiB, by default

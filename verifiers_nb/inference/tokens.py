@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['parse_completion_tokens', 'parse_completion_logprobs', 'process_env_results', 'turn_from_response', 'rollout_turns',
            'TokenSequence', 'merge_turns', 'token_numbers', 'sampled_logprobs_of', 'parse_chat_completion_tokens',
-           'parse_chat_completion_logprobs', 'answer_only', 'sampled_turns', 'message_for_template', 'template_ids',
-           'turn_ids', 'Columns', 'as_columns', 'process_chat_format_vllm', 'process_completion_format_vllm',
-           'cut_columns', 'process_env_results_vllm']
+           'parse_chat_completion_logprobs', 'answer_only', 'sampled_turns', 'message_for_template', 'need_template',
+           'template_ids', 'turn_ids', 'Columns', 'as_columns', 'process_chat_format_vllm',
+           'process_completion_format_vllm', 'cut_columns', 'process_env_results_vllm']
 
 # %% ../../nbs/inference/01_tokens.ipynb #77de68da
 import json
@@ -183,11 +183,22 @@ def message_for_template(message: ChatMessage) -> ChatMessage:
             function["arguments"] = json.loads(function["arguments"])
     return {**message, "tool_calls": calls}
 
+# %% ../../nbs/inference/01_tokens.ipynb #8ad04c7e
+def need_template(tokenizer: Any) -> None:
+    """Raise `ValueError` for a tokenizer without a chat template, as that of a base model may be."""
+    if getattr(tokenizer, "chat_template", "") is None:
+        raise ValueError(
+            "The tokenizer has no chat template, so it can't turn messages into tokens. Set tokenizer.chat_template "
+            "to the one of the model's family, and pass this tokenizer along with the model; or use "
+            'message_type="completion" in the environment.'
+        )
+
 # %% ../../nbs/inference/01_tokens.ipynb #ea264ef8
 def template_ids(
     processing_class: Any, messages: Sequence[ChatMessage], tools: Any, generate: bool
 ) -> list[int]:
     """Return the ids of a conversation, followed by the start of the next answer if `generate`."""
+    need_template(processing_class)
     shown = [message_for_template(message) for message in messages]
     offered = {"tools": tools} if tools else {}
     return processing_class.apply_chat_template(

@@ -46,7 +46,7 @@ from typing import Any, BinaryIO
 
 from tqdm import tqdm
 
-from .client import get_tokenizer, model_path, needs_extra
+from .client import get_tokenizer, model_source, needs_extra
 from ..support.memory import MemoryPlan, make_plan, read_shape
 from ..support.processes import start_guarded
 
@@ -173,7 +173,7 @@ def plan_memory(
             raise ValueError("there is no GPU to plan for: pass its memory in GiB, as in free=23.5")
         free, bfloat16 = gpus[0].free, bfloat16 and gpus[0].has_bfloat16
     named = isinstance(model, (str, Path))
-    config = AutoConfig.from_pretrained(model_path(model)) if named else model
+    config = AutoConfig.from_pretrained(model_source(model)) if named else model
     served = weight_bytes(getattr(config, "quantization_config", None))
     in_float32 = served == 2 and (not bfloat16 or getattr(args, "fp16", False))
     usual = dict(rank=rank, served_bytes=served, trained_bytes=4.0 if in_float32 else served)
@@ -274,7 +274,7 @@ def server_env(model: str | Path, gpus: Sequence[Gpu], env: Mapping[str, str]) -
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_COLOR": "0",
     }
-    if isinstance(model_path(model), Path):
+    if isinstance(model_source(model), Path):
         settings["HF_HUB_OFFLINE"] = "1"  # the hub isn't needed
     return {**(BY_BUS if gpus else CPU_ENV), **os.environ, **settings, **env}
 
@@ -388,8 +388,11 @@ def reserve_port(port: int | None) -> socket.socket:
 
 # %% ../../nbs/inference/08_vllm_server.ipynb #ed45cb92
 def model_folder(model: str | Path) -> str:
-    """Return the folder or name that vLLM loads; raises `ServerError` for a folder without a model."""
-    path = model_path(model)
+    """Return the folder or name that vLLM loads; raises `ServerError` for a folder without a model.
+
+    A GGUF file is unpacked, because vLLM's own loader of these files is not the trainer's.
+    """
+    path = model_source(model)
     is_path = isinstance(path, Path) or path.startswith(("/", ".", "~")) or path.count("/") > 1
     if is_path and not (Path(path).expanduser() / "config.json").is_file():
         raise ServerError(f"{str(path)!r} can't be served", "folder")

@@ -12,8 +12,8 @@ __all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'ERROR_MESSAGES', 'FE
            'ActionTurn', 'rule_checks', 'AbstractParseFunction', 'any_text', 'whole_note', 'Identity',
            'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser', 'last_block', 'unfinished',
            'fenced_format', 'ThoughtActionParser', 'EditFormat', 'prose', 'thinking_then_prose', 'command_format',
-           'hide_thinking', 'XMLThoughtActionParser', 'without_bash_block', 'cut_note', 'read_blocks', 'bash_format',
-           'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+           'hide_thinking', 'without_tag', 'XMLThoughtActionParser', 'without_bash_block', 'cut_note', 'read_blocks',
+           'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/05_actions.ipynb #df0ab944
 import re
@@ -32,9 +32,9 @@ from .commands import Command, command_docs, compiled_template, valid_template
 from .think import (
     CLOSE,
     OPEN,
-    TAG_END,
     THINKING,
     find_outside,
+    has_thinking,
     skip_thinking,
     thinking_end,
 )
@@ -303,11 +303,11 @@ FENCE = re.compile(r"^```(\S*+)(?:\s*\n|\s*\Z)", re.MULTILINE)
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
     """Return the spans of the last outermost fenced block outside thinking, with fences and without."""
     depth, outermost, found = 0, None, None
-    thinks = TAG_END in text
+    thinks = has_thinking(text)
     at = thinking_end(text) if thinks else 0
     think = text.find(OPEN, at) if thinks else -1
     for fence in FENCE.finditer(text, at):
-        if not depth:
+        if thinks and not depth:
             at, think = skip_thinking(text, at, think, fence.start())
             if fence.start() < at:
                 continue
@@ -319,7 +319,8 @@ def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
         if outermost and not depth:
             found = (outermost.start(), fence.end()), (outermost.end(), fence.start())
             at = fence.end()
-            think = text.find(OPEN, at) if 0 <= think < at else think
+            if 0 <= think < at:
+                think = text.find(OPEN, at)
     return found
 
 # %% ../../nbs/parsers/05_actions.ipynb #ca59b6a1
@@ -403,13 +404,19 @@ COMMAND_OR_THINKING = re.compile(
 
 def hide_thinking(text: str) -> str:
     """Replace the thinking outside commands by as many spaces."""
-    if TAG_END not in text:
+    if not has_thinking(text):
         return text
     end = thinking_end(text)
     hidden = COMMAND_OR_THINKING.sub(
         lambda found: " " * len(found[0]) if found[1] else found[0], text[end:]
     )
     return " " * end + hidden
+
+# %% ../../nbs/parsers/05_actions.ipynb #1959ae5b
+def without_tag(tag: str, rule: str, text: str) -> FormatError:
+    """Return the error for a text without a tag outside its thinking."""
+    where = " outside the thinking" if tag in text else ""
+    return FormatError(f"There is no {tag}{where}.", rule=rule, span=(len(text), len(text)))
 
 # %% ../../nbs/parsers/05_actions.ipynb #c3229705
 class XMLThoughtActionParser(AbstractParseFunction):
@@ -425,11 +432,10 @@ class XMLThoughtActionParser(AbstractParseFunction):
         text = response_text(response)
         shown = hide_thinking(text)
         start, end = shown.rfind(COMMAND_TAG), shown.rfind(COMMAND_END)
-        for rule, tag, at in zip(self.rules, (COMMAND_TAG, COMMAND_END), (start, end), strict=True):
-            if at < 0:
-                where = " outside the thinking" if tag in text else ""
-                message = f"There is no {tag}{where}."
-                raise FormatError(message, rule=rule, span=(len(text), len(text)))
+        if start < 0:
+            raise without_tag(COMMAND_TAG, "opening tag", text)
+        if end < 0:
+            raise without_tag(COMMAND_END, "closing tag", text)
         begin = start + len(COMMAND_TAG)
         thought = text[:start] + text[end + len(COMMAND_END) :]
         return ActionTurn(thought.strip(), text[begin:end].strip(), (begin, max(begin, end)))
@@ -455,8 +461,10 @@ def without_bash_block(text: str) -> FormatError:
 def cut_note(text: str, blocks: Sequence[re.Match[str]]) -> str:
     """Note that a block ends at a fence that opens another block, or return ""."""
     for block in blocks:
+        if not text[block.end() : block.end() + 1].strip():
+            continue  # nothing stands directly behind the fence
         word = FENCE.match(text, block.end() - len(BASH_END) + 1)
-        if word and word[1] and "`" not in word[1]:
+        if word and "`" not in word[1]:
             return (
                 f"a command is cut at {excerpt(word[0].strip())}, because the first fence ends it"
             )
@@ -471,9 +479,12 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
         raise without_bash_block(text)
     begin, end = closed[0].start(), closed[-1].end()
     action = "\n".join([block[1] for block in closed])
-    edges = [0, *(edge for block in closed for edge in block.span()), len(text)]
-    around = [text[edges[i] : edges[i + 1]] for i in range(0, len(edges), 2)]
-    turn = ActionTurn(BLOCK_MARK.join(around), action, (begin, end), cut_note(text, closed))
+    around, at = [], 0
+    for block in closed:
+        around.append(text[at : block.start()])
+        at = block.end()
+    thought = BLOCK_MARK.join([*around, text[at:]])
+    turn = ActionTurn(thought, action, (begin, end), cut_note(text, closed))
     return len(closed), turn
 
 # %% ../../nbs/parsers/05_actions.ipynb #9ab8c325

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ARGUMENT_NAME', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
+__all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
            'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'compiled_template', 'valid_template', 'Argument', 'has_type',
            'fits', 'value_fault', 'call_format', 'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList',
-           'for_shell', 'check_written', 'write_value', 'invoke', 'usage', 'argument_docs', 'command_docs']
+           'for_shell', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage', 'argument_docs',
+           'command_docs']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
 import json
@@ -41,6 +42,7 @@ def valid_template(source: str) -> str:
 
 # %% ../../nbs/parsers/04_commands.ipynb #7b52009b
 ARGUMENT_NAME = r"[a-zA-Z_][a-zA-Z0-9_-]*"
+PLAIN = "{{value}}"  # the template that writes a value as it is
 
 
 class Argument(BaseModel):
@@ -56,7 +58,7 @@ class Argument(BaseModel):
     required: bool
     items: dict[str, Any] | None = None
     enum: list[str] | None = None
-    argument_format: str = "{{value}}"
+    argument_format: str = PLAIN
 
     check_format = field_validator("argument_format")(valid_template)
 
@@ -247,18 +249,24 @@ def check_written(written: str, template: str) -> None:
     if found or (open_quote(template.partition("{{")[0]) and "'" in written):
         raise ValueError(f"The template {template!r} can't write this value as words of a shell.")
 
+# %% ../../nbs/parsers/04_commands.ipynb #ea9061b0
+def render_argument(argument: Argument, value: Any) -> str:
+    """Write a value with its argument's template; the plain one needs no Jinja."""
+    if argument.argument_format == PLAIN:
+        return str(value)
+    return compiled_template(argument.argument_format).render(value=value)
+
 # %% ../../nbs/parsers/04_commands.ipynb #cb4e5208
 def write_value(argument: Argument, value: Any, before: str, null: Any = None) -> str:
     """Write a value with its argument's template for a shell; `before` is the call before it."""
-    template = compiled_template(argument.argument_format)
     if isinstance(value, (list, dict)):
-        written = template.render(value=for_shell(value))
+        written = render_argument(argument, for_shell(value))
         check_written(written, before + argument.argument_format)
         return written
     if isinstance(value, str):
         mark = open_quote(before + argument.argument_format.partition("{{")[0])
         value = shell_word(value, mark)
-    return template.render(value=null if value is None else value)
+    return render_argument(argument, null if value is None else value)
 
 # %% ../../nbs/parsers/04_commands.ipynb #f87a5815
 def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
@@ -274,8 +282,7 @@ def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str
             continue
         value = values[argument.name]
         if command.name == "bash" or command.end_name is not None:
-            template = compiled_template(argument.argument_format)
-            words[argument.name] = template.render(value=null if value is None else value)
+            words[argument.name] = render_argument(argument, null if value is None else value)
         else:
             before = call.partition(f"{{{argument.name}}}")[0]
             words[argument.name] = write_value(argument, value, before, null)

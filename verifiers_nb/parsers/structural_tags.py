@@ -174,7 +174,7 @@ READ_OTHERWISE = frozenset(
     + ["allOf", "oneOf", "not", "if"]
 )
 
-
+# %% ../../nbs/parsers/01_structural_tags.ipynb #f0135954
 def schema_keywords(schema: Mapping[str, Any] | bool) -> set[str]:
     """Return the keywords that a schema and the schemas inside it use."""
     found: set[str] = set()
@@ -186,7 +186,7 @@ def schema_keywords(schema: Mapping[str, Any] | bool) -> set[str]:
             waiting += resource.subresources()
     return found
 
-
+# %% ../../nbs/parsers/01_structural_tags.ipynb #5f3f1bb3
 def warn_of_schemas(root: BaseModel) -> None:
     """Warn of schemas with keywords that xgrammar reads otherwise than JSON Schema."""
     for place, part in parts(root):

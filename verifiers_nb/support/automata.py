@@ -72,15 +72,18 @@ def has(chars: CharSet, code: int) -> bool:
 # %% ../../nbs/support/08_automata.ipynb #365bc62c
 def alike(sets: Collection[CharSet]) -> list[CharSet]:
     """Cut all characters into sets whose members are in the same ones of `sets`."""
-    cuts = {0, SURROGATES[0], SURROGATES[1] + 1, CODE_END}
-    for chars in sets:
+    # Bit n of `members`: whether the characters at hand are in set n. Its edges flip its bit.
+    flips = defaultdict(int, {0: 0, CODE_END: 0})
+    for place, chars in enumerate([(SURROGATES,), *sets]):
         for low, high in chars:
-            cuts |= {low, high + 1}
-    groups: dict[tuple[bool, ...], list[tuple[int, int]]] = defaultdict(list)
-    for low, following in pairwise(sorted(cuts)):
-        if not SURROGATES[0] <= low <= SURROGATES[1]:
-            groups[tuple(has(chars, low) for chars in sets)].append((low, following - 1))
-    return [char_set(each) for each in groups.values()]
+            flips[low] ^= 1 << place
+            flips[high + 1] ^= 1 << place
+    groups: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    members = 0
+    for low, following in pairwise(sorted(flips)):
+        members ^= flips[low]
+        groups[members].append((low, following - 1))
+    return [char_set(groups[each]) for each in groups if not each & 1]
 
 # %% ../../nbs/support/08_automata.ipynb #81923642
 class Unexpressible(ValueError):
@@ -91,8 +94,8 @@ class Unexpressible(ValueError):
 class Machine:
     """Decide on a text by reading it once.
 
-    `step(state, code)` returns the state after a character, or `None` if no text that goes on so is accepted. It
-    treats characters alike that are in the same ones of `sets`.
+    `step(state, code)` returns the state after a character, or `None` if no text that goes on so is
+    accepted. It treats characters alike that are in the same ones of `sets`.
     """
 
     start: Any
@@ -134,7 +137,7 @@ def one_of(texts: Collection[str]) -> Machine:
 
 # %% ../../nbs/support/08_automata.ipynb #62a21970
 def all_of(machines: Sequence[Machine]) -> Machine:
-    """Accept what all machines accept. A machine reads a character only if those before it go on."""
+    """Accept what all machines accept; each reads a character only if those before it go on."""
 
     def step(states: tuple[Any, ...], code: int) -> tuple[Any, ...] | None:
         following = []
@@ -169,7 +172,7 @@ MAX_STATES = 4000
 
 @dataclass
 class Node:
-    """A state: whether the text may end here, and the characters that lead to each following state."""
+    """A state: whether the text may end here, and the characters that lead to other states."""
 
     accepts: bool
     ways: dict[Any, CharSet]
@@ -206,7 +209,7 @@ def without_dead_ends(nodes: dict[Any, Node]) -> dict[Any, Node]:
 
 # %% ../../nbs/support/08_automata.ipynb #ef85bade
 def explore(machine: Machine) -> dict[Any, Node]:
-    """Return the states that lead to an accepted text; raises `Unexpressible` for over `MAX_STATES`."""
+    """Return the states that lead to an accepted text; `Unexpressible` if over `MAX_STATES`."""
     kinds = alike(machine.sets)
     nodes: dict[Any, Node] = {}
     waiting = [machine.start]
@@ -265,7 +268,8 @@ def set_of(op: str, argument: Any) -> CharSet | None:
 def is_met(place: str, before: bool | None, after: bool | None) -> bool:
     """Return whether a place of a pattern is here.
 
-    `before` and `after` say whether the character there is a letter or digit; `None` is the edge of the text.
+    `before` and `after` say whether the character there is a letter or digit; `None` is the edge
+    of the text.
     """
     match place:
         case "AT_BEGINNING" | "AT_BEGINNING_STRING":
@@ -286,7 +290,7 @@ MAX_NET = 20_000
 
 @dataclass
 class Net:
-    """The net of a pattern: `moves` read a character, and `jumps` read none and may have a condition."""
+    """The net of a pattern: `moves` read a character, `jumps` none and may have a condition."""
 
     moves: dict[int, tuple[CharSet, int]] = field(default_factory=dict)
     jumps: dict[int, list[tuple[str | None, int]]] = field(default_factory=dict)
@@ -481,7 +485,7 @@ def signed(is_negative: bool, size: int, bound: Decimal) -> int:
 # %% ../../nbs/support/08_automata.ipynb #61b48673
 @dataclass(frozen=True)
 class Comparison:
-    """How far a plain number has been compared with a bound: `size` is the verdict on the digits so far."""
+    """How far a plain number has been compared: `size` is the verdict on the digits so far."""
 
     is_negative: bool = False
     size: int = 0
@@ -523,7 +527,8 @@ def compared(bound: float, allowed: Collection[int]) -> Machine:
 class Scientific:
     """How far a number with an exponent has been compared: the digits, and then the exponent.
 
-    `power` compares the digits of the exponent with the bound's, of which `count` were read without leading zeros.
+    `power` compares the digits of the exponent with the bound's, of which `count` were read without
+    leading zeros.
     """
 
     is_negative: bool = False

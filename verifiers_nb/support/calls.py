@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'SAMPLING_NAMES',
-           'OTHER_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'is_transient', 'seconds_until',
+           'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'is_transient', 'seconds_until',
            'retry_after', 'with_retries', 'without_retries', 'request_arguments', 'meant_by', 'check_sampling_args',
            'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
 
@@ -145,7 +145,7 @@ SAMPLING_NAMES = frozenset(
     "spaces_between_special_tokens stop_token_ids structured_outputs thinking top_k truncate_prompt_tokens typical_p "
     "use_beam_search vllm_xargs guided_json guided_regex guided_choice guided_grammar".split()
 )
-OTHER_NAMES = {
+MEANT_NAMES = {
     "temp": "temperature",
     "max_new_tokens": "max_tokens",
     "max_length": "max_tokens",
@@ -165,7 +165,7 @@ def meant_by(name: str) -> str | None:
     close = get_close_matches(
         name.lower().replace("-", "_"), sorted(SAMPLING_NAMES), n=1, cutoff=0.8
     )
-    return OTHER_NAMES.get(name) or "".join(close)
+    return MEANT_NAMES.get(name) or "".join(close)
 
 # %% ../../nbs/support/01_calls.ipynb #231bedc6
 def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'this_thread', 'MACHINERY', 'LONG_WAIT', 'ADVICE', 'cancelled', 'must_propagate', 'as_failure', 'flush_streams',
-           'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of', 'waits_for', 'oldest_wait',
-           'cancel_before_forks', 'write_stacks_later', 'watch']
+__all__ = ['T', 'this_thread', 'MACHINERY', 'ANSWER', 'LONG_WAIT', 'ADVICE', 'cancelled', 'must_propagate', 'as_failure',
+           'flush_streams', 'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of', 'asked_source',
+           'waits_for', 'oldest_wait', 'Requests', 'cancel_before_forks', 'write_stacks_later', 'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
@@ -220,16 +220,24 @@ def stacks_of(loop: asyncio.AbstractEventLoop) -> list[list[FrameType]]:
             coroutine = coroutine.cr_await
     return stacks
 
+# %% ../../nbs/support/00_threads.ipynb #a38c34df
+def asked_source(frame: FrameType) -> Any:
+    """Return the address or engine that a call asks for an answer; `None` for any other call."""
+    if not str(frame.f_globals.get("__name__")).startswith("verifiers_nb.inference."):
+        return None
+    return frame.f_locals.get("url") or frame.f_locals.get("engine")
+
 # %% ../../nbs/support/00_threads.ipynb #7ac0d3db
 MACHINERY = {"asyncio", "selectors", "threading", "nest_asyncio", "tenacity"}
+ANSWER = "an answer from "
 
 
 def waits_for(frame: FrameType) -> str | None:
     """Describe a call to a model or to a user's function; return None for any other call."""
     module, code = str(frame.f_globals.get("__name__")), frame.f_code
     if module.startswith("verifiers_nb.inference."):
-        source = frame.f_locals.get("url") or frame.f_locals.get("engine")
-        return source and f"an answer from {getattr(source, 'model', None) or source.origin()}"
+        source = asked_source(frame)
+        return source and f"{ANSWER}{getattr(source, 'model', None) or source.origin()}"
     ours = module.startswith("verifiers_nb.") and ".environments." not in module
     if ours or module.split(".")[0] in MACHINERY:
         return None
@@ -255,6 +263,42 @@ def oldest_wait(
             waits.append((number > 0, since[frame], what + "".join(notes[:1])))
     return min(waits)[1:]
 
+# %% ../../nbs/support/00_threads.ipynb #1b57aead
+LONG_WAIT = 60.0  # seconds
+
+
+class Requests:
+    """Count the requests to models that have ended, from one look at the stacks to the next."""
+
+    def __init__(self, now: float) -> None:
+        self.began, self.longest, self.told = now, 0.0, False
+        self.pending: dict[FrameType, float] = {}
+        self.ended: list[float] = []
+
+    def note(
+        self, stacks: Iterable[Sequence[FrameType]], since: Mapping[FrameType, float], now: float
+    ) -> None:
+        """Note which requests are in the stacks, and that those no longer there have ended."""
+        outermost = [next(filter(asked_source, stack), None) for stack in stacks]
+        pending = {frame: since[frame] for frame in outermost if frame}
+        over = [began for frame, began in self.pending.items() if frame not in pending]
+        self.longest = max([self.longest, *(now - began for began in over)])
+        self.ended += [now] * len(over)
+        self.pending = pending
+
+    def say(self, what: str, seconds: float, now: float) -> str:
+        """Say what a wait is for; return "" for a slow server that answers, if that was said before."""
+        window = max(LONG_WAIT, 2 * self.longest)
+        self.ended = [end for end in self.ended if end > now - window]
+        if not what.startswith(ANSWER) or not self.ended:
+            return f"waiting {seconds:.0f} s for {what}"
+        if self.told:
+            return ""
+        self.told = True
+        source = what.removeprefix(ANSWER).partition(", for rollout")[0]
+        speed = 60 * len(self.ended) / min(window, now - self.began)
+        return f"{source} answers slowly: up to {self.longest:.0f} s a request, {speed:.1f} requests a minute"
+
 # %% ../../nbs/support/00_threads.ipynb #b90e7744
 @cache
 def cancel_before_forks() -> None:
@@ -275,29 +319,31 @@ def write_stacks_later(seconds: float) -> None:
         faulthandler.dump_traceback_later(seconds, file=sys.stderr)
 
 # %% ../../nbs/support/00_threads.ipynb #1b218fa8
-LONG_WAIT = 60.0  # seconds
 ADVICE = "watch: a reward function that holds the interpreter can be added with isolate=True"
 
 
 def watch(report: Callable[[str], None]) -> threading.Event:
     """Report once a minute what the running loop has waited a minute for; set the event to stop.
 
-    `report` is called from a thread.
+    A slow server that answers is reported once. `report` is called from a thread.
     """
     loop, over = asyncio.get_running_loop(), threading.Event()
 
     def look() -> None:
         since: dict[FrameType, float] = {}
         last_report = time.monotonic()
+        requests = Requests(last_report)
         write_stacks_later(1.5 * LONG_WAIT)
         while not over.wait(LONG_WAIT / 6):
             write_stacks_later(1.5 * LONG_WAIT)
             stacks, now = stacks_of(loop), time.monotonic()
             since = {frame: since.get(frame, now) for stack in stacks for frame in stack}
+            requests.note(stacks, since, now)
             began, what = oldest_wait(stacks, since, now - LONG_WAIT)
             if what and now - last_report >= LONG_WAIT:
                 last_report = now
-                report(f"waiting {now - began:.0f} s for {what}")
+                if said := requests.say(what, now - began, now):
+                    report(said)
         faulthandler.cancel_dump_traceback_later()
 
     look.__code__ = look.__code__.replace(co_name=ADVICE)

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'CHANGES', 'file_digest', 'flush', 'write_manifest', 'file_faults',
-           'is_needed', 'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state',
-           'find_checkpoint', 'keep_metrics', 'set_aside', 'copy_past', 'MetricsFile', 'write_advantages',
-           'steps_to_keep', 'KeepAdapters', 'RewardBar', 'replace_progress', 'peak_memory', 'set_learning_rate',
-           'FollowRequests', 'end_run', 'learnt_weights', 'put_weights', 'settings_to_store', 'ResumableTrainer']
+__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'EMPTY_EPOCH', 'CHANGES', 'file_digest', 'flush', 'write_manifest',
+           'file_faults', 'is_needed', 'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole',
+           'read_state', 'find_checkpoint', 'keep_metrics', 'has_steps', 'set_aside', 'copy_past', 'MetricsFile',
+           'write_advantages', 'steps_to_keep', 'KeepAdapters', 'RewardBar', 'replace_progress', 'peak_memory',
+           'set_learning_rate', 'FollowRequests', 'end_run', 'learnt_weights', 'put_weights', 'settings_to_store',
+           'batch_or_stop', 'without_empty_epoch', 'stop_note', 'ResumableTrainer']
 
 # %% ../../nbs/trainer/14_checkpoints.ipynb #77de68da
 import copy
@@ -23,7 +24,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -51,7 +52,7 @@ from ..envs.store import (
 from ..inference.client import written_whole
 from ..support.calls import without_secrets
 from ..support.memory import best_device
-from .control import InterruptGuard, RunControl
+from .control import InterruptGuard, RunControl, RunStopped
 from .sharding import on_first
 
 with suppress(ImportError):  # on Windows, which counts its memory otherwise
@@ -195,6 +196,17 @@ def keep_metrics(output_dir: str | Path, until: int) -> None:
                     if json.loads(line)["step"] <= until and "train_runtime" not in line:
                         out.write(f"{line}\n".encode())
 
+# %% ../../nbs/trainer/14_checkpoints.ipynb #5d20b8f3
+def has_steps(metrics: Path) -> bool:
+    """Return whether a file has metrics of a step from 1 on; those of a warm-up are of earlier ones."""
+    if not metrics.exists():
+        return False
+    for line in metrics.read_text().splitlines():
+        with suppress(ValueError, KeyError, TypeError):
+            if json.loads(line)["step"] > 0:
+                return True
+    return False
+
 # %% ../../nbs/trainer/14_checkpoints.ipynb #96ee00bc
 def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
     """Move what a run did after a step to `previous-<n>`; return that folder, or None if there was nothing to move."""
@@ -203,7 +215,7 @@ def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
     found = [each for pattern in patterns for each in find_steps(output_dir, pattern).items()]
     old = [path for step, path in found if step > after or not after]
     metrics = output_dir / METRICS
-    if not old and (after or not metrics.exists()):
+    if not old and (after or not has_steps(metrics)):
         return None
     aside = output_dir / f"previous-{1 + max(find_steps(output_dir, 'previous-*'), default=0)}"
     for path in old:
@@ -312,10 +324,12 @@ class KeepAdapters(TrainerCallback):
 class RewardBar(TrainerCallback):
     """Show a progress bar over the steps with the latest reward and completion length."""
 
+    name = "GRPO"
+
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         hidden = not state.is_local_process_zero or current_thread() is not main_thread()
         done, steps = state.global_step, state.max_steps
-        self.bar = tqdm(initial=done, total=steps, unit="step", desc="GRPO", disable=hidden)
+        self.bar = tqdm(initial=done, total=steps, unit="step", desc=self.name, disable=hidden)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         if logs and "reward" in logs:
@@ -408,6 +422,46 @@ def settings_to_store(args: TrainingArguments) -> TrainingArguments:
             setattr(stored, name, without)
     return stored
 
+# %% ../../nbs/trainer/14_checkpoints.ipynb #7d9e02f4
+def batch_or_stop(trainer: Any, steps: Iterator[Any]) -> tuple[list[Any], None]:
+    """Return what a trainer's `next_batch` does, which may call `take_requests` first.
+
+    A stop, or Ctrl-C, ends the run with a checkpoint.
+    """
+    batches = []
+    try:
+        if next(steps, None) is not None:
+            batches = [trainer.next_batch()]
+    except (RunStopped, KeyboardInterrupt):
+        trainer.control.should_training_stop = True
+        trainer.control.should_save = trainer.state.global_step > 0
+    return batches, None
+
+# %% ../../nbs/trainer/14_checkpoints.ipynb #da488d63
+EMPTY_EPOCH = "There seems not to be a single sample"
+
+
+@contextmanager
+def without_empty_epoch() -> Iterator[None]:
+    """Drop transformers' warning that an epoch has no sample."""
+    source = logging.getLogger("transformers.trainer")
+
+    def keeps(record: logging.LogRecord) -> bool:
+        return EMPTY_EPOCH not in record.getMessage()
+
+    source.addFilter(keeps)
+    try:
+        yield
+    finally:
+        source.removeFilter(keeps)
+
+
+def stop_note(step: int) -> str:
+    """Return what is saved of a run that was stopped after a step."""
+    if not step:
+        return "stopped before the end of the first step: nothing is saved"
+    return f"stopped; the checkpoint of step {step} is complete"
+
 # %% ../../nbs/trainer/14_checkpoints.ipynb #2d0065be
 CHANGES = "changes.json"
 
@@ -459,9 +513,10 @@ class ResumableTrainer(Trainer):
                 self.start_afresh()
             self.weights_replaced()
             stack.callback(setattr, self, "is_in_train", False)  # even after an error
+            stack.enter_context(without_empty_epoch())
             result = super().train(start, *args, **kwargs)
             if self.guard.requested:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt(stop_note(self.state.global_step))
         return result
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> RunControl:
@@ -486,6 +541,12 @@ class ResumableTrainer(Trainer):
     def wait(self, timeout: float | None = None) -> TrainOutput:
         """Wait for the run that was started; raise its error if it failed, `TimeoutError` if it goes on."""
         return self.run.wait(timeout)
+
+    def take_requests(self) -> dict[str, float]:
+        """Pause or stop if that was requested; return the requested changes of settings."""
+        with self.guard.open():
+            self.run.hold()
+        return self.run.take_changes()
 
     def apply_changes(self, changes: dict[str, float]) -> None:
         """Change settings between two steps."""

