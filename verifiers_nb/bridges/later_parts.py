@@ -183,7 +183,7 @@ def key_of(node: ast.AST) -> Any:
         return getattr(node.args[0], "value", None)  # type: ignore[attr-defined]
     return None
 
-
+# %% ../../nbs/bridges/01_later_parts.ipynb #aa1c1cb4
 def state_keys(kind: type) -> set[str]:
     """Return the keys that the source of a class reads and sets; none if the source is unknown."""
     try:
@@ -278,7 +278,7 @@ def put_aside(state: State) -> State:
     kept.scored_error, kept["error"] = kept["error"], None
     return kept
 
-
+# %% ../../nbs/bridges/01_later_parts.ipynb #c55c3692
 @contextmanager
 def with_scored_errors(states: Sequence[State]) -> Iterator[None]:
     """Put scored errors back into their states within `with`."""
@@ -587,7 +587,7 @@ def awaitable(count: Callable[..., Any]) -> Callable[[Messages], AwaitableFloat]
 
     return counted
 
-
+# %% ../../nbs/bridges/01_later_parts.ipynb #6b74dfe5
 class LaterToolRubric(ToolRubric, LaterRubric):
     """Count tool calls; the counts can be awaited."""
 
