@@ -198,20 +198,18 @@ def renames() -> Any:
     return Renames(dataset=SUMS, system_prompt="Add.", rubric=vf.Rubric([length]))
 
 
-class Paid(vf.ToolRubric):
-    """Pay for the calls that the base class counts."""
-
-    def __init__(self, tools: Any) -> None:
-        super().__init__(tools=tools)
-        self.add_reward_func(self.paid)
-
-    async def paid(self, completion: Any) -> float:
-        of_one = await self.get_tool_call_count_func("add")(completion)
-        return 0.5 * of_one + await self.total_tool_calls(completion)
-
-
 def paid() -> Any:
-    """Return an environment that pays for calls."""
+    """Return an environment that pays for the calls that the base class counts."""
+
+    class Paid(vf.ToolRubric):  # in here, because versions without it read this file, too
+        def __init__(self, tools: Any) -> None:
+            super().__init__(tools=tools)
+            self.add_reward_func(self.paid)
+
+        async def paid(self, completion: Any) -> float:
+            of_one = await self.get_tool_call_count_func("add")(completion)
+            return 0.5 * of_one + await self.total_tool_calls(completion)
+
     given = [add, shout]
     return vf.ToolEnv(tools=given, dataset=SUMS, max_turns=4, rubric=Paid(given))
 

@@ -11,10 +11,10 @@ __all__ = ['MESSAGES', 'PARTS', 'cleanup', 'teardown', 'LATER_HOOKS', 'LATER_FIR
            'call_hooks', 'first_argument', 'key_of', 'state_keys', 'later_signs', 'is_written_later', 'RolloutError',
            'note_end', 'check_not_empty', 'LaterState', 'put_aside', 'with_scored_errors', 'messages_so_far',
            'later_state', 'note_completion', 'turn_of', 'judge_later_presence', 'judge_later_spacing', 'later_rules',
-           'LaterXMLParser', 'content_of_box', 'first_boxed_answer', 'last_boxed_answer', 'boxed_reader',
-           'first_hash_answer', 'MaybeThinkParser', 'LaterBoxedParser', 'last_answer', 'read_as_later', 'score_states',
-           'with_seen_prompt', 'last_scores', 'LaterRubric', 'AwaitableFloat', 'awaitable', 'LaterToolRubric',
-           'LaterMathRubric']
+           'parsed_spans', 'LaterXMLParser', 'content_of_box', 'first_boxed_answer', 'last_boxed_answer',
+           'boxed_reader', 'first_hash_answer', 'MaybeThinkParser', 'LaterBoxedParser', 'last_answer', 'read_as_later',
+           'score_states', 'with_seen_prompt', 'last_scores', 'LaterRubric', 'AwaitableFloat', 'awaitable',
+           'LaterToolRubric', 'LaterMathRubric']
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #0ad8f1c6
 import ast
@@ -339,9 +339,11 @@ def turn_of(prompt: Any, added: Any, response: Any, trajectory_id: str) -> dict[
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #0b628c3f
 def judge_later_presence(
-    judge: Judge, field: Sequence[Tag], text: str, spans: FieldSpans
+    judge: Judge, at: int, field: Sequence[Tag], text: str, spans: FieldSpans
 ) -> Verdict:
-    """Judge the presence of a field; beside a complete field, one of its tags is enough."""
+    """Judge the presence of field number `at`; beside a complete field, one of its tags is enough."""
+    if spans[at] == (0, len(text)):  # no content between tags is that long: see `parsed_spans`
+        return 1.0, ((0, len(text)), f"parse finds {field[0][1]} in its own way")
     score, note = judge(text, spans)
     tagged = any(spans) and any(tag[1] in text or tag[2] in text for tag in field)
     return max(score, float(tagged)), note
@@ -355,10 +357,19 @@ def judge_later_spacing(judge: Judge, text: str, spans: FieldSpans) -> Verdict:
 def later_rules(rules: Sequence[Rule], fields: FieldTags) -> list[Rule]:
     """Return the rules of `XMLParser` as `verifiers` judges them."""
     judges: dict[str, Judge] = {}
-    for rule, field in zip(presence_rules(fields), fields, strict=True):
-        judges[rule.name] = partial(judge_later_presence, rule.judge, field)
+    for at, rule in enumerate(presence_rules(fields)):
+        judges[rule.name] = partial(judge_later_presence, rule.judge, at, fields[at])
     judges["spacing"] = partial(judge_later_spacing, judge_spacing)
     return [rule._replace(judge=judges.get(rule.name, rule.judge)) for rule in rules]
+
+# %% ../../nbs/bridges/01_later_parts.ipynb #5c1e07a2
+def parsed_spans(
+    parsed: Any, names: Sequence[Sequence[str]], text: str, spans: FieldSpans
+) -> FieldSpans:
+    """Return spans of the fields that a parser found; one that has no span gets the whole text."""
+    found = [any(getattr(parsed, n, None) is not None for n in field) for field in names]
+    whole = (0, len(text))
+    return [(span or whole) if there else None for there, span in zip(found, spans, strict=True)]
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #fd3a9137
 class LaterXMLParser(XMLParser):
@@ -394,6 +405,12 @@ class LaterXMLParser(XMLParser):
     def make_rules(self) -> list[Rule]:
         """List the rules of `XMLParser`, which judge presence and spacing in another way."""
         return later_rules(super().make_rules(), self._field_tags)
+
+    def find_spans(self, text: str) -> FieldSpans:
+        """Return the span of each field; a subclass with its own `parse` decides which are there."""
+        spans = super().find_spans(text)
+        own = overrides(self, "parse", LaterXMLParser)
+        return parsed_spans(self.parse(text), self._names, text, spans) if own else spans
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #666d4e0f
 def content_of_box(text: str, start: int) -> str:
