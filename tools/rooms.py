@@ -49,7 +49,8 @@ CORE = (
     *("rubrics.rubric", "rubrics.group"),
     *("inference.client", "inference.tokens"),
     *("envs.prompts", "envs.rollouts", "envs.environment", "envs.multiturn"),
-    *("trainer.advantage", "trainer.loss", "trainer.config", "trainer.batching"),
+    *("trainer.advantage", "trainer.loss", "trainer.config"),
+    *("trainer.shared_prompts", "trainer.batching", "trainer.logprobs"),
     *("trainer.objective", "trainer.samples", "trainer.loop"),
 )
 CORE_TITLE = "The core"

@@ -455,7 +455,7 @@ def without_empty_epoch() -> Iterator[None]:
     finally:
         source.removeFilter(keeps)
 
-
+# %% ../../nbs/trainer/14_checkpoints.ipynb #32e54aaf
 def stop_note(step: int) -> str:
     """Return what is saved of a run that was stopped after a step."""
     if not step:
