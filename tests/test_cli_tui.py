@@ -19,7 +19,7 @@ from verifiers_nb.cli.tui import (
     RolloutList,
     TerminalBrowser,
     find_rollouts,
-    in_order,
+    ordered_places,
     read_rollout,
     search_rollouts,
 )
@@ -62,7 +62,7 @@ def test_finding_rollouts_is_quick_and_right(large: Path) -> None:
     began = time.process_time()
     places = find_rollouts([large / "results.jsonl"])
     assert time.process_time() - began < 1.0  # measured: 0.3 s
-    best, *_, worst = in_order(places, ORDERS[1])
+    best, *_, worst = ordered_places(places, ORDERS[1])
     assert read_rollout(worst)["reward"] == 0.0
     assert read_rollout(best)["reward"] == (COUNT - 1) / COUNT
     (found,) = search_rollouts(places, "QUESTION 99999")

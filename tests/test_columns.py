@@ -25,7 +25,7 @@ USE = """
 import sys
 import verifiers_nb as vf
 from verifiers_nb.cli.report import meta_of_run, report_html
-from verifiers_nb.cli.tui import ORDERS, find_rollouts, in_order, read_rollout, scores_line
+from verifiers_nb.cli.tui import ORDERS, find_rollouts, ordered_places, read_rollout, scores_line
 from verifiers_nb.widgets.rollout_explorer import RolloutExplorer
 
 path = sys.argv[1]
@@ -35,7 +35,7 @@ assert "Letters" in report_html(meta_of_run({}), results)
 
 places = find_rollouts([__import__("pathlib").Path(path)])
 assert "letters, descending" in ORDERS
-found = in_order(places, "letters, descending")
+found = ordered_places(places, "letters, descending")
 assert [read_rollout(place)["index"] for place in found] == [0, 2, 1]
 assert "letters 3" in scores_line(read_rollout(places[0])).plain
 
