@@ -94,7 +94,7 @@ wanted = {
         lambda: vf.get_tokenizer("verifiers_nb/adder-1m"),
         lambda: vf.serve("verifiers_nb/adder-1m"),
         lambda: vf.plan_memory("verifiers_nb/adder-1m", free=15),
-        lambda: vf.get_verifier("structural_tag"),
+        lambda: vf.get_verifier("structural_tag")(parser),
     ],
     "envs": [
         lambda: vf.TextArenaEnv(),
