@@ -197,7 +197,9 @@ def stage(nbs: Path, folder: Path, api: bool = True) -> None:
         pages += stage_api(rooms, folder)
     for name in MORE:
         if (nbs.parent / name).exists():
-            shutil.copy(nbs.parent / name, folder)
+            text = (nbs.parent / name).read_text(encoding="utf-8")
+            # On the site the notebooks lie beside this page.
+            (folder / name).write_text(text.replace("](nbs/", "]("), encoding="utf-8")
             pages.append(f"/{Path(name).stem}")
     if (nbs / "images").exists():
         shutil.copytree(nbs / "images", folder / "images")
