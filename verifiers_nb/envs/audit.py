@@ -562,10 +562,8 @@ def source_words(env: Environment) -> str:
 # %% ../../nbs/envs/14_audit.ipynb #8cfd1683
 def trick_texts(case: Case, trick: Trick, at: int, keywords: str) -> list[str]:
     """Return the texts of a trick for a row."""
-    row, others = (
-        case.rows[at],
-        [str(each.answer) for each in case.rows if each.answer != case.rows[at].answer],
-    )
+    row = case.rows[at]
+    others = [str(each.answer) for each in case.rows if each.answer != row.answer]
     if callable(trick):
         return [trick(row)]
     other = near_miss(str(row.answer)) or next(iter(others), "0")
@@ -611,13 +609,9 @@ def check_tricks(case: Case, tricks: Mapping[str, Trick] | None = None) -> Itera
     if found:
         best = max(found, key=lambda name: found[name][0])
         reward, text = found[best]
-        others = (
-            f" {len(found) - 1} other tricks earn half or more: {', '.join(n for n in found if n != best)}."
-            * (len(found) > 1)
-        )
-        message = (
-            f"{best.capitalize()} earns {reward:.2f}, and a right completion {honest:.2f}.{others}"
-        )
+        message = f"{best.capitalize()} earns {reward:.2f}, and a right completion {honest:.2f}."
+        if others := [name for name in found if name != best]:
+            message += f" {len(others)} other tricks earn half or more: {', '.join(others)}."
         severity = "error" if reward >= 0.9 * honest else "warning"
         yield Finding(
             "cheat",
