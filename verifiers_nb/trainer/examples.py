@@ -88,13 +88,11 @@ def example_turns(example: Any, tokenizer: Any, env: Any) -> list[Turn]:
 # %% ../../nbs/trainer/13_examples.ipynb #18fcaa09
 def best_turns(results: GenerateOutputs, tokenizer: Any) -> list[list[Turn]]:
     """Return the turns of each prompt's best rollout; `ValueError` if none is better than the mean."""
-    good = [at for at, error in enumerate(results.errors) if not error]
+    good = {at for at, error in enumerate(results.errors) if not error}
     mean = sum(results.reward[at] for at in good) / max(1, len(good))
     chosen = []
     for group in indices_of(example_keys(results)).values():
-        best = max(
-            (at for at in group if at in {*good}), key=lambda at: results.reward[at], default=None
-        )
+        best = max(good.intersection(group), key=lambda at: (results.reward[at], -at), default=None)
         if best is not None and results.reward[best] > mean:
             chosen.append(best)
     if not chosen:

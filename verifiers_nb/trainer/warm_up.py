@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['WARM_UP', 'EXAMPLES', 'supervised_loss', 'supervised_batch', 'examples_of_step', 'known_digest', 'is_warmed',
-           'check_not_begun', 'samples_digest', 'warm_up_settings', 'LossBar', 'WarmUp', 'write_metrics']
+__all__ = ['WARM_UP', 'EXAMPLES', 'supervised_loss', 'supervised_batch', 'order_of_pass', 'examples_of_step', 'known_digest',
+           'is_warmed', 'check_not_begun', 'samples_digest', 'warm_up_settings', 'LossBar', 'WarmUp', 'write_metrics']
 
 # %% ../../nbs/trainer/17_warm_up.ipynb #281d8d1c
 import copy
@@ -60,14 +60,17 @@ def supervised_batch(samples: Sequence[Sample]) -> StepBatch:
     return StepBatch(shared, [0.0] * len(shared), {"tokens": count})
 
 # %% ../../nbs/trainer/17_warm_up.ipynb #4760c1f2
+def order_of_pass(number: int, count: int, seed: int) -> list[int]:
+    """Return the order of the examples in a pass over all of them."""
+    return random.Random(f"{seed}, pass {number}").sample(range(count), count)
+
+# %% ../../nbs/trainer/17_warm_up.ipynb #e6cd6b84
 def examples_of_step(step: int, count: int, size: int, seed: int) -> list[int]:
     """Return the indices of a step's examples; passes over all `count` follow one another."""
-    chosen = []
-    for place in range(step * size, (step + 1) * size):
-        order = list(range(count))
-        random.Random(f"{seed}, pass {place // count}").shuffle(order)
-        chosen.append(order[place % count])
-    return chosen
+    places = range(step * size, (step + 1) * size)
+    passes = {place // count for place in places}
+    orders = {number: order_of_pass(number, count, seed) for number in passes}
+    return [orders[place // count][place % count] for place in places]
 
 # %% ../../nbs/trainer/17_warm_up.ipynb #d746ef80
 WARM_UP, EXAMPLES = "warm_up", "examples.json"
