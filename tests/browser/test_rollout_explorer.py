@@ -83,7 +83,7 @@ def test_rollouts_run_and_are_looked_at(notebook, page, lab) -> None:
         timeout=60_000
     )  # while others are running
     show(page, output_of(page), "explorer-running")
-    widget.get_by_role("button", name="Stop").click()
+    widget.get_by_role("button", name="Stop", exact=True).click()
     widget.get_by_text("stopped").wait_for()
     count = widget.locator("[data-only=all]").inner_text()
     page.wait_for_timeout(700)
