@@ -21,7 +21,7 @@ from transformers import modeling_flash_attention_utils as flash_attention
 
 import verifiers_nb as vf
 from verifiers_nb.inference.tokens import TokenSequence
-from verifiers_nb.trainer import batching
+from verifiers_nb.trainer import shared_prompts
 from verifiers_nb.trainer.batching import Sample, build_micro_batch, build_shared_batch
 from verifiers_nb.trainer.logprobs import batch_logprobs, check_packing, sequences_leak
 from verifiers_nb.trainer.loop import OneProcess, train_step
@@ -80,20 +80,20 @@ def fused(query: Any, key: Any, value: Any, attn_mask: Any = None, **settings: A
 
 def patch_bias(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make masks of no size, which no mode can follow, outside of modes."""
-    bias = batching.causal_lower_right
+    bias = shared_prompts.causal_lower_right
 
     def outside(*shape: int) -> Any:
         with _disable_current_modes():
             return bias(*shape)
 
-    monkeypatch.setattr(batching, "causal_lower_right", outside)
+    monkeypatch.setattr(shared_prompts, "causal_lower_right", outside)
 
 
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tensors of the meta device be computed like those of a card without flash attention."""
     patch_bias(monkeypatch)
-    monkeypatch.setattr(batching, "scaled_dot_product_attention", fused)
+    monkeypatch.setattr(shared_prompts, "scaled_dot_product_attention", fused)
 
 
 def qwen3(**changes: Any) -> Any:
@@ -131,7 +131,7 @@ def test_a_step_of_16k_tokens_takes_little_memory(
 
 
 @pytest.mark.skipif(
-    batching.varlen_attn is None, reason="PyTorch knows sequences of many lengths from 2.10 on"
+    shared_prompts.varlen_attn is None, reason="PyTorch knows sequences of many lengths from 2.10 on"
 )
 def test_one_call_a_layer_where_a_card_takes_all_lengths(
     monkeypatch: pytest.MonkeyPatch, card: None, tmp_path: Path
@@ -149,7 +149,7 @@ def test_one_call_a_layer_where_a_card_takes_all_lengths(
             return super().__torch_dispatch__(func, types, args, kwargs)
 
     for at_once in (False, True):
-        monkeypatch.setattr(batching, "takes_all_lengths", lambda *_, yes=at_once: yes)
+        monkeypatch.setattr(shared_prompts, "takes_all_lengths", lambda *_, yes=at_once: yes)
         policy, batch = qwen3(num_hidden_layers=3), build_shared_batch(samples).to("meta")
         assert batch.input_ids.numel() > 16_000 and batch.shared and len(batch.shared.queries) > 30
         with Calls() as memory:
@@ -168,7 +168,7 @@ def varlen(query: Any, key: Any, value: Any, *sizes: Any, **settings: Any) -> An
         rows = (
             e[slice(*b)].transpose(0, 1)[None] for e, b in ((query, own), (key, its), (value, its))
         )
-        parts.append(batching.attend(*rows, None, scale=settings["scale"])[0].transpose(0, 1))
+        parts.append(shared_prompts.attend(*rows, None, scale=settings["scale"])[0].transpose(0, 1))
     return torch.cat(parts)
 
 
@@ -177,8 +177,8 @@ def test_one_call_computes_what_spans_do(monkeypatch: pytest.MonkeyPatch) -> Non
     samples = [sample(5 + i % 3, 4 + 3 * i, i) for i in range(9)]
     found = []
     for at_once in (False, True):
-        monkeypatch.setattr(batching, "takes_all_lengths", lambda *_, yes=at_once: yes)
-        monkeypatch.setattr(batching, "varlen_attn", varlen)
+        monkeypatch.setattr(shared_prompts, "takes_all_lengths", lambda *_, yes=at_once: yes)
+        monkeypatch.setattr(shared_prompts, "varlen_attn", varlen)
         policy = policy_of()
         check_packing(policy.get_base_model(), samples, share_prompts=True)
         assert policy.get_base_model().config._attn_implementation == SHARED
@@ -192,7 +192,7 @@ def test_one_call_computes_what_spans_do(monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no kernel for this head")
 
-    monkeypatch.setattr(batching, "varlen_attn", refuse)
+    monkeypatch.setattr(shared_prompts, "varlen_attn", refuse)
     model = vf.get_model(MODEL)
     with pytest.warns(UserWarning, match="not shared: no kernel for this head"):
         check_packing(model, samples, share_prompts=True)
@@ -367,6 +367,6 @@ def test_one_sequence_in_a_row_has_no_matrix_of_scores(
         shared_prompt_attention(module, query, key, key, None)
     assert memory.largest == query.numel() * 4
     with Memory() as memory:  # where flash attention can be used, transformers' way is the best
-        monkeypatch.setattr(batching, "can_use_flash_attention", lambda params: True)
+        monkeypatch.setattr(shared_prompts, "can_use_flash_attention", lambda params: True)
         shared_prompt_attention(module, query, key, key, None)
     assert memory.largest >= 16 * 16_000**2 * 4  # the stand-in has no flash attention

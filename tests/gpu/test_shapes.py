@@ -21,7 +21,7 @@ import verifiers_nb as vf
 from verifiers_nb.inference.engine import EmbeddedEngine
 from verifiers_nb.inference.tokens import TokenSequence
 from verifiers_nb.support.memory import best_device, read_shape, step_bytes
-from verifiers_nb.trainer import batching
+from verifiers_nb.trainer import shared_prompts
 from verifiers_nb.trainer.batching import Sample, build_micro_batch, build_shared_batch
 from verifiers_nb.trainer.logprobs import batch_logprobs, check_packing
 
@@ -93,7 +93,7 @@ def test_one_call_a_layer_computes_what_spans_do(
     for name, weight in policy.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(weight, std=0.02)
-    base, able, found, taken = policy.get_base_model(), batching.takes_all_lengths, [], []
+    base, able, found, taken = policy.get_base_model(), shared_prompts.takes_all_lengths, [], []
     check_packing(base, samples, share_prompts=True)
     for at_once in (False, True):
 
@@ -101,14 +101,14 @@ def test_one_call_a_layer_computes_what_spans_do(
             taken.append(able(*tensors))
             return wanted and taken[-1]
 
-        monkeypatch.setattr(batching, "takes_all_lengths", choose)
+        monkeypatch.setattr(shared_prompts, "takes_all_lengths", choose)
         policy.zero_grad()
         logprobs, _ = batch_logprobs(base, build_shared_batch(samples).to(DEVICE))
         (logprobs.sum() / len(logprobs)).backward()
         learnt = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
         found.append((logprobs.detach(), torch.cat(learnt).float()))
     modern = ON_GPU and torch.cuda.get_device_capability() >= (8, 0)
-    assert set(taken) == {modern and batching.varlen_attn is not None}
+    assert set(taken) == {modern and shared_prompts.varlen_attn is not None}
     close = 1e-4 if model.dtype == torch.float32 else 0.02
     assert float((found[0][0] - found[1][0]).abs().mean()) < close
     assert torch.nn.functional.cosine_similarity(found[0][1], found[1][1], dim=0) > 0.99
