@@ -131,7 +131,8 @@ def test_a_step_of_16k_tokens_takes_little_memory(
 
 
 @pytest.mark.skipif(
-    shared_prompts.varlen_attn is None, reason="PyTorch knows sequences of many lengths from 2.10 on"
+    shared_prompts.varlen_attn is None,
+    reason="PyTorch knows sequences of many lengths from 2.10 on",
 )
 def test_one_call_a_layer_where_a_card_takes_all_lengths(
     monkeypatch: pytest.MonkeyPatch, card: None, tmp_path: Path
