@@ -53,9 +53,9 @@ from .settings import (
     read_endpoints,
 )
 from ..environments.load import shipped_environments
-from ..envs.store import check_unclaimed, claimed
 from ..inference.client import SHIPPED_MODEL, base_of, check_saved
 from ..support.calls import REDACTED, without_secrets
+from ..support.files import check_unclaimed, claimed
 from ..widgets.html import visible
 from ..widgets.run import RunHistory
 
