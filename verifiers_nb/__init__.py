@@ -48,10 +48,13 @@ _EXPORTS = {
     "inference.http": "HTTPClient",
     "inference.vllm_policy": "VLLMClient",
     "inference.endpoints": "connect Endpoints",
-    "inference.vllm_server": "start_vllm plan_memory VLLMServer ServerError",
+    "inference.vllm_memory": "plan_memory",
+    "inference.vllm_log": "ServerError",
+    "inference.vllm_server": "start_vllm VLLMServer",
     "inference.serve": "serve Served",
-    "envs.store": "load_results read_rollouts results_dataset results_frame standard_error pass_rates "
-    "paired_difference",
+    "envs.results": "load_results read_rollouts",
+    "envs.tables": "results_dataset results_frame",
+    "envs.statistics": "standard_error pass_rates paired_difference",
     "envs.rescore": "rescore",
     "envs.findings": "AuditReport Finding",
     "envs.audit": "audit",
@@ -109,7 +112,9 @@ _NAMESPACES = {
     # tools to hand to a model, and the sandbox that runs its programs
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # functions that read, summarise, compare and report evaluations
-    "results": _EXPORTS["envs.store"]
+    "results": " ".join(
+        _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
+    )
     + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
