@@ -6,23 +6,82 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['audit_status', 'audit_named', 'main']
+__all__ = ['audit_status', 'finding_row', 'report_table', 'show_report', 'sampled_model', 'audit_named', 'main']
 
 # %% ../../nbs/cli/09_audit.ipynb #5d940275
+import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from .command import CommandError, CommandParser, run_command, strict_json
-from .settings import RunSettings, load
+from .settings import (
+    ENDPOINTS_PATH,
+    RunSettings,
+    choose_endpoint,
+    load,
+    open_endpoint,
+    read_endpoints,
+)
 from ..envs.audit import audit
-from ..envs.findings import AuditReport
+from ..envs.findings import AuditReport, Finding, count_text, one_row_text
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 # %% ../../nbs/cli/09_audit.ipynb #c182fcae
 def audit_status(report: AuditReport) -> int:
-    """Return the exit status for a report: 2 with errors, 1 with warnings, else 0."""
+    """Return the exit status for a report: 130 after Ctrl-C, 2 with errors, 1 with warnings, else 0."""
+    if report.interrupted:
+        return 130
     severities = {finding.severity for finding in report.findings}
     return 2 if "error" in severities else 1 if "warning" in severities else 0
+
+# %% ../../nbs/cli/09_audit.ipynb #7aad0621
+def finding_row(finding: Finding) -> tuple[str, str]:
+    """Return a finding as the cells of a table: severity and kind, then message, example and remedy."""
+    labelled = {"example": finding.example, "remedy": finding.remedy}
+    lines = [f"{label}: {one_row_text(text)}" for label, text in labelled.items() if text]
+    return f"{finding.severity}\n{finding.kind}", "\n".join(
+        [one_row_text(finding.message, 600), *lines]
+    )
+
+# %% ../../nbs/cli/09_audit.ipynb #a8a795aa
+def report_table(report: AuditReport) -> RenderableType:
+    """Return a report as a table of its findings, followed by the verdict and the notes."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), show_header=False)
+    for finding in report.findings:
+        head, about = finding_row(finding)
+        style = {"error": "bold red", "warning": "bold yellow"}.get(finding.severity, "bold")
+        table.add_row(Text(head, style), Text(about))
+    lines = [count_text(report.findings)]
+    if report.verdict:
+        lines.append(f"Can GRPO learn from this? {report.verdict}")
+    return Group(table, *(Text(one_row_text(line, 600)) for line in [*lines, *report.notes]))
+
+# %% ../../nbs/cli/09_audit.ipynb #837c3751
+def show_report(report: AuditReport, as_json: bool) -> None:
+    """Print a report as a table, or as JSON."""
+    if as_json:
+        print(strict_json(report.as_dict()))
+        return
+    from rich.console import Console
+
+    Console(highlight=False, soft_wrap=False).print(report_table(report))
+
+# %% ../../nbs/cli/09_audit.ipynb #cb3061eb
+def sampled_model(given: Any) -> tuple[Any, str | None]:
+    """Return the client and the model that the arguments name, (None, None) without a name."""
+    named = (given.endpoint, given.api_base_url, given.api_key_var)
+    if not (given.model or any(named)):
+        return None, None
+    chosen = choose_endpoint(given.model, *named, read_endpoints(ENDPOINTS_PATH), os.environ)
+    return open_endpoint(chosen)
 
 # %% ../../nbs/cli/09_audit.ipynb #98246908
 def audit_named(given: Any) -> int:
@@ -31,12 +90,19 @@ def audit_named(given: Any) -> int:
         raise CommandError("name an environment; vf-install --list shows ours")
     settings = RunSettings(given.env, given.env_args, given.env_dir_path, given.offline)
     env = load(settings)
+    client, model = sampled_model(given)
+    options: dict[str, Any] = dict(n=given.rows, rollouts=given.rollouts, search=given.search)
+    options |= dict(seed=given.seed, judge_calls=given.judge_calls, progress=not given.json)
+    if given.max_tokens:
+        options["sampling_args"] = {"max_tokens": given.max_tokens}
     try:
-        options = dict(n=given.rows, seed=given.seed, judge_calls=given.judge_calls)
-        report = audit(env, **options, progress=not given.json)
+        report = audit(env, client, model, **options)
     except (OSError, RuntimeError, TypeError, ValueError) as error:
         raise CommandError(" ".join(str(error).split())) from error
-    print(strict_json(report.as_dict()) if given.json else report)
+    finally:
+        with suppress(AttributeError):
+            client.close()
+    show_report(report, given.json)
     return audit_status(report)
 
 # %% ../../nbs/cli/09_audit.ipynb #bad3db73

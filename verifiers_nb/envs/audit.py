@@ -158,6 +158,7 @@ def audit(
     try:
         audit_one(env, report, plan=plan, **options)
     except KeyboardInterrupt:
+        report.interrupted = True
         report.notes.append("The audit was interrupted: the other checks were not run.")
     report.findings = worst_first(report.findings)
     return report

@@ -7,11 +7,14 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['THOUGHT', 'SHAPES', 'Write', 'write_fields', 'ways_to_write', 'fill_shape', 'Case', 'mean_reward', 'best_way',
-           'audited_rows', 'as_script', 'script_turn', 'best_samples', 'right_from_samples', 'recorded', 'make_case']
+           'audited_rows', 'as_script', 'script_turn', 'best_samples', 'right_from_samples', 'recorded', 'alternatives',
+           'take_alternatives', 'make_case']
 
 # %% ../../nbs/envs/21_audit_case.ipynb #4220200a
 import random
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
@@ -164,6 +167,25 @@ def recorded(trials: Trials, paid: list[tuple[Script | None, Payment]]) -> Calla
 
     return ask
 
+# %% ../../nbs/envs/21_audit_case.ipynb #12587196
+def alternatives(answer: str) -> list[str]:
+    """Return the texts of a list that is written as an answer, such as "['2', 'two']"; [] for any other."""
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        listed = literal_eval(answer) if answer[:1] == "[" else []
+        return [each for each in listed if isinstance(each, str)][:4]
+    return []
+
+# %% ../../nbs/envs/21_audit_case.ipynb #2c33868d
+def take_alternatives(
+    rows: Sequence[Rollout], right: list[Script], payments: list[Payment], write: Write, ask: Any
+) -> None:
+    """Write one alternative of an answer where that is paid better than the whole answer."""
+    for at, row in enumerate(rows):
+        for each in alternatives(str(row.answer)):
+            (payment,) = ask([(at, write(each))])
+            if payment.reward > payments[at].reward:
+                right[at], payments[at] = write(each), payment
+
 # %% ../../nbs/envs/21_audit_case.ipynb #a060b6c4
 def make_case(
     env: Environment,
@@ -184,6 +206,8 @@ def make_case(
         how, write = best_way(env, rows, ask)
         right = [write(str(row.answer)) for row in rows]
     payments = ask([*enumerate(right)])
+    if not solve:
+        take_alternatives(rows, right, payments, write, ask)
     weights = [weight for weight in env.rubric.get_reward_weights() if weight > 0]
     most = max(sum(weights), *(payment.reward for payment in payments), 0.0)
     case = Case(env, rows, ask, write, how, right, payments, most, rng, paid, samples)

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROWS', 'ANSWER_LABELS', 'USUAL_LIMIT', 'Count', 'prompt_text', 'digest', 'answers_by_prompt', 'audit_prompts',
-           'audit_repetition', 'names_answer', 'ends_with_answer', 'shows_itself', 'audit_named_answers', 'audit_empty',
-           'about_tokens', 'audit_lengths', 'audit_rows']
+__all__ = ['MOST_ROWS', 'ANSWER_LABELS', 'LONG_ANSWER', 'USUAL_LIMIT', 'Count', 'prompt_text', 'digest', 'answers_by_prompt',
+           'audit_prompts', 'audit_repetition', 'names_answer', 'ends_with_answer', 'shows_itself',
+           'audit_named_answers', 'audit_empty', 'about_tokens', 'audit_lengths', 'audit_rows']
 
 # %% ../../nbs/envs/20_audit_data.ipynb #b2336698
 import re
@@ -101,6 +101,9 @@ def names_answer(prompt: str, answer: str) -> bool:
     return re.search(pattern, prompt, re.I) is not None
 
 # %% ../../nbs/envs/20_audit_data.ipynb #350dc9c2
+LONG_ANSWER = 60  # a longer one may be the text that the prompt is about
+
+
 def ends_with_answer(prompt: str, answer: str) -> bool:
     """Return whether a prompt ends with its answer, as in "2 + 2 = 4"."""
     return re.search(rf"(?<!\w){re.escape(answer)}\W*$", prompt[-len(answer) - 20 :]) is not None
@@ -122,7 +125,9 @@ def audit_named_answers(rows: Sequence[Rollout]) -> Iterable[Finding]:
     texts = [prompt_text(row.prompt) for row in answered]
     answers = [str(row.answer).strip() for row in answered]
     pairs = [*zip(texts, answers, strict=True)]
-    ending = [ends_with_answer(*pair) for pair in pairs]
+    ending = [
+        len(answer) <= LONG_ANSWER and ends_with_answer(text, answer) for text, answer in pairs
+    ]
     many_end = sum(ending) > len(rows) / 2  # a question may end with a number by chance
     named = [
         at

@@ -63,7 +63,11 @@ def try_text(case: Case, text: str) -> Tried:
     rows = foreign_rows(case, text)
     if len(rows) < 2:
         return Tried(text, 0.0)
-    payments = case.ask([(at, text) for at in rows])
+    payments: list[Payment] = []
+    for at in rows:
+        payments += case.ask([(at, text)])
+        if payments[-1].reward <= 0:
+            break
     return Tried(text, min(payment.reward for payment in payments), payments)
 
 # %% ../../nbs/envs/24_audit_search.ipynb #ff5eed3c
@@ -124,7 +128,7 @@ TEXT_CHANGES: tuple[TextChange, ...] = (
 
 # %% ../../nbs/envs/24_audit_search.ipynb #44b3a61a
 KEPT = 12  # the best texts, from which the next are made
-SECONDS = 6.0  # about how long a search may take, by what a right completion takes
+SECONDS = 4.0  # about how long a search may take, by what a right completion takes
 
 
 def first_texts(case: Case) -> list[str]:
@@ -164,12 +168,11 @@ def search_cheat(case: Case, steps: int) -> Tried:
 
     A step with a text that is paid as much as an honest one ends the search.
     """
-    honest = case.honest if case.known else case.most
     rng, words = case.rng, source_words(case.env)
     texts = [words, *first_texts(case)][: max(steps, 1)]
     kept = best_tried(try_text(case, text) for text in texts)
     for _ in range(steps - len(texts)):
-        if kept and kept[0].reward >= 0.95 * honest:
+        if kept and kept[0].reward >= 0.95 * case.honest:
             break
         one, two = (pick_text(rng, kept, texts, words) for _ in range(2))
         text = rng.choice(TEXT_CHANGES)(case, rng, one, two)[:LONGEST_FOUND]
@@ -203,7 +206,7 @@ def pay_cheats(
     paid = pay_tricks(case, tricks)
     best = paid[0].reward if paid else 0.0
     steps = affordable_steps(case, steps)
-    if steps and best < 0.9 * (case.honest if case.known else case.most):
+    if steps and case.known and best < 0.9 * case.honest:
         found = search_cheat(case, steps)
         if found.reward > best:
             paid.insert(

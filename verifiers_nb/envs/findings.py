@@ -63,7 +63,7 @@ class AuditReport:
     """The findings of an audit, the worst first. `notes` says what was tried, and what could not be.
 
     `verdict`: whether GRPO can learn from the sampled rollouts, "" without a client. `honest`: what right completions earn
-    on average. `tricks`: what each trick earned, the best paid first.
+    on average. `tricks`: what each trick earned, the best paid first. `interrupted`: whether Ctrl-C left checks out.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -71,6 +71,7 @@ class AuditReport:
     verdict: str = ""
     honest: float | None = None
     tricks: list[PaidText] = field(default_factory=list)
+    interrupted: bool = False
 
     @property
     def ok(self) -> bool:
