@@ -246,8 +246,9 @@ def test_a_constant_reward_is_pointed_out(tmp_path: Path, caplog: pytest.LogCapt
     env.rubric = vf.Rubric([lambda completion, **kwargs: 0.25])
     trainer = make_trainer(tmp_path, env, max_steps=4)
     trainer.train()
-    told = [r.getMessage() for r in caplog.records if "nothing was learnt" in r.getMessage()]
-    assert len(told) == 1 and "All 48 rollouts so far have the reward 0.25" in told[0]
+    told = [r.getMessage() for r in caplog.records if "learns nothing" in r.getMessage()]
+    assert len(told) == 1 and told[0].startswith("All 16 rollouts earn 0.25 of 1")
+    assert "Audit: gold_fails" in caplog.text
     assert all(entry["groups/zero_variance"] == 1.0 for entry in trainer.state.log_history[:4])
 
 

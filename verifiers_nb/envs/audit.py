@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NO_JUDGE', 'prompt_measure', 'judge_is_missing', 'audit_cheats', 'add_late_notes', 'audit_steps', 'run_steps',
-           'audit_one', 'audit']
+__all__ = ['NO_JUDGE', 'FREE_ROWS', 'QUICK', 'FREE_CHECKS', 'prompt_measure', 'judge_is_missing', 'audit_cheats',
+           'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit', 'free_truth', 'free_audit']
 
 # %% ../../nbs/envs/26_audit.ipynb #97c2d622
 import random
@@ -21,9 +21,16 @@ from .audit_data import Count, audit_rows
 from .audit_search import cheat_finding, pay_cheats
 from .audit_signal import SamplePlan, audit_signal, sample_groups
 from .audit_tricks import Trick
-from .audit_truth import LATE_CHECKS, TRUTH_CHECKS
+from .audit_truth import (
+    LATE_CHECKS,
+    TRUTH_CHECKS,
+    check_gold,
+    check_ignores,
+    check_near_misses,
+)
 from .environment import Environment
 from .findings import AuditReport, Finding, joined_reports, worst_first
+from .multiturn import SingleTurnEnv
 from .trials import Trials
 from ..types import Rollout
 
@@ -162,3 +169,34 @@ def audit(
         report.notes.append("The audit was interrupted: the other checks were not run.")
     report.findings = worst_first(report.findings)
     return report
+
+# %% ../../nbs/envs/26_audit.ipynb #b54b5a53
+FREE_ROWS = 5_000  # rows of each split whose prompts are compared
+QUICK = 0.03  # seconds that a reward may take, so that there is time for the truth
+FREE_CHECKS = (check_gold, check_ignores, check_near_misses)
+
+
+def free_truth(env: Environment, rng: random.Random) -> Iterator[Finding]:
+    """Give what right and wrong answers show, if a reward is quick and a turn is all there is."""
+    rows = audited_rows(env, 4, rng)
+    trials = Trials(env, rows, seconds=1.0)
+    try:
+        (first,) = trials.pay([(0, str(rows[0].answer))])
+        if first.error or first.unknown or first.seconds > QUICK:
+            return
+        case = make_case(env, rows, trials, None, rng)
+        for check in FREE_CHECKS:
+            yield from check(case)
+    finally:
+        trials.close()
+
+# %% ../../nbs/envs/26_audit.ipynb #a7f07aae
+def free_audit(env: Environment) -> list[Finding]:
+    """Return the errors that a few rows and right and wrong answers show, without tricks and a model."""
+    if members := getattr(env, "env_map", None):
+        return [finding for member in members.values() for finding in free_audit(member)]
+    rng = random.Random(0)
+    found = audit_rows(env, audited_rows(env, 200, rng), most=FREE_ROWS)
+    if isinstance(env, SingleTurnEnv):
+        found += free_truth(env, rng)
+    return [finding for finding in found if finding.severity == "error"]

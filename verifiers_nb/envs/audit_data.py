@@ -45,19 +45,19 @@ def digest(text: str) -> bytes:
     return blake2b(plain.encode("utf-8", "surrogatepass"), digest_size=12).digest()
 
 # %% ../../nbs/envs/20_audit_data.ipynb #be28691d
-def answers_by_prompt(dataset: Any) -> dict[bytes, list[str]]:
-    """Return the answers of each prompt, by the prompt's digest."""
+def answers_by_prompt(dataset: Any, most: int = MOST_ROWS) -> dict[bytes, list[str]]:
+    """Return the answers of each prompt of the first `most` rows, by the prompt's digest."""
     found: dict[bytes, list[str]] = defaultdict(list)
-    for row in islice(repeated_rows(dataset), MOST_ROWS):
+    for row in islice(repeated_rows(dataset), most):
         found[digest(prompt_text(row.prompt))].append(str(row.answer))
     return found
 
 # %% ../../nbs/envs/20_audit_data.ipynb #260a58de
-def audit_prompts(env: Environment) -> list[Finding]:
+def audit_prompts(env: Environment, most: int = MOST_ROWS) -> list[Finding]:
     """Find repeated prompts, prompts with several answers, and prompts of both splits."""
     findings = []
-    train = answers_by_prompt(env.dataset) if env.has_dataset else {}
-    held_out = answers_by_prompt(env.eval_dataset) if env.has_eval_dataset else {}
+    train = answers_by_prompt(env.dataset, most) if env.has_dataset else {}
+    held_out = answers_by_prompt(env.eval_dataset, most) if env.has_eval_dataset else {}
     if isinstance(env, SingleTurnEnv):  # a game has one prompt, and a hidden answer for each row
         for answers in filter(None, (train, held_out)):
             findings += audit_repetition(answers)
@@ -187,10 +187,14 @@ def audit_lengths(
 
 # %% ../../nbs/envs/20_audit_data.ipynb #2d65836d
 def audit_rows(
-    env: Environment, rows: Sequence[Rollout], count: Count | None = None, limit: int | None = None
+    env: Environment,
+    rows: Sequence[Rollout],
+    count: Count | None = None,
+    limit: int | None = None,
+    most: int = MOST_ROWS,
 ) -> list[Finding]:
-    """Return what is wrong with the prompts of an environment, and with some of its rows."""
+    """Return what is wrong with the first `most` prompts of an environment, and with some of its rows."""
     return [
-        *audit_prompts(env), *audit_empty(env, rows), *audit_named_answers(rows),
+        *audit_prompts(env, most), *audit_empty(env, rows), *audit_named_answers(rows),
         *audit_lengths(rows, count, limit),
     ]  # fmt: skip

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['EQUAL_REWARDS', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable', 'most_possible',
-           'learnable', 'is_cut_off', 'found_and_cut', 'what_is_learnt', 'advice_for', 'nothing_learnt',
-           'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal', 'teaching_share',
-           'least_group_size', 'success_interval']
+           'learnable_rewards', 'learnable', 'is_cut_off', 'found_and_cut', 'what_is_learnt', 'advice_for',
+           'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
+           'teaching_share', 'least_group_size', 'success_interval']
 
 # %% ../../nbs/envs/18_learnable.ipynb #d5bad4b8
 import logging
@@ -89,6 +89,25 @@ def most_possible(rubric: Any) -> float:
         return float(sum(weight for weight in rubric.get_reward_weights() if weight > 0))
     return 0.0
 
+# %% ../../nbs/envs/18_learnable.ipynb #11feedf6
+def learnable_rewards(
+    rewards: Sequence[float],
+    groups: Sequence[Hashable],
+    most: float = 0.0,
+    cut_off: int = 0,
+    answered: int | None = None,
+    tag: str = "",
+) -> Learnable:
+    """Return what finite rewards and their groups tell of learning; the other facts are counted already."""
+    members = indices_of(groups).values()
+    several = [[rewards[at] for at in group] for group in members if len(group) > 1]
+    differ = [max(group) - min(group) > EQUAL_REWARDS for group in several]
+    low, high = min(rewards, default=0.0), max(rewards, default=0.0)
+    most = max(most, high)
+    solved = sum(reward >= most - EQUAL_REWARDS for reward in rewards) if most > 0 else 0
+    counts = len(rewards), len(several), sum(differ), low, high, most, solved
+    return Learnable(*counts, cut_off, answered, tag)
+
 # %% ../../nbs/envs/18_learnable.ipynb #45736760
 def learnable(
     rewards: Sequence[float],
@@ -103,21 +122,12 @@ def learnable(
     `rubric`: tells the highest reward and the parser, unless that is given.
     """
     kept = [at for at, reward in enumerate(rewards) if math.isfinite(reward)]
-    paid = [rewards[at] for at in kept]
-    members = indices_of([groups[at] for at in kept]).values()
-    several = [[paid[i] for i in group] for group in members if len(group) > 1]
-    differ = [max(group) - min(group) > EQUAL_REWARDS for group in several]
-    high = max(paid, default=0.0)
-    most = max(most_possible(rubric), high)
     parser = parser or getattr(rubric, "parser", None)
     tag = answer_name(parser)
     answered = sum(finds_answer(parser, completions[at]) for at in kept) if tag else None
-    solved = sum(reward >= most - EQUAL_REWARDS for reward in paid) if most > 0 else 0
     cut_off = sum(is_cut_off(states[at], completions[at]) for at in kept)
-    low = min(paid, default=0.0)
-    return Learnable(
-        len(kept), len(several), sum(differ), low, high, most, solved, cut_off, answered, tag
-    )
+    paid, members = [rewards[at] for at in kept], [groups[at] for at in kept]
+    return learnable_rewards(paid, members, most_possible(rubric), cut_off, answered, tag)
 
 # %% ../../nbs/envs/18_learnable.ipynb #f69a9ab9
 def is_cut_off(state: Mapping[str, Any], completion: Any) -> bool:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'CONSTRAINTS', 'check_gap', 'warn_of_sampling', 'claim_client', 'release_client', 'check_template', 'render',
-           'check_rewards', 'training_prompts', 'RewardWatch']
+__all__ = ['logger', 'CONSTRAINTS', 'AUDITS', 'check_gap', 'warn_of_sampling', 'claim_client', 'release_client', 'check_template',
+           'render', 'check_rewards', 'training_prompts', 'RewardWatch', 'check_audit', 'tell_audit']
 
 # %% ../../nbs/trainer/16_checks.ipynb #77de68da
 import logging
@@ -15,8 +15,11 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ..envs.audit import free_audit
 from ..envs.environment import merge_sampling_args
+from ..envs.learnable import Learnable, learnable_rollouts
 from .config import GRPOConfig, check_truncation
+from ..types import Rollout
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -147,22 +150,39 @@ def training_prompts(
 
 # %% ../../nbs/trainer/16_checks.ipynb #d435a6cd
 class RewardWatch:
-    """Warn, once, when no group of the first generations had anything to learn from."""
+    """Warn when no group of the first generation has anything to learn from; `seen` is what it tells."""
 
-    def __init__(self, generations: int = 3) -> None:
-        self.left, self.rewards = generations, list[float]()
+    seen: Learnable | None = None
 
-    def note(self, rewards: Sequence[float], advantages: Sequence[float]) -> None:
-        """Look at a generation, as long as none had an advantage other than 0."""
-        if self.left < 1:
-            return
-        self.left = 0 if any(advantages) else self.left - 1
-        self.rewards += rewards
-        if self.left == 0 and not any(advantages):
-            low, high = min(self.rewards), max(self.rewards)
-            seen = f"the reward {low:g}" if low == high else f"rewards from {low:g} to {high:g}"
-            message = (
-                "All %d rollouts so far have %s, and within each group they are equal: nothing was learnt. "
-                "Is the task too hard or too easy? Does the parser find the answer? Is max_tokens too low?"
-            )
-            logger.warning(message, len(self.rewards), seen)
+    def note(self, rollouts: Sequence[Rollout], rubric: Any = None) -> None:
+        """Look at a generation, if it is the first."""
+        if self.seen is None:
+            self.seen = learnable_rollouts(rollouts, rubric)
+            if self.seen.hopeless:
+                logger.warning("%s", self.seen)
+
+# %% ../../nbs/trainer/16_checks.ipynb #b2a9bc57
+AUDITS = ("errors", "off")
+
+
+def check_audit(audit: str) -> str:
+    """Return how to audit at the start; raises `ValueError` for another word."""
+    if audit not in AUDITS:
+        raise ValueError(f"audit must be {' or '.join(map(repr, AUDITS))}, not {audit!r}.")
+    return audit
+
+# %% ../../nbs/trainer/16_checks.ipynb #a5f40ec4
+def tell_audit(env: Environment) -> None:
+    """Log the errors that the free part of the audit finds, one line each."""
+    try:
+        findings = free_audit(env)
+    except Exception:
+        logger.debug("The audit of %r failed.", env, exc_info=True)
+        return
+    for each in findings:
+        logger.error(
+            "Audit: %s: %s Remedy: %s. vf.audit(env) tells more.",
+            each.kind,
+            each.message,
+            each.remedy,
+        )

@@ -69,9 +69,11 @@ from .checkpoints import (
 )
 from .checks import (
     RewardWatch,
+    check_audit,
     check_gap,
     claim_client,
     release_client,
+    tell_audit,
     training_prompts,
 )
 from .collapse import CollapseWatch
@@ -335,7 +337,8 @@ class GRPOTrainer(ResumableTrainer):
     that. `client`: the sampler; by default the server that `args` name,
     or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
     run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
-    checkpoints, `metrics.jsonl`, adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
+    checkpoints, `metrics.jsonl`, adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`. Before the first step,
+    errors of an audit that takes a second are logged; `audit="off"` leaves it out.
     """
 
     args: GRPOConfig
@@ -353,8 +356,10 @@ class GRPOTrainer(ResumableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         client: Any = None,
+        audit: str = "errors",
     ) -> None:
         check_order(model, env, args, processing_class)
+        self.audit = check_audit(audit)
         model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
         dataset = training_prompts(env, processing_class, args)
@@ -411,6 +416,8 @@ class GRPOTrainer(ResumableTrainer):
         and raises `KeyboardInterrupt`.
         """
         suit_processor(self)
+        if self.audit != "off" and not resume_from_checkpoint and self.accelerator.is_main_process:
+            tell_audit(self.env)
         on_first(self.accelerator, lambda: claim_client(self.client))
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -497,7 +504,7 @@ class GRPOTrainer(ResumableTrainer):
         step, step_of = self.state.global_step, self.versions.step_of
         batches = make_batches(rollouts, self.args, step, step_of, self.env.rubric)
         advantages = [value for batch in batches for value in batch.advantages]
-        self.watch.note([each.reward for each in rollouts if not each.error], advantages)
+        self.watch.note(rollouts, self.env.rubric)
         skipped = self.prompts.note(number, rollouts, advantages)
         for batch in batches:
             batch.metrics |= skipped

@@ -60,6 +60,7 @@ from .rollouts import (
     prompt_groups,
     split_at,
     start_following,
+    table_learnable,
     written,
 )
 from .view import Panel
@@ -445,6 +446,10 @@ class RolloutExplorer(Panel):
         steps = self.source.steps(), self.step, whole, live
         drawn = run, steps, query, self._listed_html(live), self._articles(live), VIEWS, live
         return fill("rollout_explorer.html", "explorer", self, *drawn)
+
+    def verdict(self) -> str:
+        """Say whether GRPO can learn from these rollouts, and else what to try."""
+        return str(table_learnable(self.table, self.env and self.env.rubric))
 
     def _listed_html(self, live: bool) -> str:
         listing = live, self.rows, self.query.pattern

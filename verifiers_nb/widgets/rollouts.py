@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KEPT', 'PAUSE', 'logger', 'Row', 'as_score',
-           'nan_last', 'in_order', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text', 'record_text',
-           'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'table_from_outputs', 'table_from_file',
-           'step_files', 'has_all_rollouts', 'written', 'follow_all', 'start_following', 'RolloutSource',
-           'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn', 'branch_env', 'split_at']
+__all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KEPT', 'MOST_PARSED', 'PAUSE', 'logger', 'Row',
+           'as_score', 'nan_last', 'in_order', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text',
+           'record_text', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'table_learnable',
+           'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written', 'follow_all',
+           'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn', 'branch_env',
+           'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -36,6 +37,13 @@ from typing import Any, NamedTuple
 import regex
 
 from ..envs.environment import Environment
+from ..envs.learnable import (
+    Learnable,
+    answer_name,
+    finds_answer,
+    learnable_rewards,
+    most_possible,
+)
 from ..envs.prompts import Inputs, RolloutRows, repeated_rows, rollout_rows
 from ..envs.records import from_line, rollout_record
 from ..envs.rescore import rollouts_from_outputs
@@ -268,6 +276,7 @@ class RolloutTable:
         self.endings: Counter[str] = Counter()  # how answers ended that are not whole
         self.room = MOST_KEPT
         self.search = Search()
+        self.answered: list[bool] = []  # whether a parser found an answer, of the first rows
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -394,6 +403,26 @@ def advantage_of(table: RolloutTable, number: int) -> float | None:
     if row.failed or len(group) < 2 or not math.isfinite(row.reward):
         return None
     return row.reward - finite_mean(other.reward for other in group)
+
+# %% ../../nbs/widgets/04_rollouts.ipynb #d4a54544
+MOST_PARSED = 2_000
+
+
+def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
+    """Return what the rows of a table tell of learning; `rubric` tells the highest reward and the parser."""
+    good = [row for row in table.rows if not row.failed and math.isfinite(row.reward)]
+    parser = getattr(rubric, "parser", None)
+    tag, answered = answer_name(parser), None
+    if tag and len(table) <= MOST_PARSED:
+        for row in table.rows[len(table.answered) :]:
+            found = not row.failed and finds_answer(parser, row.record.get("completion") or [])
+            table.answered.append(found)
+        answered = sum(table.answered)
+    rewards, prompts = [row.reward for row in good], [row.prompt for row in good]
+    cut_off, most = sum(row.truncated for row in good), most_possible(rubric)
+    return learnable_rewards(
+        rewards, prompts, most, cut_off, answered, tag if answered is not None else ""
+    )
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #67709bb0
 def table_from_outputs(results: GenerateOutputs) -> RolloutTable:
