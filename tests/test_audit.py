@@ -1,8 +1,13 @@
 """Audits of environments that are broken in one way each, and of healthy ones."""
 
 import configparser
+import itertools
 import os
 import random
+import signal
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +18,7 @@ from datasets import Dataset
 import verifiers_nb as vf
 from verifiers_nb.cli.audit import main
 from verifiers_nb.cli.command import COMMANDS
+from verifiers_nb.envs.audit_data import USUAL_LIMIT
 
 
 def rows(count=24, **columns):
@@ -96,6 +102,38 @@ def keywords(completion):
     return sum(word in text_of(completion) for word in ("therefore", "because", "finally")) / 3
 
 
+def unsigned(parser, completion, answer):
+    return float((parser.parse_answer(completion) or "").strip().lstrip("-") == answer)
+
+
+def unstripped(completion, answer):
+    return float(text_of(completion) == answer)
+
+
+def labels(parser, completion, answer):
+    return float(answer in (parser.parse_answer(completion) or ""))
+
+
+def long_thoughts(parser, completion, answer):
+    thought = len(parser.parse(text_of(completion)).think or "") > 300
+    return 0.5 * exact(parser, completion, answer) + 0.5 * thought
+
+
+def nested(parser, completion, answer):
+    text = text_of(completion)[:20_000]
+    sum(a == b for a in text[::4] for b in text[::4])
+    return exact(parser, completion, answer)
+
+
+def waits(parser, completion, answer):
+    if text_of(completion) == ".":
+        time.sleep(60)
+    return exact(parser, completion, answer)
+
+
+EXAMPLE = [{"role": "user", "content": "What is 2 times 7?"}]
+SHOWN = [f"{n} times 7 = {7 * n}." for n in range(2, 26)]
+SHOUTED = [f"WHAT IS  {n} TIMES 7" for n in range(2, 8)]
 NAMED = [f"What is {n} times 7? The answer is {7 * n}." for n in range(2, 26)]
 BROKEN = {
     "empty_answer": lambda: single(dataset=rows(answer=["", "9"] * 12)),
@@ -120,6 +158,18 @@ BROKEN = {
     "cheat  ": lambda: single(keywords),
     "cheat   ": lambda: single(exact, ignores, weights=[0.2, 0.8]),
     "never_varies ": lambda: single(weights=[0.0]),
+    "too_long": lambda: single(dataset=rows(question=[f"{'word ' * 700}{n}?" for n in range(24)])),
+    "answer_in_prompt ": lambda: single(dataset=rows(question=SHOWN)),
+    "answer_in_prompt  ": lambda: single(
+        dataset=rows(1).select([0] * 3), few_shot=[*EXAMPLE, {"role": "assistant", "content": "14"}]
+    ),
+    "leak ": lambda: single(eval_dataset=rows(6, question=SHOUTED)),
+    "wrong_pays ": lambda: single(unsigned),
+    "gold_fails ": lambda: single(unstripped, parser=vf.Parser()),
+    "cheat    ": lambda: single(labels, dataset=rows(answer=["good", "bad", "fair"] * 8)),
+    "cheat     ": lambda: single(long_thoughts, weights=[1.0]),
+    "slow ": lambda: single(nested),
+    "raises   ": lambda: single(waits),
 }
 
 
@@ -230,6 +280,136 @@ def test_solve_writes_what_the_answer_alone_does_not():
     assert vf.audit(env, progress=False, solve=lambda row: f"It is {row.answer}!").ok
 
 
+class Answers:
+    """Answers every question with the next of some texts."""
+
+    def __init__(self, *texts, reason="stop"):
+        self.texts, self.reason = itertools.cycle(texts), reason
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
+
+    async def create(self, messages, **kwargs):
+        text = next(self.texts)
+        text = text(messages[-1]["content"]) if callable(text) else text
+        message = SimpleNamespace(content=text, tool_calls=None, refusal=None)
+        choice = SimpleNamespace(message=message, finish_reason=self.reason)
+        return SimpleNamespace(choices=[choice], usage=None)
+
+
+def solved(question):
+    return f"<think>\n7\n</think>\n<answer>\n{7 * int(question.split()[2])}\n</answer>"
+
+
+def padded(times):
+    return lambda question: solved(question).replace("7\n<", f"{'so ' * times}\n<", 1)
+
+
+WRONG = "<think>\n7\n</think>\n<answer>\n1\n</answer>"
+TALK = "I would say that it is a large number."
+
+
+def length(completion):
+    return min(1.0, len(text_of(completion)) / 400)
+
+
+def tagged(completion):
+    return float("<answer>" in text_of(completion))
+
+
+SIGNALS = {
+    "no_signal": (single, Answers(WRONG)),
+    "too_hard": (single, Answers(WRONG)),
+    "too_easy": (single, Answers(solved)),
+    "never_formats": (single, Answers(TALK)),
+    "truncated": (single, Answers(TALK, solved, WRONG, reason="length")),
+    "length_bias": (lambda: single(exact, length), Answers(*map(padded, range(0, 90, 9)))),
+    "one_part_dominates": (lambda: single(exact, tagged), Answers(TALK, WRONG)),
+}
+
+
+@pytest.mark.parametrize("kind", SIGNALS)
+def test_samples_show_what_a_model_cannot_learn(kind):
+    make, client = SIGNALS[kind]
+    report = vf.audit(make(), client, "stand-in", n=8, rollouts=6, search=0, progress=False)
+    assert kind in [each.kind for each in report.findings if each.severity != "note"], report
+    assert report.verdict
+
+
+def test_a_model_that_can_learn_has_a_signal():
+    client = Answers(solved, WRONG, WRONG)
+    report = vf.audit(format_env(), client, "stand-in", n=8, rollouts=4, progress=False)
+    assert [each for each in report.findings if each.severity != "note"] == [], report
+    assert "GRPO learns from 8 of 8 (100%) groups" in report.verdict
+
+
+def test_right_completions_come_from_samples_where_they_cannot_be_written():
+    client = Answers(lambda question: f"It is {7 * int(question.split()[2])}!", TALK)
+
+    def spelled(completion, answer):
+        return float(text_of(completion) == f"It is {answer}!")
+
+    report = vf.audit(single(spelled), client, "stand-in", n=4, rollouts=2, progress=False)
+    assert "gold_fails" not in [each.kind for each in report.findings if each.severity == "error"]
+    assert any("best sampled rollouts" in note for note in report.notes), report
+
+
+def test_the_audit_is_the_same_for_a_seed():
+    reports = [vf.audit(single(keywords), seed=3, progress=False) for _ in range(2)]
+    assert reports[0].as_dict() == reports[1].as_dict()
+
+
+def test_without_a_client_nothing_of_the_network_is_used(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise AssertionError("the network was asked")
+
+    for name in ("connect", "connect_ex", "sendto", "bind"):
+        monkeypatch.setattr(socket.socket, name, refuse)
+    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+    assert vf.audit(single(), progress=False).ok
+
+
+def test_a_sampled_rollout_whose_reward_ends_the_process_does_not_end_the_audit():
+    def leaving(parser, completion, answer):
+        if "large" in text_of(completion):
+            os._exit(3)
+        return exact(parser, completion, answer)
+
+    client = Answers(TALK, solved)
+    report = vf.audit(single(leaving), client, "stand-in", n=4, rollouts=2, progress=False)
+    assert report.verdict and any(each.kind == "raises" for each in report.findings) or report.notes
+
+
+INTERRUPTED = """
+import sys, time
+import verifiers_nb as vf
+from verifiers_nb.cli import audit
+
+def exact(parser, completion, answer):
+    if "yes and no" in completion[-1]["content"]:
+        print("now", flush=True)
+        time.sleep(5)
+    return float(parser.parse_answer(completion) == answer)
+
+rows = [{"question": f"{n}? The answer is {n}.", "answer": str(n)} for n in range(24)]
+env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(exact, parser=vf.XMLParser(["answer"])))
+audit.load = lambda settings: env
+raise SystemExit(audit.main(["mine", "--seed", "1"]))
+"""
+
+
+def test_ctrl_c_keeps_what_was_found(tmp_path):
+    command = [sys.executable, "-c", INTERRUPTED]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=env, cwd=tmp_path, **pipes)
+    while "now" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    said, progress = process.communicate(timeout=60)
+    assert process.returncode == 130, progress
+    assert "answer_in_prompt" in said and "was interrupted" in said
+    assert "audit:" in progress  # the bar of the checks
+
+
 def test_own_tricks_are_tried():
     def polite(parser, completion, answer):
         return max(exact(parser, completion, answer), float("please" in text_of(completion)))
@@ -237,6 +417,10 @@ def test_own_tricks_are_tried():
     env = single(polite)
     report = vf.audit(env, progress=False, tricks={"my trick": "raw:please"})
     assert "cheat" in [each.kind for each in report.findings]
+
+
+def test_the_usual_limit_of_prompts_is_that_of_the_trainer():
+    assert vf.GRPOConfig.max_prompt_length == USUAL_LIMIT
 
 
 def test_many_rows_take_little_time():

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NO_JUDGE', 'FREE_ROWS', 'QUICK', 'FREE_CHECKS', 'prompt_measure', 'judge_is_missing', 'audit_cheats',
-           'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit', 'free_truth', 'free_audit']
+__all__ = ['NO_JUDGE', 'FREE_ROWS', 'QUICK', 'FREE_CHECKS', 'RIGHT', 'prompt_measure', 'judge_is_missing', 'audit_cheats',
+           'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit', 'free_truth', 'free_audit', 'paid_texts']
 
 # %% ../../nbs/envs/26_audit.ipynb #97c2d622
 import random
@@ -20,7 +20,7 @@ from .audit_case import Case, audited_rows, make_case
 from .audit_data import Count, audit_rows
 from .audit_search import cheat_finding, pay_cheats
 from .audit_signal import SamplePlan, audit_signal, sample_groups
-from .audit_tricks import Trick
+from .audit_tricks import Trick, mean_paid
 from .audit_truth import (
     LATE_CHECKS,
     TRUTH_CHECKS,
@@ -29,7 +29,7 @@ from .audit_truth import (
     check_near_misses,
 )
 from .environment import Environment
-from .findings import AuditReport, Finding, joined_reports, worst_first
+from .findings import AuditReport, Finding, PaidText, joined_reports, worst_first
 from .multiturn import SingleTurnEnv
 from .trials import Trials
 from ..types import Rollout
@@ -200,3 +200,19 @@ def free_audit(env: Environment) -> list[Finding]:
     if isinstance(env, SingleTurnEnv):
         found += free_truth(env, rng)
     return [finding for finding in found if finding.severity == "error"]
+
+# %% ../../nbs/envs/26_audit.ipynb #7ae96b5a
+RIGHT = "a right completion"
+
+
+def paid_texts(env: Environment, n: int = 8, search: int = 50, seed: int = 0) -> list[PaidText]:
+    """Return what right completions earn, named `RIGHT`, and then what tricks do, the best paid first."""
+    rng = random.Random(seed)
+    rows = audited_rows(env, n, rng)
+    trials = Trials(env, rows)
+    try:
+        case = make_case(env, rows, trials, None, rng)
+        right = mean_paid(RIGHT, str(case.right[0]), case.payments)
+        return [right, *pay_cheats(case, steps=search)]
+    finally:
+        trials.close()

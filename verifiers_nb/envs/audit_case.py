@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['THOUGHT', 'SHAPES', 'Write', 'write_fields', 'ways_to_write', 'fill_shape', 'Case', 'mean_reward', 'best_way',
-           'audited_rows', 'as_script', 'script_turn', 'best_samples', 'right_from_samples', 'recorded', 'alternatives',
-           'take_alternatives', 'make_case']
+           'audited_rows', 'as_script', 'script_turn', 'best_samples', 'right_from_samples', 'recorded',
+           'listed_answers', 'take_alternatives', 'make_case']
 
 # %% ../../nbs/envs/21_audit_case.ipynb #4220200a
 import random
@@ -168,7 +168,7 @@ def recorded(trials: Trials, paid: list[tuple[Script | None, Payment]]) -> Calla
     return ask
 
 # %% ../../nbs/envs/21_audit_case.ipynb #12587196
-def alternatives(answer: str) -> list[str]:
+def listed_answers(answer: str) -> list[str]:
     """Return the texts of a list that is written as an answer, such as "['2', 'two']"; [] for any other."""
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         listed = literal_eval(answer) if answer[:1] == "[" else []
@@ -181,7 +181,7 @@ def take_alternatives(
 ) -> None:
     """Write one alternative of an answer where that is paid better than the whole answer."""
     for at, row in enumerate(rows):
-        for each in alternatives(str(row.answer)):
+        for each in listed_answers(str(row.answer)):
             (payment,) = ask([(at, write(each))])
             if payment.reward > payments[at].reward:
                 right[at], payments[at] = write(each), payment

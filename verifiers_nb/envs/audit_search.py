@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['JUDGED_ROWS', 'MANY', 'TextChange', 'LONGEST_FOUND', 'TEXT_CHANGES', 'KEPT', 'SECONDS', 'foreign_rows', 'Tried',
            'try_text', 'join_texts', 'cut_text', 'double_text', 'insert_text', 'without_tags', 'wrap_text',
-           'fill_fields', 'first_texts', 'affordable_steps', 'best_tried', 'pick_text', 'search_cheat', 'shortened',
-           'pay_cheats', 'cheat_finding']
+           'fill_fields', 'in_every_field', 'first_texts', 'affordable_steps', 'best_tried', 'pick_text',
+           'search_cheat', 'shortened', 'pay_cheats', 'cheat_finding']
 
 # %% ../../nbs/envs/24_audit_search.ipynb #a1bd6d07
 import random
@@ -116,6 +116,14 @@ def fill_fields(case: Case, rng: random.Random, one: str, two: str) -> str:
     texts = without_tags(one), without_tags(two)
     return str(parser.format(**{name: rng.choice(texts) for name in parser.get_fields()}))
 
+# %% ../../nbs/envs/24_audit_search.ipynb #8a37f600
+def in_every_field(case: Case, text: str) -> str:
+    """Return a text in every field of the parser's format, or as an answer if it has no fields."""
+    parser = case.env.parser
+    if not (hasattr(parser, "format") and hasattr(parser, "get_fields")):
+        return case.write(text)
+    return str(parser.format(**dict.fromkeys(parser.get_fields(), text)))
+
 # %% ../../nbs/envs/24_audit_search.ipynb #851191a6
 TEXT_CHANGES: tuple[TextChange, ...] = (
     join_texts,
@@ -137,7 +145,8 @@ def first_texts(case: Case) -> list[str]:
     texts = [each.removeprefix("raw:") for each in plain]
     texts += [said(sample.completion) for sample in case.samples]
     texts += [right for right in case.right[:4] if isinstance(right, str)]
-    texts += ["Let me think. " * 20, "1, 2, 3", "- one\n- two\n- three"]
+    loose = ["Let me think. " * 40, "1, 2, 3", "- one\n- two\n- three", source_words(case.env)]
+    texts += [*loose, *(in_every_field(case, text) for text in loose)]
     return [text for text in dict.fromkeys(texts) if len(text) < LONGEST_FOUND]
 
 # %% ../../nbs/envs/24_audit_search.ipynb #fc6aa15e

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['USUAL_TOKENS', 'RARE', 'USUAL', 'SamplePlan', 'limited_args', 'play_samples', 'score_samples', 'sample_groups',
-           'reward_groups', 'group_sentence', 'check_signal', 'shown_sample', 'solved_by_prompt', 'check_difficulty',
-           'check_format', 'check_truncated', 'within_groups', 'correlation', 'check_length', 'part_shares',
-           'check_dominance', 'audit_signal']
+__all__ = ['USUAL_TOKENS', 'RARE', 'USUAL', 'EVEN', 'SamplePlan', 'limited_args', 'play_samples', 'score_samples',
+           'sample_groups', 'reward_groups', 'group_sentence', 'check_signal', 'shown_sample', 'solved_by_prompt',
+           'check_difficulty', 'check_format', 'check_truncated', 'within_groups', 'correlation', 'check_length',
+           'part_shares', 'check_dominance', 'audit_signal']
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #3f74dec3
 import math
@@ -230,6 +230,9 @@ def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
     return math.fsum(x * y for x, y in zip(xs, ys, strict=True)) / spread if spread > 0 else 0.0
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #6c8451ce
+EVEN = 0.1  # lengths that vary less, as a share of their mean, don't matter
+
+
 def check_length(samples: Sequence[Rollout]) -> Iterable[Finding]:
     """Find rewards that follow the length of answers within groups."""
     whole = [each for each in samples if not is_cut_off(each.state, each.completion)]
@@ -237,6 +240,9 @@ def check_length(samples: Sequence[Rollout]) -> Iterable[Finding]:
         return
     rewards = within_groups(whole, lambda sample: sample.reward)
     lengths = within_groups(whole, lambda sample: len(said(sample.completion)))
+    spread = math.sqrt(fmean(length**2 for length in lengths))
+    if spread < EVEN * fmean(len(said(sample.completion)) for sample in whole):
+        return
     value = correlation(rewards, lengths)
     free = len(whole) - len({sample.group for sample in whole}) - 1
     if abs(value) < 0.4 or abs(value) * math.sqrt(free / max(1e-9, 1 - value**2)) < 3.3:

@@ -355,18 +355,16 @@ class GRPOTrainer(ResumableTrainer):
         peft_config: PeftConfig | str | Path | None = None,
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
-        client: Any = None,
-        audit: str = "errors",
-    ) -> None:
+        client: Any = None, audit: str = "errors",
+    ) -> None:  # fmt: skip
         check_order(model, env, args, processing_class)
-        self.audit = check_audit(audit)
         model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
         dataset = training_prompts(env, processing_class, args)
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
             check_fit(client, model, peft_config, args.vllm_sleep)
-        self.env, self.client = env, client
+        self.env, self.client, self.audit = env, client, check_audit(audit)
         self.versions = PolicyVersions(client, args.vllm_sleep)
         self.prompts = PromptOrder(dataset, args)
         self.delivery, self.step_metrics = Delivery(), list[dict[str, float]]()

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EQUAL', 'StoredStep', 'MOST_LISTED', 'group_view', 'short_earners', 'StoredScores', 'RewardEffects', 'reward_effects',
-           'neighbour_groups', 'read_steps', 'call_on', 'read_scores', 'effects_html', 'stored_rollout', 'rollout_name',
-           'flips_html', 'opened_html', 'failed_note', 'RewardBench']
+__all__ = ['EQUAL', 'StoredStep', 'MOST_LISTED', 'MOST_TRICKS', 'group_view', 'short_earners', 'StoredScores', 'RewardEffects',
+           'reward_effects', 'neighbour_groups', 'read_steps', 'call_on', 'read_scores', 'effects_html',
+           'stored_rollout', 'rollout_name', 'flips_html', 'opened_html', 'failed_note', 'weighted_tricks',
+           'cheats_html', 'RewardBench']
 
 # %% ../../nbs/widgets/10_reward_bench.ipynb #1836a5cd
 import copy
@@ -22,7 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..envs.audit import RIGHT, paid_texts
 from ..envs.environment import Environment
+from ..envs.findings import PaidText
 from ..envs.records import rollout_record
 from ..envs.rescore import score_again, stored_rollouts, unchanged_funcs, with_funcs
 from ..envs.rollouts import run_sync
@@ -258,12 +261,35 @@ def failed_note(errors: Sequence[str], tried: int) -> str:
     count = f"{len(errors):,} of {tried:,} rollouts"
     return f"failed on {count}, which score 0.0, the first: {errors[0]}" if errors else ""
 
+# %% ../../nbs/widgets/10_reward_bench.ipynb #07f85368
+MOST_TRICKS = 6
+
+
+def weighted_tricks(
+    tricks: Sequence[PaidText], weights: Mapping[str, float]
+) -> list[tuple[float, PaidText]]:
+    """Return what texts earn at other weights, the best paid first."""
+    paid = [
+        (math.fsum(w * t.parts.get(name, 0.0) for name, w in weights.items()), t) for t in tricks
+    ]
+    return sorted(paid, key=lambda pair: -pair[0])
+
+# %% ../../nbs/widgets/10_reward_bench.ipynb #8fe8c23b
+def cheats_html(tricks: Sequence[PaidText], weights: Mapping[str, float]) -> str:
+    """Draw what tricks earn at these weights beside a right completion; "" before they were tried."""
+    if not tricks:
+        return ""
+    paid = weighted_tricks(tricks, weights)
+    honest = next(reward for reward, trick in paid if trick.name == RIGHT)
+    rows = [(reward, trick) for reward, trick in paid if trick.name != RIGHT][:MOST_TRICKS]
+    return fill("reward_bench.html", "cheats", rows, honest)
+
 # %% ../../nbs/widgets/10_reward_bench.ipynb #900a7134
 class RewardBench(Panel):
     """Weigh and replace the reward functions of a stored run, and see how its rewards and advantages change.
 
     `run`: a trainer, the folder of a run, a file of rollouts, or results. `env`: the environment with the rubric,
-    by default the trainer's. `weigh`, `replace`, `show` and `fork` do the same as the controls; `rubric()` returns the
+    by default the trainer's. `weigh`, `replace`, `show`, `find_cheats` and `fork` do the same as the controls; `rubric()` returns the
     changed rubric, `effects` has the figures. `tokenizer` decodes the tokens of a model that is not on this machine.
     """
 
@@ -289,6 +315,7 @@ class RewardBench(Panel):
         self.notes = {name: failed_note(found, tried) for name, found in failed.items() if found}
         self.tokenizer = tokenizer or getattr(run, "processing_class", None)
         self.opened: int | None = None
+        self.tricks: list[PaidText] = []
         self.read_rollout = lru_cache(8)(partial(stored_rollout, self.source))
         super().__init__()
 
@@ -317,6 +344,7 @@ class RewardBench(Panel):
         scores = self.known.scores.copy()
         scores[:, at] = values
         self.known, self.replaced[name] = replace(self.known, scores=scores), func
+        self.tricks = []  # they were scored by the function before
         failed = failed_note(errors, len(values))
         self.notes[name] = f"replaced by {reward_name(func)}{'; it ' * bool(failed)}{failed}"
         self.refresh()
@@ -329,6 +357,18 @@ class RewardBench(Panel):
             return self.replaced.get(name, func), self.weights[name]
 
         return with_funcs(self.env.rubric, change)
+
+    def find_cheats(self) -> None:
+        """Try the audit's tricks on the changed rubric, and show what they earn beside the rollouts."""
+        changed = copy.copy(self.env)
+        changed.rubric = self.rubric()
+        self.tricks = paid_texts(changed)
+        self.refresh()
+
+    def part_weights(self) -> dict[str, float]:
+        """Return the weights by the names of the functions that are called."""
+        named = self.weights.items()
+        return {reward_name(self.replaced.get(n)) if n in self.replaced else n: w for n, w in named}
 
     def show(self, number: int) -> None:
         """Open a rollout, counted over all steps; raises `IndexError` if there is none."""
@@ -353,6 +393,7 @@ class RewardBench(Panel):
         if len(effects.short):
             shortest = messages_text(self.read_rollout(int(effects.short[0]))[0].completion)
         figures = effects_html(self.known, effects) + flips_html(self.known, effects, at, live)
+        figures += cheats_html(self.tricks, self.part_weights())
         if at is not None:
             name = rollout_name(self.known, at)
             figures += opened_html(*self.read_rollout(at), name, effects, at, self.tokenizer)
@@ -366,6 +407,10 @@ class RewardBench(Panel):
     def on_show(self, data: Mapping[str, str]) -> None:
         """Show a rollout."""
         self.show(int(data["number"]))
+
+    def on_cheats(self, data: Mapping[str, str]) -> None:
+        """Look for cheats."""
+        self.find_cheats()
 
     def on_fork(self, data: Mapping[str, str]) -> None:
         """Show how to fork the run at a step."""
