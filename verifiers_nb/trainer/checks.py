@@ -7,15 +7,18 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'CONSTRAINTS', 'check_gap', 'warn_of_sampling', 'claim_client', 'release_client', 'check_template', 'render',
-           'check_rewards', 'training_prompts', 'RewardWatch']
+           'check_rewards', 'training_prompts', 'bound_micro_batch', 'RewardWatch']
 
 # %% ../../nbs/trainer/16_checks.ipynb #77de68da
 import logging
+import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..envs.environment import merge_sampling_args
+from ..support.memory import free_memory, plan_processor, shape_of
 from .config import GRPOConfig, check_truncation
 
 if TYPE_CHECKING:
@@ -145,6 +148,21 @@ def training_prompts(
         )
     return dataset
 
+# %% ../../nbs/trainer/16_checks.ipynb #7c90e1b4
+def bound_micro_batch(model: Any, args: GRPOConfig, samples_here: bool) -> None:
+    """Lower `tokens_per_micro_batch` to what suits a processor, and say what the run takes.
+
+    `samples_here`: whether the engine answers in this process.
+    """
+    asked = args.tokens_per_micro_batch
+    with suppress(AttributeError):  # a model whose configuration has no such sizes
+        shape, free = shape_of(model.config, model.num_parameters()), free_memory("cpu")
+        plan = plan_processor(shape, asked, free, samples_here)
+        if plan.tokens < asked and not args.gradient_checkpointing:
+            args.tokens_per_micro_batch = plan.tokens
+            if args.process_index == 0:
+                print(f"Training on a processor: {plan}", file=sys.stderr)
+
 # %% ../../nbs/trainer/16_checks.ipynb #d435a6cd
 class RewardWatch:
     """Warn, once, when no group of the first generations had anything to learn from."""
@@ -163,6 +181,7 @@ class RewardWatch:
             seen = f"the reward {low:g}" if low == high else f"rewards from {low:g} to {high:g}"
             message = (
                 "All %d rollouts so far have %s, and within each group they are equal: nothing was learnt. "
-                "Is the task too hard or too easy? Does the parser find the answer? Is max_tokens too low?"
+                "Is the task too hard or too easy? Does the parser find the answer? Is max_tokens too low? "
+                "What no answer ever does can't be reinforced: worked examples show it, trainer.warm_up(examples)."
             )
             logger.warning(message, len(self.rewards), seen)

@@ -69,6 +69,7 @@ from .checkpoints import (
 )
 from .checks import (
     RewardWatch,
+    bound_micro_batch,
     check_gap,
     claim_client,
     release_client,
@@ -291,23 +292,24 @@ def same_base(checkpoint: str | Path, model: Any, folder: Path) -> Iterator[None
 
 # %% ../../nbs/trainer/18_grpo.ipynb #3f7b90de
 def suit_processor(trainer: Any) -> None:
-    """Keep freed memory, and use the fastest products, where a trainer computes on a processor."""
+    """Where a trainer computes on a processor: keep freed memory, use the fastest products, bound a micro-batch."""
     if trainer.args.device.type == "cpu":
         keep_reserve()
         use_onednn(trainer.model)
+        bound_micro_batch(trainer.model, trainer.args, isinstance(trainer.client, EmbeddedEngine))
 
 # %% ../../nbs/trainer/18_grpo.ipynb #a64e2c18
 def run_warm_up(
     trainer: Any, examples: Any, steps: int, learning_rate: float | None, size: int
 ) -> TrainOutput:
     """Warm up a trainer, or go on with a warm-up of the same examples; see `GRPOTrainer.warm_up`."""
+    suit_processor(trainer)
     own = warm_up_settings(trainer.args, steps, learning_rate)
     samples = example_samples(
         examples, trainer.processing_class, trainer.env, trainer.args.max_seq_len
     )
     digest = samples_digest(samples, steps, own.learning_rate, size)
     check_not_begun(trainer.state.global_step, trainer.folder, digest)
-    suit_processor(trainer)
     if trainer.cold_weights is None:
         trainer.cold_weights = learnt_weights(trainer.model)
     warm = WarmUp(trainer, samples, own, size, digest)
