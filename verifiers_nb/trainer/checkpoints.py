@@ -294,7 +294,7 @@ class KeepAdapters(TrainerCallback):
     """Keep the adapter after a step in `<output_dir>/adapters/step-<n>`, as `steps_to_keep` chooses; a full disk ends only that."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from ..inference.vllm_policy import adapter_bytes
+        from ..inference.adapter_files import adapter_bytes
 
         wanted = state.is_world_process_zero and args.keep_adapters == "all"
         room = args.keep_adapters_mb * 1e6 * wanted
@@ -303,7 +303,7 @@ class KeepAdapters(TrainerCallback):
             self.on_step_end(args, state, control, **kwargs)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        from ..inference.vllm_policy import write_adapter
+        from ..inference.adapter_files import write_adapter
 
         if state.global_step not in self.steps:
             return
