@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE', 'call_server', 'served_model', 'load_on_server',
-           'unload_from_server', 'exact_request', 'compare_with_peft', 'retire', 'drop_unused', 'new_adapter',
+           'unload_from_server', 'exact_request', 'compare_with_peft', 'retire', 'drop_unused', 'version_folder',
            'check_served', 'send_to_current', 'was_down', 'survive_restart', 'push_through_restarts', 'claim_lock',
            'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'VLLMClient']
 
@@ -161,7 +161,7 @@ def drop_unused(client: HTTPClient, versions: Versions) -> None:
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #f47cf429
 @contextmanager
-def new_adapter(folders: AdapterFolders, adapter: Adapter, number: int) -> Iterator[Path]:
+def version_folder(folders: AdapterFolders, adapter: Adapter, number: int) -> Iterator[Path]:
     """Write an adapter to a folder for version `number`; an error in the block deletes the folder."""
     folder = folders.write(adapter, f"policy-v{number}")
     try:
@@ -398,7 +398,7 @@ class VLLMClient(HTTPClient):
         if source is None:
             return Version(number, self.model)
         check_servable(adapter_config(source), self.server)
-        with new_adapter(self.folders, source, number) as folder:
+        with version_folder(self.folders, source, number) as folder:
             if adapter is None:
                 set_to_zero(folder)
             if wait:
