@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS', 'smooth', 'thin',
            'figure_text', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps', 'curve_traces', 'Chart',
-           'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure', 'RunHistory',
-           'evaluation_name', 'metric_names', 'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best',
+           'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure', 'put_point',
+           'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best',
            'collapse_warning', 'differs_when_fresh', 'odd_warnings', 'function_warnings', 'run_warnings',
            'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps',
            'read_visit', 'PromptPath', 'checkpoint_steps']
@@ -21,6 +21,7 @@ import os
 import re
 import time
 import tomllib
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -244,6 +245,18 @@ def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
     layout |= {"annotations": titles, "showlegend": len(named) > 1}
     return {"data": data, "layout": layout}
 
+# %% ../../nbs/widgets/08_run.ipynb #e0e03ac4
+def put_point(points: list[Point], step: int, value: float) -> None:
+    """Put a value into points that are sorted by step; it replaces an earlier value of its step."""
+    if not points or step > points[-1][0]:
+        points.append((step, value))
+        return
+    at = bisect_left(points, step, key=itemgetter(0))
+    if points[at][0] == step:
+        points[at] = step, value
+    else:
+        points.insert(at, (step, value))
+
 # %% ../../nbs/widgets/08_run.ipynb #16c760e1
 HUGE = 1e100  # from here on a number is a mistake
 
@@ -260,17 +273,21 @@ class RunHistory:
         self.columns: dict[str, list[Point]] = {}
         self.odd: dict[str, list[Point]] = {}
         self.lines: list[dict[str, Any]] = []
+        self.times_back = 0
         self.step, self.inode, self.end = 0, inode, 0
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line: `step` and metrics; `odd` keeps metrics that no curve can show."""
-        self.step = int(line["step"])
+        step = int(line["step"])
+        if self.lines and step < self.step:
+            self.times_back += 1
+        self.step = step
         self.lines.append(line)
         for name, value in line.items():
             if isinstance(value, (int, float)):
                 columns = self.columns if abs(value) < HUGE else self.odd
                 number = math.inf if isinstance(value, int) and abs(value) >= HUGE else float(value)
-                columns.setdefault(name, []).append((self.step, number))
+                put_point(columns.setdefault(name, []), step, number)
 
     def read(self) -> None:
         """Read the lines that were added; a file that does not exist yet has none."""
@@ -373,9 +390,9 @@ WARNINGS = tomllib.loads(widget_file("warnings.toml"))
 def collapse_warning(history: RunHistory) -> list[str]:
     """Return the warning of the trainer if the run has collapsed and has not recovered, else []."""
     watch, found = CollapseWatch(), None
-    for line in history.lines:
-        if "reward" in line:
-            found = watch.note(line)
+    steps = {int(line["step"]): line for line in history.lines if "reward" in line}
+    for step in sorted(steps):
+        found = watch.note(steps[step])
     if found is None:
         return []
     rate = max((value for _, value in history.points("learning_rate")), default=0.0)
@@ -432,6 +449,8 @@ def run_warnings(history: RunHistory) -> list[str]:
         "lag": gap > 0.1 and lags,
     }
     warnings = [WARNINGS[name].format(**figures) for name, is_so in found.items() if is_so]
+    if history.times_back:
+        warnings.append(WARNINGS["back"].format(times=history.times_back, path=history.path))
     return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history)]
 
 # %% ../../nbs/widgets/08_run.ipynb #e62d82c1
