@@ -30,6 +30,7 @@ from itertools import chain, dropwhile, groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, pstdev
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -37,7 +38,13 @@ from ..envs.store import find_steps, from_line, to_line
 from ..trainer.collapse import CollapseWatch
 from ..types import Messages
 from .html import fill, one_line, visible, widget_file
-from .rollouts import RolloutTable, Row, has_all_rollouts, table_from_file
+from .rollouts import (
+    RolloutTable,
+    Row,
+    has_all_rollouts,
+    reward_notes,
+    table_from_file,
+)
 
 # %% ../../nbs/widgets/08_run.ipynb #c1dfd96e
 Point = tuple[int, float]
@@ -419,17 +426,21 @@ def odd_warnings(history: RunHistory) -> list[str]:
     return warnings
 
 # %% ../../nbs/widgets/08_run.ipynb #2fb0e3d6
-def function_warnings(history: RunHistory) -> list[str]:
-    """Return a warning for each reward function that fails."""
+def function_warnings(history: RunHistory, errors: Mapping[str, str]) -> list[str]:
+    """Return a warning for each reward function that fails, with its error if it is known."""
     warnings = []
-    for name in history.names("rewards_failed/"):
-        if (often := recent_mean(history, name)) > 0:
-            warnings.append(WARNINGS["function"].format(name=name.partition("/")[2], often=often))
+    for metric in history.names("rewards_failed/"):
+        if (often := recent_mean(history, metric)) > 0:
+            name = metric.partition("/")[2]
+            why = str(errors.get(name, "the states in the files of rollouts say why."))[:300]
+            warnings.append(WARNINGS["function"].format(name=name, often=often, why=why))
     return warnings
 
 # %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
-def run_warnings(history: RunHistory) -> list[str]:
-    """Return warnings about the latest steps of a run, in words."""
+def run_warnings(
+    history: RunHistory, errors: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return warnings about the latest steps of a run, in words; `errors` of reward functions by name."""
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, entropy = (recent_mean(history, name) for name in names)
     first = [value for _, value in history.points("entropy")]
@@ -451,7 +462,7 @@ def run_warnings(history: RunHistory) -> list[str]:
     warnings = [WARNINGS[name].format(**figures) for name, is_so in found.items() if is_so]
     if history.times_back:
         warnings.append(WARNINGS["back"].format(times=history.times_back, path=history.path))
-    return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history)]
+    return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history, errors)]
 
 # %% ../../nbs/widgets/08_run.ipynb #e62d82c1
 BARS = 21
@@ -476,6 +487,7 @@ class StepCompletions:
     """Hold the best rollouts of a step, best first, and the worst, worst first; the rollouts of each half have different prompts.
 
     `count` and `scores` are those of all rollouts, or of all that answer one prompt; `scores` has the reward and its parts.
+    `errors`: the first error of each reward function that failed.
     """
 
     step: int
@@ -483,6 +495,7 @@ class StepCompletions:
     best: Sequence[Row] = ()
     worst: Sequence[Row] = ()
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -503,10 +516,14 @@ def best_and_worst(step: int, rows: Sequence[Row]) -> StepCompletions:
     scores = defaultdict[str, list[float]](list, reward=[row.reward for row in rows])
     for name, value in chain.from_iterable(row.scores.items() for row in rows):
         scores[name].append(value)
+    errors: dict[str, str] = {}
+    for row in rows:
+        if row.reward_failed:
+            errors = {**reward_notes(row.record), **errors}
     ranked = sorted(rows, key=lambda row: row.reward if row.reward < HUGE else -math.inf)
     best = one_of_each(ranked[::-1])
     worst = one_of_each(row for row in ranked if all(row is not other for other in best))
-    return StepCompletions(step, len(rows), best, worst, scores)
+    return StepCompletions(step, len(rows), best, worst, scores, errors)
 
 # %% ../../nbs/widgets/08_run.ipynb #3d7f20ab
 def read_completions(step: int, file: Path) -> StepCompletions:
