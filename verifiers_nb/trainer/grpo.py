@@ -35,7 +35,7 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import TrainOutput
 
 from ..envs.environment import Environment, check_rubric
-from ..envs.store import without_failed
+from ..envs.results import without_failed
 from ..inference.client import base_of, check_base, get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..rubrics.rubric import Rubric
