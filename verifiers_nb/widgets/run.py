@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS', 'smooth', 'thin',
-           'figure_text', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps', 'curve_traces', 'Chart',
-           'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure', 'put_point',
-           'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best',
-           'collapse_warning', 'differs_when_fresh', 'odd_warnings', 'function_warnings', 'run_warnings',
-           'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps',
-           'read_visit', 'PromptPath', 'checkpoint_steps']
+__all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS',
+           'smooth', 'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps',
+           'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html',
+           'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics',
+           'run_charts', 'recent_mean', 'is_at_best', 'collapse_warning', 'differs_when_fresh', 'odd_warnings',
+           'function_warnings', 'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst',
+           'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
 import json
@@ -76,11 +76,18 @@ def figure_text(value: float) -> str:
     """Write a number with three figures, a large one without decimals."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
 
+# %% ../../nbs/widgets/08_run.ipynb #5d5cd1ca
+def with_height(low: float, high: float) -> tuple[float, float]:
+    """Return a range that is more than a point: a tenth around a single value, and 0 to 1 for 0."""
+    if high - low >= 1e-9 * max(abs(high), 1e-6):
+        return low, high
+    room = 0.1 * abs(low)
+    return (low - room, high + room) if room else (0.0, 1.0)
+
 # %% ../../nbs/widgets/08_run.ipynb #fa35e192
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
     """Choose round numbers from at most `low` to at least `high`."""
-    if high - low < 1e-9 * max(abs(high), 1e-6):
-        low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
+    low, high = with_height(low, high)
     rough = (high - low) / (most - 1)
     scale = 10.0 ** math.floor(math.log10(rough))
     gap = next(scale * by for by in (1, 2, 5, 10) if scale * by >= rough * 0.999)
@@ -234,14 +241,18 @@ def chart_html(chart: Chart) -> str:
     return fill("chart.html", "chart", chart, values, words, image, beside, (first, last))
 
 # %% ../../nbs/widgets/08_run.ipynb #90437909
+FEW_STEPS = 8  # have a tick each
+
+
 def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
     """Return plotly's description of charts; the page adds places and colours."""
     data, titles, named = [], [], set[str]()
     layout: dict[str, Any] = {}
     for number, chart in enumerate(charts, 1):
         at = str(number) if number > 1 else ""
-        room = 0.06 * (chart.high - chart.low) or 0.1 * abs(chart.high) or 0.5
-        span, scale = [chart.low - room, chart.high + room], "log" if chart.log else "linear"
+        low, high = with_height(chart.low, chart.high)
+        room = 0.06 * (high - low)
+        span, scale = [low - room, high + room], "log" if chart.log else "linear"
         layout[f"yaxis{at}"] = {"range": span, "nticks": 5, "type": scale}
         layout[f"xaxis{at}"] = {"matches": "x"} if at else {}
         title = f"<b>{one_line(chart.title, 40)}</b>  {one_line(chart.note, 60)}"
@@ -250,6 +261,9 @@ def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
             is_new = trace["opacity"] == 1 and trace["name"] not in named
             named |= {trace["name"]} if is_new else set()
             data.append({**trace, "xaxis": f"x{at}", "yaxis": f"y{at}", "showlegend": is_new})
+    steps = [step for trace in data for step in trace["x"]]
+    if steps and max(steps) - min(steps) <= FEW_STEPS:
+        layout["xaxis"]["dtick"] = 1  # no ticks at half steps
     layout |= {"annotations": titles, "showlegend": len(named) > 1}
     return {"data": data, "layout": layout}
 
