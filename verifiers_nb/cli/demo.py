@@ -195,7 +195,7 @@ REAL_MODEL = Demo(
     Path("nbs/tutorials/113_a_real_model_on_a_processor.ipynb"), Path("outputs/real"), "real_model"
 )
 
-
+# %% ../../nbs/cli/08_demo.ipynb #6b0d44e1
 def find_notebook(start: Path, demo: Demo = QUICK_START) -> Path:
     """Return the notebook of a demo in the clone that contains `start`."""
     for folder in (start, *start.parents):
