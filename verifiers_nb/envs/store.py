@@ -55,6 +55,7 @@ from ..inference.columns import (
     text_counts,
 )
 from ..rubrics.rubric import indices_of
+from ..support.budget import judge_totals
 from ..support.threads import end_if_forked
 from ..types import (
     GenerateOutputs,
@@ -95,7 +96,10 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "state": {k: v for k, v in rollout.state.items() if k not in NOT_STORED},
         "turns": [{name: getattr(turn, name) for name in Turn.__slots__} for turn in rollout.turns],
         ANSWERS: answers_of(rollout.state),
-        "usage": reply_usage(rollout.state.get("responses") or ()),
+        "usage": {
+            **reply_usage(rollout.state.get("responses") or ()),
+            **judge_totals(rollout.state),
+        },
     }
 
 # %% ../../nbs/envs/01_store.ipynb #3d1582bb
