@@ -19,7 +19,7 @@ import forked
 import pyarrow.parquet
 import pytest
 
-from verifiers_nb.envs.store import read_rollouts
+from verifiers_nb.envs.results import read_rollouts
 
 COMMAND = [sys.executable, "-m", "verifiers_nb.cli.eval"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {

@@ -20,7 +20,7 @@ from pathlib import Path
 import forked
 import pytest
 
-from verifiers_nb.envs.store import claimed
+from verifiers_nb.support.files import claimed
 
 COMMAND = [sys.executable, "-m", "verifiers_nb.cli.train"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {

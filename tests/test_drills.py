@@ -363,7 +363,7 @@ def test_a_reward_that_always_raises_is_told_everywhere(tmp_path: Path) -> None:
 
 def test_filtered_and_malformed_answers_fail_and_empty_ones_are_counted() -> None:
     said = run_script("""
-from verifiers_nb.envs.store import count_troubles, trouble_lines
+from verifiers_nb.envs.statistics import count_troubles, trouble_lines
 answers = [None, "", "yes", 42, {"a": 1}, "filtered"]
 async def create(**request):
     answer = answers[int(request["messages"][0]["content"].split()[-1])]

@@ -20,7 +20,7 @@ import pytest
 from datasets import Dataset
 
 import verifiers_nb as vf
-from verifiers_nb.envs.store import read_rollouts
+from verifiers_nb.envs.results import read_rollouts
 
 ROLLOUTS = 300
 SCRIPT = f"""

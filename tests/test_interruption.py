@@ -16,7 +16,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import equal
 
-from verifiers_nb.envs.store import read_rollouts
+from verifiers_nb.envs.results import read_rollouts
 from verifiers_nb.trainer.checkpoints import check_whole, last_checkpoint, write_manifest
 
 STEPS, ADAPTER = 8, "adapter/adapter_model.safetensors"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import verifiers_nb as vf
-from verifiers_nb.envs.store import rollout_record
+from verifiers_nb.envs.records import rollout_record
 from verifiers_nb.types import Rollout
 
 HEAD = """

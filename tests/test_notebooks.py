@@ -24,7 +24,7 @@ NBS = Path(CONFIG.nbs_path)
 NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not in p.parts)
 
 # What single rooms need beyond the training stack; environments say it themselves.
-NEEDS = {"10_textarena": ("textarena", "nltk"), "reasoning_gym_env": ("reasoning_gym",)}
+NEEDS = {"14_textarena": ("textarena", "nltk"), "reasoning_gym_env": ("reasoning_gym",)}
 
 # What is as true after fewer steps, and with fewer rollouts; the saved outputs are of the numbers that a reader sees.
 FEWER = {

@@ -23,7 +23,7 @@ from verifiers_nb.bridges.ship import completion_of, serve_json
 from verifiers_nb.cli.command import CommandError
 from verifiers_nb.cli.settings import choose_endpoint
 from verifiers_nb.envs import prompts, tools
-from verifiers_nb.envs.store import rollout_record, to_line
+from verifiers_nb.envs.records import rollout_record, to_line
 from verifiers_nb.envs.tool_env import XMLToolEnv
 from verifiers_nb.inference.engine import Options
 from verifiers_nb.inference.tokens import template_ids

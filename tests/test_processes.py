@@ -18,7 +18,7 @@ from accelerate.utils.launch import prepare_multi_gpu_env
 from safetensors.torch import load_file
 
 import verifiers_nb as vf
-from verifiers_nb.envs.store import read_rollouts
+from verifiers_nb.envs.results import read_rollouts
 
 ROOT = Path(__file__).parents[1]
 STEPS = 5

@@ -16,7 +16,8 @@ from datasets import Dataset
 import verifiers_nb as vf
 from verifiers_nb.cli.report import ReportMeta, report_html
 from verifiers_nb.cli.tui import rollout_text
-from verifiers_nb.envs.store import load_results, results_dataset
+from verifiers_nb.envs.results import load_results
+from verifiers_nb.envs.tables import results_dataset
 from verifiers_nb.inference.http import HTTPClient
 from verifiers_nb.types import REASONING_FIELDS, reasoning_length
 

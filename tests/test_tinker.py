@@ -144,7 +144,7 @@ def test_the_reward_climbs_and_a_checkpoint_goes_on(python: str, url: str, tmp_p
 
 
 GRADIENTS = """
-from verifiers_nb.envs.store import read_rollouts
+from verifiers_nb.envs.results import read_rollouts
 from verifiers_nb.inference.tokens import rollout_turns
 from verifiers_nb.trainer.adapters import with_adapter
 from verifiers_nb.trainer.config import lora_defaults

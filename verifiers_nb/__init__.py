@@ -51,8 +51,9 @@ _EXPORTS = {
     "inference.endpoints": "connect Endpoints",
     "inference.vllm_server": "start_vllm plan_memory VLLMServer ServerError",
     "inference.serve": "serve Served",
-    "envs.store": "load_results read_rollouts results_dataset results_frame standard_error pass_rates "
-    "paired_difference",
+    "envs.results": "load_results read_rollouts",
+    "envs.tables": "results_dataset results_frame",
+    "envs.statistics": "standard_error pass_rates paired_difference",
     "envs.rescore": "rescore",
     "envs.audit": "audit AuditReport Finding",
     "envs.environment": "Environment",
@@ -109,8 +110,10 @@ _NAMESPACES = {
     # tools to hand to a model, and the sandbox that runs its programs
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # functions that read, summarise, compare and report evaluations
-    "results": _EXPORTS["envs.store"]
-    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint MeanSequence "
+    "results": " ".join(
+        _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
+    )
+    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Until MeanSequence "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",

@@ -42,7 +42,7 @@ from ..environments.load import (
 )
 from ..envs.environment import Environment
 from ..envs.prompts import DEFAULTS, repeated_rows
-from ..envs.store import read_rollouts
+from ..envs.results import read_rollouts
 from ..inference.client import Reply
 from ..rubrics.rubric import score_one
 from ..support.calls import without_secrets

@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 from ..envs.environment import Environment
 from ..envs.multiturn import SingleTurnEnv, check_state, initial_state
 from ..envs.prompts import DEFAULTS, RolloutRows, repeated_rows, rollout_rows
+from ..envs.results import load_results
 from ..envs.rollouts import derive_seed
-from ..envs.store import example_keys, load_results
+from ..envs.statistics import example_keys
 from ..inference.tokens import (
     TokenSequence,
     merge_turns,

@@ -53,17 +53,15 @@ from .settings import (
     read_endpoints,
     verifier_rubric,
 )
-from ..envs.store import (
+from ..envs.records import reply_usage
+from ..envs.results import move_bad_lines, stored_usage, without_failed
+from ..envs.statistics import (
     count_troubles,
     distribution,
     example_keys,
-    move_bad_lines,
     pass_rates,
-    reply_usage,
     standard_error,
-    stored_usage,
     trouble_lines,
-    without_failed,
 )
 from ..rubrics.interval import Until, until_from
 from ..support.budget import Budget, budget_from, judge_totals

@@ -34,18 +34,16 @@ from .command import (
     run_command,
 )
 from ..envs.rescore import score_differences
-from ..envs.store import (
+from ..envs.results import load_results, rollouts_file, without_failed
+from ..envs.statistics import (
     count_troubles,
     distribution,
     example_keys,
     example_means,
-    load_results,
     paired_difference,
     pass_rates,
-    rollouts_file,
     standard_error,
     trouble_lines,
-    without_failed,
 )
 from ..inference.columns import (
     as_number,

@@ -51,7 +51,7 @@ from .command import (
     run_command,
 )
 from .settings import RunSettings, is_plain, load
-from ..envs.store import find_steps, in_our_format, read_at
+from ..envs.results import find_steps, in_our_format, read_at
 from ..inference.columns import COLUMNS, Column, column_values, column_words
 from ..parsers.base import text_with_thinking
 from ..types import content_text, reasoning_note, reasoning_text

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 # %% ../../nbs/rubrics/04_interval.ipynb #3512275a
-HEAVIEST = 0.75  # the largest weight, as in the paper's experiments
+HEAVIEST = 0.5  # the largest weight, as in the paper
 
 
 class MeanSequence:
@@ -35,7 +35,8 @@ class MeanSequence:
     def add(self, value: float) -> None:
         """Add a value."""
         mean, variance = self.total / (self.count + 1), self.squares / (self.count + 1)
-        weight = min(HEAVIEST, self.half / variance)
+        later = math.sqrt(2 * self.threshold / (variance * (self.count + 1)))
+        weight = min(HEAVIEST, self.half / variance, later)
         self.weights += weight
         self.weighted += weight * value
         self.penalty += (value - mean) ** 2 * (-math.log1p(-weight) - weight)

@@ -41,16 +41,11 @@ from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback, TrainerState
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from ..envs.store import (
-    check_unclaimed,
-    claimed,
-    find_steps,
-    from_line,
-    rewritten,
-    to_line,
-)
+from ..envs.records import from_line, to_line
+from ..envs.results import find_steps
 from ..inference.client import written_whole
 from ..support.calls import without_secrets
+from ..support.files import check_unclaimed, claimed, rewritten
 from ..support.memory import best_device
 from .control import InterruptGuard, RunControl, RunStopped
 from .sharding import on_first

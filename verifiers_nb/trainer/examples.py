@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..envs.prompts import chat_prompt
-from ..envs.store import example_keys
+from ..envs.statistics import example_keys
 from ..inference.tokens import (
     TokenSequence,
     merge_turns,

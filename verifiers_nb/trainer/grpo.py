@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base', 'make_client',
            'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
-           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'run_warm_up', 'GRPOTrainer']
+           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'stop_for', 'run_warm_up', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/18_grpo.ipynb #77de68da
 import copy
@@ -34,11 +34,12 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from ..envs.environment import Environment, check_rubric
-from ..envs.store import without_failed
+from ..envs.environment import Environment, check_budget, check_rubric
+from ..envs.results import without_failed
 from ..inference.client import base_of, check_base, get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..rubrics.rubric import Rubric
+from ..support.budget import Budget
 from ..support.calls import is_transient
 from ..support.memory import keep_reserve
 from .adapters import (
@@ -296,6 +297,18 @@ def suit_processor(trainer: Any) -> None:
         keep_reserve()
         use_onednn(trainer.model)
 
+# %% ../../nbs/trainer/18_grpo.ipynb #719cc59e
+def stop_for(trainer: Any, reason: str) -> None:
+    """Stop a run between steps, and say why; raises `RunStopped`."""
+    done = trainer.state.global_step
+    logger.warning(
+        "Training stops after step %d: %s. train(resume_from_checkpoint=True) goes on, with a larger "
+        "budget.", done, reason,
+    )  # fmt: skip
+    trainer.run.ask("stop")
+    trainer.pipeline.interrupt()
+    trainer.run.hold()
+
 # %% ../../nbs/trainer/18_grpo.ipynb #a64e2c18
 def run_warm_up(
     trainer: Any, examples: Any, steps: int, learning_rate: float | None, size: int
@@ -336,6 +349,7 @@ class GRPOTrainer(ResumableTrainer):
     or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
     run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
     checkpoints, `metrics.jsonl`, adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
+    At the end of a `budget` the run stops as by `stop()`; with a larger one it can go on.
     """
 
     args: GRPOConfig
@@ -353,6 +367,7 @@ class GRPOTrainer(ResumableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         client: Any = None,
+        budget: Budget | None = None,
     ) -> None:
         check_order(model, env, args, processing_class)
         model, peft_config = base_and_adapter(model, peft_config)
@@ -361,6 +376,7 @@ class GRPOTrainer(ResumableTrainer):
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
             check_fit(client, model, peft_config, args.vllm_sleep)
+            check_budget(budget, client.model, env.rubric)
         self.env, self.client = env, client
         self.versions = PolicyVersions(client, args.vllm_sleep)
         self.prompts = PromptOrder(dataset, args)
@@ -378,7 +394,8 @@ class GRPOTrainer(ResumableTrainer):
                 callbacks=[*(callbacks or ()), MetricsFile(), KeepAdapters()], optimizers=optimizers,
             )  # fmt: skip
         self.processes = Processes(self.accelerator, self.gathered)
-        self.pipeline = RolloutPipeline(env, client, args, self.prompts, self.folder / "rollouts")
+        rollouts = self.folder / "rollouts"
+        self.pipeline = RolloutPipeline(env, client, args, self.prompts, rollouts, budget)
         self.run.progress, self.run.interrupt = self.pipeline.progress, self.pipeline.interrupt
         if args.disable_dropout:
             turn_off_dropout(self.model)
@@ -517,6 +534,8 @@ class GRPOTrainer(ResumableTrainer):
                     with self.run.phase("generating"), self.guard.open():
                         generation, rollouts = self.pipeline.take(number, count)
                 self.run.phase.move(generation.scoring_seconds, "generating", "scoring")
+                if len(rollouts) < len(generation.run.rows):
+                    stop_for(self, generation.run.over)
                 return generation, rollouts
             except CancelledError:
                 with self.guard.open():
@@ -599,7 +618,8 @@ class GRPOTrainer(ResumableTrainer):
         with self.versions.awake():
             self.sync_policy()
             ask = self.env.evaluate if dataset is None else partial(self.env.generate, dataset)
-            kept = dict(max_concurrent=self.args.max_concurrent, save_path=path, progress=False)
+            kept: dict[str, Any] = dict(max_concurrent=self.args.max_concurrent, progress=False)
+            kept |= dict(save_path=path, budget=self.pipeline.budget)
             results = ask(self.client, self.client.model, sampling_args, **kept)
         good = without_failed(results)
         columns = {"reward": good.reward, **good.metrics}

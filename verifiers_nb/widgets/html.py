@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..envs.store import rewritten
+from ..support.files import rewritten
 
 # %% ../../nbs/widgets/00_html.ipynb #fe5dbbce
 ODD = re.compile(

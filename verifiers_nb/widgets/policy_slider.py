@@ -30,8 +30,8 @@ from typing import TYPE_CHECKING, Any
 import orjson
 from pydantic import TypeAdapter
 
+from ..envs.results import find_steps
 from ..envs.rollouts import background_loop
-from ..envs.store import find_steps
 from ..inference.client import base_of, check_base, get_tokenizer
 from .conversation import decoder, token_texts
 from .html import Snapshot, fill, widget_file

@@ -19,9 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from ..envs.environment import Environment
 from ..envs.prompts import RolloutRows, repeated_rows
+from ..envs.records import to_line
+from ..envs.results import outputs_from_records
 from ..envs.rollouts import background_loop
-from ..envs.store import outputs_from_records, results_dataset, rewritten, to_line
+from ..envs.tables import results_dataset
 from ..inference.client import SHIPPED_MODEL, get_tokenizer, shipped_models
+from ..support.files import rewritten
 from ..types import GenerateOutputs, SamplingArgs, State
 from .conversation import (
     Decode,

@@ -37,20 +37,18 @@ import regex
 
 from ..envs.environment import Environment
 from ..envs.prompts import Inputs, RolloutRows, repeated_rows, rollout_rows
+from ..envs.records import from_line, rollout_record
 from ..envs.rescore import rollouts_from_outputs
-from ..envs.rollouts import background_loop, with_seed
-from ..envs.store import (
+from ..envs.results import (
     StoredColumn,
     StoredRollouts,
-    answer_endings,
-    ending_lines,
     find_steps,
-    from_line,
     in_our_format,
     read_with_offsets,
-    rollout_record,
     rollouts_file,
 )
+from ..envs.rollouts import background_loop, with_seed
+from ..envs.statistics import answer_endings, ending_lines
 from ..inference.columns import (
     CUT_OFF,
     Column,
@@ -96,7 +94,7 @@ class Row:
 
     @property
     def record(self) -> Record:
-        """All of the rollout, as `envs.store` keeps it."""
+        """All of the rollout, as `envs.records` makes it."""
         return self.source[self.at]
 
     @property

@@ -32,7 +32,8 @@ from statistics import fmean, pstdev
 from typing import Any
 from urllib.parse import quote
 
-from ..envs.store import find_steps, from_line, to_line
+from ..envs.records import from_line, to_line
+from ..envs.results import find_steps
 from ..trainer.collapse import CollapseWatch
 from ..types import Messages
 from .html import fill, one_line, visible, widget_file
