@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import forked
 
-from verifiers_nb.inference import vllm_server
+from verifiers_nb.inference import vllm_options, vllm_server
 from verifiers_nb.support import processes
 
 FORK = multiprocessing.get_context("fork")
@@ -32,7 +32,7 @@ IMPORTED += ["vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", *forked
 @cache
 def origin() -> forked.Origin:
     """Return the process that is forked, which has the variables of a server."""
-    return forked.Origin(__file__, vllm_server.server_env(os.devnull, [], {}))
+    return forked.Origin(__file__, vllm_options.server_env(os.devnull, [], {}))
 
 
 class Popen(forked.Popen):

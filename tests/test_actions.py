@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shlex
+import subprocess
 import time
 from collections.abc import Callable
 from typing import Any, get_args
@@ -20,7 +21,7 @@ from verifiers_nb.parsers.actions import (
     last_block,
     read_blocks,
 )
-from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke
+from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke, unfinished_part
 from verifiers_nb.parsers.function_calls import (
     ParseFunction,
     action_parser,
@@ -147,6 +148,47 @@ def test_known_result(kind: str, message: str, expected: tuple[Any, str] | None)
         assert type(caught.value) is FormatError
     else:
         assert PARSERS[kind]({"message": message}, COMMANDS) == expected
+
+
+# Markdown files with code, as models write them: the format takes the first inner fence as the end.
+NESTED = [
+    "cat > a.md <<'EOF'\n# Use\n{fence}\nmake\n{end}\nEOF",
+    "cat <<EOF > a.md\n{fence}\nmake\n{end}\nEOF\nls",
+    'cat >a.md <<-"END OF"\n{fence}\nmake\n{end}\n\tEND OF',
+    "echo '\n{fence}\nmake\n{end}\n' >> a.md",
+    'printf "%s" "\n{fence}\nmake\n{end}\n" | tee a.md',
+    'python - <<\'PY\'\nopen(\'a\').write("""\n{fence}\nmake\n{end}\n""")\nPY',
+    "git commit -m \"$(cat <<'EOF'\nDocs\n{fence}\nmake\n{end}\nEOF\n)\"",
+]
+
+
+@pytest.mark.parametrize("kind", ["all_bash_code_blocks", "single_bash_code_block"])
+@pytest.mark.parametrize("command", NESTED)
+@pytest.mark.parametrize("fence", ["```", "```python", "```c++ ", "````", "```sh\r"])
+def test_a_command_that_a_fence_cuts_loses_a_rule(kind: str, command: str, fence: str) -> None:
+    whole = command.format(fence=fence, end="```")
+    text = f"I write.\n```bash\n{whole}\n```\nDone."
+    parser = PARSERS[kind]
+    (lost,) = [check for check in parser.checks(text, COMMANDS) if check.lost]
+    assert lost.name == "whole command" and "fence" in lost.message and lost.span
+    assert parser.format_score(text, COMMANDS) == pytest.approx(0.8)
+    assert parser({"message": text}, COMMANDS)[1] == whole.partition("\n```")[0]
+    assert unfinished_part(whole) == ""
+    fenceless = text.replace(whole, command.format(fence="~~~", end="~~~"))
+    assert parser.format_score(fenceless, COMMANDS) == 1.0
+
+
+SHELL_BITS = [*"'\"()#\\ \na;", "$(", "$'", "<<E", "\nE\n", "<<-'E F'", "\tE F\n", "<<<", "it's", "echo "]  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(SHELL_BITS), max_size=9).map("".join))
+def test_commands_that_bash_waits_to_go_on(command: str) -> None:
+    said = subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True).stderr
+    if "delimited by end-of-file" in said or "unexpected EOF while looking for" in said:
+        assert unfinished_part(command)
+    elif not said:
+        assert unfinished_part(command) == ""
 
 
 TOOL_CALLS: list[tuple[str, Any, str]] = [

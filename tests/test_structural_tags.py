@@ -79,13 +79,22 @@ MARKS = ["```", "```bash\n", "\n```", "\n", "<command>", "</command>", "<functio
          "<parameter=path>", "</parameter>", "bash", "view", " ", "`", "é", "\u2003", "\x00", "\ud800"]  # fmt: skip
 CLOSERS = ['"', "]", "}", "\n```", "</command>", "</parameter>", "</function>"]
 WORDS = ["7", "a", "é", "<", ","]  # no white space, of which JSON can take any amount
-EXACT = ["action", "action_only", "identity", "all_bash_code_blocks", "single_bash_code_block"]
-STRICTER = ["thought_action", "edit_format", "xml_thought_action", "xml_function_calling", "json"]
+EXACT = ["action", "action_only", "identity"]
+BASH = ["all_bash_code_blocks", "single_bash_code_block"]
+STRICTER = [
+    "thought_action",
+    "edit_format",
+    "xml_thought_action",
+    "xml_function_calling",
+    "json",
+    *BASH,
+]
 
 
 def full(parser: Any, text: Any, *commands: Any) -> bool:
-    """Say whether all checks of a parser are full."""
-    return all(check.score == 1.0 for check in parser.checks(text, *commands))
+    """Say whether all checks of a parser are full, but for a quotation that no tag of a bash block can close."""
+    lost = [check for check in parser.checks(text, *commands) if check.score < 1.0]
+    return all("ends within" in check.message for check in lost)
 
 
 def walk(tag: StructuralTag, seed: int, bits: list[str], closers: list[str]) -> str:
@@ -238,6 +247,8 @@ def test_honest_turns_match(
     text = {
         "thought_action": block,
         "edit_format": block.replace("```\n", "```python\n", 1),
+        "all_bash_code_blocks": block.replace("```\n", "```bash\n", 1),
+        "single_bash_code_block": block.replace("```\n", "```bash\n", 1),
         "xml_thought_action": f"{thought}<command>\n{value}\n</command>{after}",
         "xml_function_calling": f"{thought}<function=view>\n<parameter=path>{value}</parameter>\n{lines}</function>{after}",
         "json": json.dumps(

@@ -14,8 +14,9 @@ from peft import LoraConfig, get_peft_model
 import verifiers_nb as vf
 from verifiers_nb.inference.serve import Served, unsupported_gpus
 from verifiers_nb.inference.tokens import turn_from_response
+from verifiers_nb.inference.vllm_memory import has_cpu_build, visible_gpus
+from verifiers_nb.inference.vllm_options import vllm_missing
 from verifiers_nb.inference.vllm_policy import VLLMClient
-from verifiers_nb.inference.vllm_server import has_cpu_build, visible_gpus, vllm_missing
 
 NAME = "verifiers_nb/adder-1m"
 GPUS = visible_gpus()

@@ -9,7 +9,8 @@ import preloaded
 import pytest
 
 from verifiers_nb.inference import vllm_server as vllm_servers
-from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm, vllm_missing
+from verifiers_nb.inference.vllm_options import vllm_missing
+from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm
 from verifiers_nb.support.processes import start_guarded
 
 HERE = Path(__file__).parent

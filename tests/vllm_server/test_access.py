@@ -17,8 +17,10 @@ from typing import Any
 import pytest
 from policies import Policy
 
+from verifiers_nb.inference.vllm_access import OPEN
+from verifiers_nb.inference.vllm_options import HOST
 from verifiers_nb.inference.vllm_policy import VLLMClient, call_server
-from verifiers_nb.inference.vllm_server import HOST, OPEN, VLLMServer
+from verifiers_nb.inference.vllm_server import VLLMServer
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 

@@ -18,8 +18,9 @@ from verifiers_nb.inference import vllm_server as vllm_servers
 from verifiers_nb.inference.endpoints import Endpoints, connect
 from verifiers_nb.inference.http import HTTPClient
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
+from verifiers_nb.inference.vllm_log import ServerError
 from verifiers_nb.inference.vllm_policy import VLLMClient
-from verifiers_nb.inference.vllm_server import ServerError, VLLMServer, start_vllm
+from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm
 from verifiers_nb.support.processes import descendants
 
 

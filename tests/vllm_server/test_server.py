@@ -28,8 +28,9 @@ from policies import Policy, running, settle, wait_for
 import verifiers_nb as vf
 from verifiers_nb.inference.client import model_path
 from verifiers_nb.inference.serve import Served
+from verifiers_nb.inference.vllm_log import ServerError
 from verifiers_nb.inference.vllm_policy import VLLMClient
-from verifiers_nb.inference.vllm_server import ServerError, VLLMServer, start_vllm
+from verifiers_nb.inference.vllm_server import VLLMServer, start_vllm
 from verifiers_nb.support.processes import descendants
 
 NAME = "verifiers_nb/adder-1m"
@@ -323,7 +324,8 @@ def test_a_build_for_gpus_without_one(tmp_path: Path) -> None:
 
 
 START = f"""
-from verifiers_nb.inference.vllm_server import ServerError, start_vllm
+from verifiers_nb.inference.vllm_log import ServerError
+from verifiers_nb.inference.vllm_server import start_vllm
 
 try:
     start_vllm({NAME!r}, kv_cache_gb=2, progress=False, log=sys.argv[1])

@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'ERROR_MESSAGES', 'FENCE', 'COMMAND_TAG', 'COMMAND_END',
-           'COMMAND_OR_THINKING', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'ALMOST_BASH', 'FormatError',
-           'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text', 'response_of', 'responses_of',
-           'ActionTurn', 'rule_checks', 'AbstractParseFunction', 'any_text', 'whole_note', 'Identity',
-           'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser', 'last_block', 'unfinished',
-           'fenced_format', 'ThoughtActionParser', 'EditFormat', 'prose', 'thinking_then_prose', 'command_format',
-           'hide_thinking', 'without_tag', 'XMLThoughtActionParser', 'without_bash_block', 'cut_note', 'read_blocks',
+__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'FINE', 'ERROR_MESSAGES', 'FENCE', 'FENCE_MARK', 'COMMAND_TAG',
+           'COMMAND_END', 'COMMAND_OR_THINKING', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'WHOLE',
+           'ALMOST_BASH', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text',
+           'response_of', 'responses_of', 'ActionTurn', 'rule_checks', 'rule_points', 'AbstractParseFunction',
+           'any_text', 'whole_note', 'Identity', 'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser',
+           'find_fences', 'last_block', 'unfinished', 'prose', 'thinking_format', 'thinking_then_prose',
+           'fenced_format', 'ThoughtActionParser', 'EditFormat', 'command_format', 'hide_thinking', 'without_tag',
+           'last_tags', 'XMLThoughtActionParser', 'without_bash_block', 'cut_fault', 'open_fault', 'read_blocks',
            'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/05_actions.ipynb #df0ab944
+import math
 import re
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from textwrap import dedent
@@ -28,12 +30,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeAlias
 from pydantic import BaseModel, field_validator
 
 from .base import Check, Explanation, TextSpan, weighted_sum
-from .commands import Command, command_docs, compiled_template, valid_template
+from .commands import (
+    Command,
+    command_docs,
+    compiled_template,
+    unfinished_part,
+    valid_template,
+)
 from .think import (
     CLOSE,
     OPEN,
     THINKING,
     find_outside,
+    first_outside,
     has_thinking,
     skip_thinking,
     thinking_end,
@@ -95,6 +104,8 @@ def excerpts(values: Sequence[Any], most: int = 5) -> str:
 def response_text(response: Any) -> str:
     """Return the text of a response's message; raises `FormatError` if it has none."""
     content = response.get("message", {}) if isinstance(response, Mapping) else {}
+    if isinstance(content, str):
+        return content
     try:
         if not isinstance(content, Mapping):
             return content_text(content)
@@ -115,30 +126,45 @@ def responses_of(completion: Messages) -> list[dict[str, Any]]:
 
 # %% ../../nbs/parsers/05_actions.ipynb #91032ad7
 ActionResponse: TypeAlias = str | Mapping[str, Any]  # a text, or a whole response
+FINE = "as it should be"
 
 
 class ActionTurn(NamedTuple):
-    """Hold the thought and the action of a response, the span of the action, and a note about it."""
+    """Hold the thought and the action of a response, and the span of the action.
+
+    `fault` is why the action, although it was read, is not what the format asks for.
+    """
 
     thought: Any
     action: str
     span: tuple[int, int] | None = None
-    note: str = ""
+    fault: FormatError | None = None
 
 # %% ../../nbs/parsers/05_actions.ipynb #839dbeac
-def rule_checks(rules: Mapping[str, float], read: ActionTurn | FormatError) -> list[Check]:
+def rule_checks(
+    rules: Mapping[str, float],
+    span: TextSpan | None,
+    fault: FormatError | None,
+    fine: str = FINE,
+) -> list[Check]:
     """Return a check for each rule: met before the broken rule, lost from there on."""
-    fine = "as it should be"
-    if not isinstance(read, FormatError):
-        note = read.note or fine
-        return [Check(name, weight, 1.0, read.span, note) for name, weight in rules.items()]
+    if fault is None:
+        return [Check(name, weight, 1.0, span, fine) for name, weight in rules.items()]
     names = list(rules)
-    broken = read.rule or names[0]
+    broken = fault.rule or names[0]
     at = names.index(broken)
-    met = [Check(name, rules[name], 1.0, None, fine) for name in names[:at]]
-    lost = Check(broken, rules[broken], 0.0, read.span, read.message or "it can't be read")
+    met = [Check(name, rules[name], 1.0, span, fine) for name in names[:at]]
+    lost = Check(broken, rules[broken], 0.0, fault.span, fault.message or "it can't be read")
     note = f"not looked at: '{broken}' comes first"
     return [*met, lost, *(Check(name, rules[name], 0.0, None, note) for name in names[at + 1 :])]
+
+# %% ../../nbs/parsers/05_actions.ipynb #2aa15f76
+def rule_points(rules: Mapping[str, float], fault: FormatError | None) -> float:
+    """Return the score of `rule_checks`, without making checks: it is computed for every rollout."""
+    if fault is None:
+        return math.fsum(rules.values())
+    names = list(rules)
+    return math.fsum([rules[name] for name in names[: names.index(fault.rule or names[0])]])
 
 # %% ../../nbs/parsers/05_actions.ipynb #c35a17e9
 ERROR_MESSAGES: dict[str, str] = tomllib.loads(
@@ -170,17 +196,36 @@ class AbstractParseFunction(BaseModel, ABC):
         turn = self.read(model_response, commands, strict)
         return turn.thought, turn.action
 
+    def fault(self, turn: ActionTurn) -> FormatError | None:
+        """Return what costs a turn points although it was read, or `None`."""
+        return turn.fault
+
+    def note(self, turn: ActionTurn) -> str:
+        """Return what the checks say of a rule that a turn meets."""
+        return FINE
+
+    def judge(
+        self, text: ActionResponse, commands: Sequence[Command] = ()
+    ) -> tuple[ActionTurn | None, FormatError | None]:
+        """Return the turn of a string or a whole response, and what costs it points."""
+        try:
+            turn = self.read({"message": text} if isinstance(text, str) else text, commands)
+            return turn, self.fault(turn)
+        except FormatError as error:
+            return None, error
+
     def checks(self, text: ActionResponse, commands: Sequence[Command] = ()) -> list[Check]:
         """Return a check of each rule for a string or a whole response."""
-        response = {"message": text} if isinstance(text, str) else text
-        try:
-            return rule_checks(self.rules, self.read(response, commands))
-        except FormatError as error:
-            return rule_checks(self.rules, error)
+        turn, fault = self.judge(text, commands)
+        if turn is None:
+            return rule_checks(self.rules, None, fault)
+        return rule_checks(self.rules, turn.span, fault, self.note(turn))
 
     def format_score(self, text: ActionResponse, commands: Sequence[Command] = ()) -> float:
         """Return the sum of `weight * score` over the checks of a string or a whole response."""
-        return weighted_sum(self.checks(text, commands))
+        if type(self).checks is not AbstractParseFunction.checks:
+            return weighted_sum(self.checks(text, commands))  # a subclass has checks of its own
+        return rule_points(self.rules, self.judge(text, commands)[1])
 
     def get_format_reward_func(self, commands: Sequence[Command] = ()) -> Callable[..., float]:
         """Return the reward function that averages `format_score` over the assistant's messages."""
@@ -226,9 +271,9 @@ def any_text(commands: Sequence[Command]) -> Format:
 
 # %% ../../nbs/parsers/05_actions.ipynb #2a6b8d01
 def whole_note(text: str) -> str:
-    """Note that an action which is the whole message includes thinking, or return ""."""
-    thinks = OPEN in text or CLOSE in text
-    return "the action is the whole message, including its thinking" if thinks else ""
+    """Return the note about an action that is the whole message: it may include thinking."""
+    thinks = has_thinking(text) and (OPEN in text or CLOSE in text)
+    return "the action is the whole message, including its thinking" if thinks else FINE
 
 # %% ../../nbs/parsers/05_actions.ipynb #35fe2438
 class Identity(AbstractParseFunction):
@@ -242,7 +287,11 @@ class Identity(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Take the text twice."""
         text = response_text(response)
-        return ActionTurn(text, text, (0, len(text)), whole_note(text))
+        return ActionTurn(text, text, (0, len(text)))
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if the action includes thinking."""
+        return whole_note(turn.action)
 
 # %% ../../nbs/parsers/05_actions.ipynb #bb1a4e2e
 class ActionOnlyParser(AbstractParseFunction):
@@ -256,7 +305,11 @@ class ActionOnlyParser(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Take the text once."""
         text = response_text(response)
-        return ActionTurn("", text, (0, len(text)), whole_note(text))
+        return ActionTurn("", text, (0, len(text)))
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if the action includes thinking."""
+        return whole_note(turn.action)
 
 # %% ../../nbs/parsers/05_actions.ipynb #636ced66
 def need_commands(commands: Sequence[Command]) -> Sequence[Command]:
@@ -290,24 +343,36 @@ class ActionParser(AbstractParseFunction):
         text = response_text(response)
         word = next(iter(text.split(maxsplit=1)), "")
         if word in {command.name for command in commands}:
-            return ActionTurn(text, text, (0, len(text)), whole_note(text))
+            return ActionTurn(text, text, (0, len(text)))
         start = len(text) - len(text.lstrip())
         message = f"The first word, {excerpt(word)}, is not a command."
         raise FormatError(message, span=(start, start + len(word)))
 
-# %% ../../nbs/parsers/05_actions.ipynb #14adbb56
+    def note(self, turn: ActionTurn) -> str:
+        """Say if the action includes thinking."""
+        return whole_note(turn.action)
+
+# %% ../../nbs/parsers/05_actions.ipynb #5d546b4c
 # A fence includes the blank lines after it. At the end of the text it needs no line break.
 FENCE = re.compile(r"^```(\S*+)(?:\s*\n|\s*\Z)", re.MULTILINE)
+FENCE_MARK = "```"
 
 
+def find_fences(text: str, at: int = 0) -> Iterator[re.Match[str]]:
+    """Yield the fences from `at` on, as `FENCE.finditer` does; searching for the mark is faster."""
+    while (at := text.find(FENCE_MARK, at)) >= 0:
+        fence = FENCE.match(text, at)
+        if fence:
+            yield fence
+        at = fence.end() if fence else at + len(FENCE_MARK)
+
+# %% ../../nbs/parsers/05_actions.ipynb #14adbb56
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
     """Return the spans of the last outermost fenced block outside thinking, with fences and without."""
     depth, outermost, found = 0, None, None
-    thinks = has_thinking(text)
-    at = thinking_end(text) if thinks else 0
-    think = text.find(OPEN, at) if thinks else -1
-    for fence in FENCE.finditer(text, at):
-        if thinks and not depth:
+    at, think = first_outside(text, FENCE_MARK)
+    for fence in find_fences(text, at):
+        if not depth:
             at, think = skip_thinking(text, at, think, fence.start())
             if fence.start() < at:
                 continue
@@ -333,15 +398,41 @@ def unfinished(block: str, fence: re.Match[str] | None, text: str) -> FormatErro
         return FormatError(message, span=fence.span())
     return FormatError(f"The {block} that begins here is never closed.", span=fence.span())
 
+# %% ../../nbs/parsers/05_actions.ipynb #4c8daf23
+def prose(marks: Sequence[str]) -> Format:
+    """Match text without these marks and without tags of thinking."""
+    from .structural_tags import AnyTextFormat
+
+    return AnyTextFormat(excludes=[*marks, OPEN, CLOSE])
+
+# %% ../../nbs/parsers/05_actions.ipynb #07d8b7de
+def thinking_format() -> Format:
+    """Match complete thinking."""
+    from . import structural_tags as tags
+
+    return tags.TagFormat(begin=OPEN, content=tags.AnyTextFormat(excludes=[CLOSE]), end=CLOSE)
+
+# %% ../../nbs/parsers/05_actions.ipynb #88bf0317
+def thinking_then_prose(marks: Sequence[str]) -> Format:
+    """Match the text before an action, which may begin with thinking."""
+    from . import structural_tags as tags
+
+    thoughtful = tags.sequence(tags.SPACES, thinking_format(), prose(marks))
+    return tags.any_of([prose(marks), thoughtful])
+
 # %% ../../nbs/parsers/05_actions.ipynb #6a865631
 def fenced_format(commands: Sequence[Command]) -> Format:
-    """Match text with one fenced block."""
-    from .structural_tags import RegexFormat, exact_class
+    """Match text with one fenced block, which may begin with thinking."""
+    from . import structural_tags as tags
 
-    last = "`{0,2}(?:[^`\\n][^\\n]*)?"
-    lines, name = f"(?:{last}\\n)*", exact_class(r"[^\s`]")
-    block = f"```{name}*[ \\t]*\\n{lines}```[ \\t]*"
-    return RegexFormat(pattern=f"{lines}{block}(?:\\n{lines}{last})?")
+    bracket = f"<{tags.going_on([OPEN[1:], CLOSE[1:]])}".replace("[^", "[^\\n")
+    last = f"`{{0,2}}(?:[^`<\\n][^<\\n]*(?:{bracket})*|(?:{bracket})+)?"
+    lines, name = f"(?:{last}\\n)*", tags.exact_class(r"[^\s`]")
+    block = f"```{name}*[ \\t]*\\n{lines}```[ \\t]*(?:\\n{lines}{last})?"
+    rest = f"[^<\\n]*(?:{bracket})*\\n"  # of the line on which the thinking ends
+    after = tags.RegexFormat(pattern=f"{rest}{lines}{block}")
+    thoughtful = tags.sequence(tags.SPACES, thinking_format(), after)
+    return tags.any_of([tags.RegexFormat(pattern=lines + block), thoughtful])
 
 # %% ../../nbs/parsers/05_actions.ipynb #a8c39b69
 class ThoughtActionParser(AbstractParseFunction):
@@ -368,21 +459,6 @@ class EditFormat(ThoughtActionParser):
     type: Literal["edit_format"] = "edit_format"  # type: ignore[assignment]
     error_message: str = ERROR_MESSAGES["edit_format"]
     tag_format = fenced_format
-
-# %% ../../nbs/parsers/05_actions.ipynb #4c8daf23
-def prose(marks: Sequence[str]) -> Format:
-    """Match text without these marks and without tags of thinking."""
-    from .structural_tags import AnyTextFormat
-
-    return AnyTextFormat(excludes=[*marks, OPEN, CLOSE])
-
-# %% ../../nbs/parsers/05_actions.ipynb #88bf0317
-def thinking_then_prose(marks: Sequence[str]) -> Format:
-    """Match the text before an action, which may begin with thinking."""
-    from . import structural_tags as tags
-
-    inside = tags.TagFormat(begin=OPEN, content=tags.AnyTextFormat(excludes=[CLOSE]), end=CLOSE)
-    return tags.any_of([prose(marks), tags.sequence(tags.SPACES, inside, prose(marks))])
 
 # %% ../../nbs/parsers/05_actions.ipynb #ff3b2080
 COMMAND_TAG, COMMAND_END = "<command>", "</command>"
@@ -418,6 +494,17 @@ def without_tag(tag: str, rule: str, text: str) -> FormatError:
     where = " outside the thinking" if tag in text else ""
     return FormatError(f"There is no {tag}{where}.", rule=rule, span=(len(text), len(text)))
 
+# %% ../../nbs/parsers/05_actions.ipynb #2649fb15
+def last_tags(text: str) -> tuple[int, int]:
+    """Return where the last `<command>` and the last `</command>` outside thinking begin, or -1."""
+    start, end = text.rfind(COMMAND_TAG), text.rfind(COMMAND_END)
+    if has_thinking(text):
+        tag = text.rfind("think>")
+        if tag > min(start, end) or text[tag - 2 : tag] != "</":
+            shown = hide_thinking(text)
+            return shown.rfind(COMMAND_TAG), shown.rfind(COMMAND_END)
+    return start, end
+
 # %% ../../nbs/parsers/05_actions.ipynb #c3229705
 class XMLThoughtActionParser(AbstractParseFunction):
     """Take the text between the last `<command>` and the last `</command>` outside thinking as the action."""
@@ -430,8 +517,7 @@ class XMLThoughtActionParser(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Split the text at the last tags."""
         text = response_text(response)
-        shown = hide_thinking(text)
-        start, end = shown.rfind(COMMAND_TAG), shown.rfind(COMMAND_END)
+        start, end = last_tags(text)
         if start < 0:
             raise without_tag(COMMAND_TAG, "opening tag", text)
         if end < 0:
@@ -443,7 +529,7 @@ class XMLThoughtActionParser(AbstractParseFunction):
 # %% ../../nbs/parsers/05_actions.ipynb #ff28c7c5
 BASH_FENCE, BASH_END = "```bash\n", "\n```"
 BASH_BLOCK = re.compile(f"{BASH_FENCE}(?:(.*?){BASH_END}|.*)", re.DOTALL)
-BLOCK_MARK = "<extracted_code_block>"
+BLOCK_MARK, WHOLE = "<extracted_code_block>", "whole command"
 
 # %% ../../nbs/parsers/05_actions.ipynb #5d9eb034
 ALMOST_BASH = re.compile(r"```[ \t]*(?:bash|Bash|BASH)[^\n`]*\n?")
@@ -458,17 +544,25 @@ def without_bash_block(text: str) -> FormatError:
     return unfinished("bash block", fence, text)
 
 # %% ../../nbs/parsers/05_actions.ipynb #80c1e367
-def cut_note(text: str, blocks: Sequence[re.Match[str]]) -> str:
-    """Note that a block ends at a fence that opens another block, or return ""."""
+def cut_fault(text: str, blocks: Sequence[re.Match[str]]) -> FormatError | None:
+    """Return the fault that a block ends at a fence which opens another block, or `None`."""
     for block in blocks:
         if not text[block.end() : block.end() + 1].strip():
-            continue  # nothing stands directly behind the fence
+            continue  # nothing follows the fence directly
         word = FENCE.match(text, block.end() - len(BASH_END) + 1)
         if word and "`" not in word[1]:
-            return (
-                f"a command is cut at {excerpt(word[0].strip())}, because the first fence ends it"
-            )
-    return ""
+            message = f"A command is cut at {excerpt(word[0].strip())}: the first fence ends it."
+            return FormatError(message, rule=WHOLE, span=word.span())
+    return None
+
+# %% ../../nbs/parsers/05_actions.ipynb #affa8f7f
+def open_fault(turn: ActionTurn) -> FormatError | None:
+    """Return the fault that a bash command ends before it is complete, or `None`."""
+    part = unfinished_part(turn.action)
+    if not part:
+        return None
+    message = f"A command ends within {part}: the first fence ends it."
+    return FormatError(message, rule=WHOLE, span=turn.span)
 
 # %% ../../nbs/parsers/05_actions.ipynb #f1f836cb
 def read_blocks(text: str) -> tuple[int, ActionTurn]:
@@ -484,19 +578,25 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
         around.append(text[at : block.start()])
         at = block.end()
     thought = BLOCK_MARK.join([*around, text[at:]])
-    turn = ActionTurn(thought, action, (begin, end), cut_note(text, closed))
+    turn = ActionTurn(thought, action, (begin, end), cut_fault(text, closed))
     return len(closed), turn
 
 # %% ../../nbs/parsers/05_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:
-    """Match text with a bash block, and without a second complete one if `single`."""
+    """Match text with complete bash blocks, or with one if `single`."""
     from . import structural_tags as tags
 
     inside = tags.AnyTextFormat(excludes=[BASH_END, CLOSE])
     block = tags.TagFormat(begin=BASH_FENCE, content=inside, end=BASH_END)
-    unclosed = tags.sequence(prose([BASH_FENCE]), tags.ConstStringFormat(value=BASH_FENCE), inside)
-    last = tags.any_of([prose([BASH_FENCE]), unclosed])
-    return tags.sequence(thinking_then_prose([BASH_FENCE]), block, last if single else prose([]))
+    # White space follows a closing fence: a word would make it the fence of another block.
+    blocks = [
+        tags.TagFormat(begin=BASH_FENCE, content=inside, end=f"{BASH_END}{end}") for end in "\n "
+    ]
+    several = tags.TriggeredTagsFormat(triggers=[BASH_FENCE], tags=blocks, excludes=[OPEN, CLOSE])
+    nothing, space = tags.ConstStringFormat(value=""), tags.RegexFormat(pattern=r"\s")
+    more = prose([BASH_FENCE]) if single else tags.sequence(several, tags.any_of([nothing, block]))
+    rest = tags.any_of([nothing, tags.sequence(space, more)])
+    return tags.sequence(thinking_then_prose([BASH_FENCE]), block, rest)
 
 # %% ../../nbs/parsers/05_actions.ipynb #fc074d50
 class BashCodeBlockParser(AbstractParseFunction):
@@ -504,12 +604,16 @@ class BashCodeBlockParser(AbstractParseFunction):
 
     type: Literal["all_bash_code_blocks"] = "all_bash_code_blocks"
     error_message: str = ERROR_MESSAGES["all_bash_code_blocks"]
-    rules: ClassVar[Mapping[str, float]] = {"bash block": 1.0}
+    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.8, WHOLE: 0.2}
     tag_format = bash_format
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Collect the blocks."""
         return read_blocks(response_text(response))[1]
+
+    def fault(self, turn: ActionTurn) -> FormatError | None:
+        """Return why the command may be cut, or `None`."""
+        return turn.fault or open_fault(turn)
 
 # %% ../../nbs/parsers/05_actions.ipynb #cb7a1d77
 class SingleBashCodeBlockParser(AbstractParseFunction):
@@ -517,7 +621,7 @@ class SingleBashCodeBlockParser(AbstractParseFunction):
 
     type: Literal["single_bash_code_block"] = "single_bash_code_block"
     error_message: str = ERROR_MESSAGES["single_bash_code_block"]
-    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.5, "only one": 0.5}
+    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.5, "only one": 0.3, WHOLE: 0.2}
     tag_format = partial(bash_format, single=True)
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
@@ -526,3 +630,7 @@ class SingleBashCodeBlockParser(AbstractParseFunction):
         if count > 1:
             raise FormatError(f"There are {count} bash blocks.", rule="only one", span=turn.span)
         return turn
+
+    def fault(self, turn: ActionTurn) -> FormatError | None:
+        """Return why the command may be cut, or `None`."""
+        return turn.fault or open_fault(turn)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
-           'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'compiled_template', 'valid_template', 'Argument', 'has_type',
-           'fits', 'value_fault', 'call_format', 'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList',
-           'for_shell', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage', 'argument_docs',
-           'command_docs']
+           'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'SIMPLE', 'compiled_template',
+           'valid_template', 'Argument', 'has_type', 'fits', 'value_fault', 'call_format', 'check_arguments', 'Command',
+           'open_quote', 'shell_word', 'ShellList', 'for_shell', 'check_written', 'render_argument', 'write_value',
+           'invoke', 'usage', 'argument_docs', 'command_docs', 'after_document', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
 import json
@@ -311,3 +311,60 @@ def command_docs(commands: Iterable[Command]) -> str:
         call = f"  usage: {usage(command)}".replace("\n", "\n    ")
         described.append("\n".join([title, call, *map(argument_docs, command.arguments)]))
     return "\n\n".join(described)
+
+# %% ../../nbs/parsers/04_commands.ipynb #10a7b9cd
+# What matters outside double quotation marks, in the order in which it is tried.
+SHELL_TOKEN = re.compile(
+    r"""
+    \\.                                           # an escaped character
+    | (?:(?<=[\s;&|()]) | (?<![\s\S])) \#[^\n]*   # a comment
+    | \(\( (?:[^()] | \([^()]*\))*+ \)\)          # arithmetic, in which << is a shift
+    | <<<                                         # a text as input
+    | << (?P<tabs>-?) [ \t]* (?P<end> (?: \\. | '[^'\n]*' | "[^"\n]*" | [^\s;&|<>()'"\\] )+ )
+    | \$'(?:\\. | [^'\\])*+ (?P<close>'?)        # a quotation with escapes
+    | '[^']*+ (?P<closed>'?)
+    | ["()\n]
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+QUOTED_TOKEN = re.compile(r"\\.|\"|\$\(", re.DOTALL)  # what matters within them
+# Most commands: complete quotations at most, and nothing that changes how they are read.
+SIMPLE = re.compile(r"""(?:[^'"\\#(<$]++|'[^']*+'|"[^"\\(]*+"|<(?!<)|\$(?!'))*+\Z""")
+
+# %% ../../nbs/parsers/04_commands.ipynb #a0ec94cc
+def after_document(text: str, at: int, end: str, tabs: bool) -> int:
+    """Return where a here-document that begins at `at` has ended, or -1."""
+    indent = "\t*" if tabs else ""
+    word = re.sub(r"\\(.)|['\"]", r"\1", end)
+    found = re.compile(f"^{indent}{re.escape(word)}$", re.MULTILINE).search(text, at)
+    return found.end() if found else -1
+
+# %% ../../nbs/parsers/04_commands.ipynb #ea3f1b3f
+def unfinished_part(command: str) -> str:
+    """Return what is open at the end of a bash command, such as "a here-document", or an empty string."""
+    if SIMPLE.match(command):
+        return ""
+    inside: list[str] = []  # the open quotation marks and parentheses
+    documents: list[tuple[str, bool]] = []  # the here-documents that begin after this line
+    at = 0
+    while token := (QUOTED_TOKEN if inside[-1:] == ['"'] else SHELL_TOKEN).search(command, at):
+        at, mark = token.end(), token[0]
+        if mark == '"' and inside[-1:] == ['"']:
+            inside.pop()
+        elif mark in ('"', "(", "$("):
+            inside.append(mark[-1])
+        elif mark == ")" and inside:
+            inside.pop()
+        elif token.lastgroup in ("close", "closed") and not token[token.lastgroup]:
+            return "a quotation"
+        elif token.lastgroup == "end":
+            documents.append((token["end"], bool(token["tabs"])))
+        elif mark == "\n":
+            for end, tabs in documents:
+                at = after_document(command, at, end, tabs)
+                if at < 0:
+                    return "a here-document"
+            documents.clear()
+    if documents:
+        return "a here-document"
+    return ("a quotation" if '"' in inside else "a parenthesis") if inside else ""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['THINKING', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'has_thinking',
-           'thinking_end', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside', 'think_fault',
-           'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer',
-           'box_check', 'BoxedParser', 'ThinkBoxedParser']
+           'thinking_end', 'outside_thinking', 'skip_thinking', 'first_outside', 'search_outside', 'find_outside',
+           'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
+           'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
@@ -66,11 +66,21 @@ def skip_thinking(text: str, at: int, think: int, start: int) -> tuple[int, int]
         think = text.find(OPEN, at)
     return at, think
 
+# %% ../../nbs/parsers/02_think.ipynb #d18ce3b7
+def first_outside(text: str, mark: str) -> tuple[int, int]:
+    """Return where the search for a mark outside thinking begins, and where the next thinking does, or -1."""
+    if not has_thinking(text):
+        return 0, -1
+    close = text.rfind(CLOSE)
+    only_thought = close >= 0 and text.rfind(mark, 0, close) < 0
+    at = close + len(CLOSE) if only_thought else thinking_end(text)
+    return at, text.find(OPEN, at) if text.rfind(OPEN, at) >= 0 else -1
+
 # %% ../../nbs/parsers/02_think.ipynb #76cd0884
-def search_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Match[str]]:
-    """Yield the matches of a pattern in a text with thinking; see `find_outside`."""
-    at = thinking_end(text)
-    think = text.find(OPEN, at)
+def search_outside(
+    call: re.Pattern[str], mark: str, text: str, at: int, think: int
+) -> Iterator[re.Match[str]]:
+    """Yield the matches of a pattern from `at` on; `think` is the next thinking. See `find_outside`."""
     while (start := text.find(mark, at)) >= 0:
         at, think = skip_thinking(text, at, think, start)
         if start < at:
@@ -86,7 +96,8 @@ def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Mat
 
     Each match begins with `mark`.
     """
-    return search_outside(call, mark, text) if has_thinking(text) else call.finditer(text)
+    at, think = first_outside(text, mark)
+    return call.finditer(text, at) if think < 0 else search_outside(call, mark, text, at, think)
 
 # %% ../../nbs/parsers/02_think.ipynb #3a0b186e
 def think_fault(text: str) -> tuple[TextSpan, str] | None:
