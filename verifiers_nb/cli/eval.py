@@ -9,8 +9,9 @@ from __future__ import annotations
 __all__ = ['UNTRUSTED_SETTINGS', 'SETTINGS_OF_RUN', 'Metadata', 'MOST_SHOWN', 'EvalSettings', 'runs_folder', 'new_folder',
            'find_stopped', 'untrusted_flags', 'resume_call', 'resumed', 'start_metadata', 'figures_of', 'show_table',
            'show_samples', 'Evaluation', 'failure_text', 'usage_metadata', 'states_usage', 'RunLimits', 'run_limits',
-           'rollouts_wanted', 'spending_text', 'run_evaluation', 'keep', 'show_results', 'all_figures', 'show',
-           'scored_environment', 'run_from_settings', 'eval_environment', 'with_environment', 'rescore_folder', 'main']
+           'rollouts_wanted', 'ask_rollouts', 'spending_text', 'run_evaluation', 'keep', 'show_results', 'all_figures',
+           'show', 'scored_environment', 'run_from_settings', 'eval_environment', 'with_environment', 'rescore_folder',
+           'main']
 
 # %% ../../nbs/cli/03_eval.ipynb #77de68da
 import errno
@@ -63,9 +64,9 @@ from ..envs.statistics import (
     standard_error,
     trouble_lines,
 )
-from ..rubrics.interval import Until, until_from
 from ..support.budget import Budget, budget_from, judge_totals
 from ..support.calls import REDACTED, without_secrets
+from ..support.interval import Until, until_from
 from ..widgets.html import visible
 
 if TYPE_CHECKING:
@@ -381,6 +382,30 @@ def rollouts_wanted(env: Environment, settings: EvalSettings) -> int:
     """Return the number of rollouts of a whole evaluation."""
     return len(env.get_eval_dataset(settings.num_examples)) * settings.rollouts_per_example
 
+# %% ../../nbs/cli/03_eval.ipynb #18790319
+def ask_rollouts(
+    settings: EvalSettings,
+    env: Environment,
+    client: Any,
+    model: str,
+    path: Path | None,
+    limits: Any,
+) -> GenerateOutputs:
+    """Run the rollouts of an evaluation, and store them in the file at `path`."""
+    limited = {name: each for name, each in vars(limits).items() if each is not None}
+    return env.evaluate(
+        client,
+        model,
+        settings.sampling,
+        settings.num_examples,
+        settings.rollouts_per_example,
+        max_concurrent=settings.max_concurrent_requests,
+        save_path=path,
+        progress=sys.stderr.isatty() or "ipykernel" in sys.modules,
+        retry_failed=not settings.keep_failed,
+        **limited,
+    )
+
 # %% ../../nbs/cli/03_eval.ipynb #7a15f902
 def spending_text(metadata: Metadata) -> str:
     """Return what judges used and what all cost, as the rest of a sentence; "" if neither is known."""
@@ -406,19 +431,7 @@ def run_evaluation(
     limits = limits or RunLimits()
     started, path = time.monotonic(), folder and folder / "results.jsonl"
     try:
-        results = env.evaluate(
-            client,
-            metadata["model"],
-            settings.sampling,
-            settings.num_examples,
-            settings.rollouts_per_example,
-            max_concurrent=settings.max_concurrent_requests,
-            save_path=path,
-            progress=sys.stderr.isatty() or "ipykernel" in sys.modules,
-            retry_failed=not settings.keep_failed,
-            budget=limits.budget,
-            until=limits.until,
-        )
+        results = ask_rollouts(settings, env, client, metadata["model"], path, limits)
     except KeyboardInterrupt:
         advice = "no rollouts were saved (-s saves each rollout as soon as it is finished)"
         if folder is not None:

@@ -463,7 +463,7 @@ def named_client(settings: TrainSettings) -> Any:
 # %% ../../nbs/cli/05_train.ipynb #ecc403e7
 def server_options(settings: TrainSettings, args: Any, rank: int) -> dict[str, Any]:
     """Return the options of the server to start, and print the memory plan for it and the trainer."""
-    from ..inference.vllm_server import plan_memory, vllm_gpus
+    from ..inference.vllm_memory import plan_memory, vllm_gpus
 
     cache = settings.kv_cache_gb
     if gpus := vllm_gpus():

@@ -40,7 +40,6 @@ from .store import RolloutStore
 from .tables import results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
-from ..rubrics.interval import Until, until_from
 from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.budget import Budget, MeteredClient
 from ..support.calls import (
@@ -50,6 +49,8 @@ from ..support.calls import (
     with_retries,
 )
 from ..support.files import claimed
+from ..support.hooks import registered_hooks
+from ..support.interval import Until, until_from
 from ..types import (
     ChatMessage,
     GenerateOutputs,
@@ -418,7 +419,10 @@ class Environment(ABC):
             inputs = repeated_dataset(dataset, rollouts_per_example)
             options = taken_options(self.a_generate, options)
         given: Any = (client, model, sampling_args, score_rollouts, max_concurrent)
-        return await self.a_generate(inputs, *given, **{**options, **kwargs})
+        results = await self.a_generate(inputs, *given, **{**options, **kwargs})
+        for tell in registered_hooks("evaluated") if progress else ():
+            tell(results, self.rubric)
+        return results
 
     generate = sync_twin(a_generate)
     evaluate = sync_twin(a_evaluate)

@@ -37,7 +37,6 @@ from .records import INPUTS
 from .results import stored_outputs
 from .store import RolloutStore
 from ..inference.tokens import rollout_turns
-from ..rubrics.interval import Until
 from ..rubrics.rubric import (
     Rubric,
     func_digests,
@@ -49,6 +48,7 @@ from ..rubrics.rubric import (
 from ..support.belongings import Belongings, all_put_back
 from ..support.budget import Budget, run_budget
 from ..support.calls import without_secrets
+from ..support.interval import Until
 from ..support.threads import as_failure, end_if_forked, watch
 from ..types import (
     GenerateOutputs,
@@ -390,7 +390,7 @@ class RolloutRun:
         if self.store is not None and self.store.restore(rollout):
             self.finish(rollout)
             return
-        if self.over:
+        if (self.budget or self.until) and self.over:
             return
         await self.play(rollout)
         if rollout.error and self.budget and self.budget.spent:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Prices', 'OTHERS', 'LIMITS', 'run_budget', 'judged_state', 'JUDGE_USAGE', 'tokens_used', 'check_prices', 'price_of',
-           'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredClient', 'note_judge', 'judge_totals',
-           'budget_from']
+__all__ = ['Prices', 'ANY_MODEL', 'BUDGET_LIMITS', 'run_budget', 'judged_state', 'JUDGE_USAGE', 'tokens_used', 'check_prices',
+           'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredClient', 'note_judge',
+           'judge_totals', 'budget_from']
 
 # %% ../../nbs/support/17_budget.ipynb #db5b86b8
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def tokens_used(response: Any) -> tuple[int, int] | None:
 
 # %% ../../nbs/support/17_budget.ipynb #88d2788a
 Prices = Mapping[str, Sequence[float]]
-OTHERS = "*"
+ANY_MODEL = "*"
 
 
 def check_prices(prices: Prices) -> None:
@@ -52,7 +52,7 @@ def check_prices(prices: Prices) -> None:
 def price_of(model: str, prices: Prices) -> Sequence[float] | None:
     """Return the price of a model, by its name or its last part, else that of all others; None if there is neither."""
     ends = {name.rpartition("/")[2]: price for name, price in prices.items()}
-    return prices.get(model) or ends.get(model.rpartition("/")[2]) or prices.get(OTHERS)
+    return prices.get(model) or ends.get(model.rpartition("/")[2]) or prices.get(ANY_MODEL)
 
 
 def dollars_for(counts: tuple[int, int], price: Sequence[float]) -> float:
@@ -64,7 +64,7 @@ class BudgetSpent(Exception):
     """Raised in place of a request that a budget doesn't allow."""
 
 
-LIMITS = {"requests": "requests", "tokens": "tokens", "dollars": "dollars"}
+BUDGET_LIMITS = {"requests": "requests", "tokens": "tokens", "dollars": "dollars"}
 
 
 def check_limits(limits: Mapping[str, float | None], prices: Prices) -> None:
@@ -95,7 +95,9 @@ class Budget:
     requests: float | None = None
     dollars: float | None = None
     prices: Prices = field(default_factory=dict)
-    used: dict[str, float] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0), init=False)
+    used: dict[str, float] = field(
+        default_factory=lambda: dict.fromkeys(BUDGET_LIMITS, 0), init=False
+    )
     broken: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
@@ -106,7 +108,7 @@ class Budget:
     @property
     def limits(self) -> dict[str, float | None]:
         """Return each limit by its name, None without one."""
-        return {name: getattr(self, name) for name in LIMITS}
+        return {name: getattr(self, name) for name in BUDGET_LIMITS}
 
     @property
     def spent(self) -> str:
@@ -206,7 +208,7 @@ def judge_totals(state: Mapping[str, Any]) -> dict[str, int]:
 # %% ../../nbs/support/17_budget.ipynb #df775959
 def budget_from(settings: Mapping[str, Any]) -> Budget:
     """Return the budget of a table of settings; raises `ValueError` for an unknown name or a wrong value."""
-    known = [*LIMITS, "prices"]
+    known = [*BUDGET_LIMITS, "prices"]
     if wrong := [name for name in settings if name not in known]:
         raise ValueError(f"A budget has no {wrong[0]!r}; it has {', '.join(known)}.")
     prices = settings.get("prices") or {}

@@ -8,7 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base', 'make_client',
            'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
-           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'stop_for', 'run_warm_up', 'GRPOTrainer']
+           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'stop_for', 'rows_to_evaluate', 'run_warm_up',
+           'GRPOTrainer']
 
 # %% ../../nbs/trainer/18_grpo.ipynb #77de68da
 import copy
@@ -34,7 +35,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, TrainerCallback, set_seed
 from transformers.trainer_utils import TrainOutput
 
-from ..envs.environment import Environment, check_budget, check_rubric
+from ..envs.environment import Environment, check_rubric
 from ..envs.results import without_failed
 from ..inference.client import base_of, check_base, get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
@@ -309,6 +310,11 @@ def stop_for(trainer: Any, reason: str) -> None:
     trainer.pipeline.interrupt()
     trainer.run.hold()
 
+# %% ../../nbs/trainer/18_grpo.ipynb #1c649bcf
+def rows_to_evaluate(env: Environment, args: GRPOConfig, dataset: Any) -> Any:
+    """Return the rows for evaluations during training, None without any: rows may be expensive to make."""
+    return None if args.eval_strategy == "no" else env.eval_dataset or dataset
+
 # %% ../../nbs/trainer/18_grpo.ipynb #a64e2c18
 def run_warm_up(
     trainer: Any, examples: Any, steps: int, learning_rate: float | None, size: int
@@ -376,7 +382,6 @@ class GRPOTrainer(ResumableTrainer):
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
             check_fit(client, model, peft_config, args.vllm_sleep)
-            check_budget(budget, client.model, env.rubric)
         self.env, self.client = env, client
         self.versions = PolicyVersions(client, args.vllm_sleep)
         self.prompts = PromptOrder(dataset, args)
@@ -386,11 +391,9 @@ class GRPOTrainer(ResumableTrainer):
         set_seed(args.seed)  # the adapter's first matrix starts at random
         self.goes_on = isinstance(model, PeftModel) or is_adapter(peft_config)
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)
-        # Rows may be expensive to make, and `evaluate` gets its own from the environment.
-        eval_dataset = None if args.eval_strategy == "no" else env.eval_dataset or dataset
         with sharding_left_to_us(args):
             super().__init__(
-                self.gathered.policy, args, None, dataset, eval_dataset, processing_class,
+                self.gathered.policy, args, None, dataset, rows_to_evaluate(env, args, dataset), processing_class,
                 callbacks=[*(callbacks or ()), MetricsFile(), KeepAdapters()], optimizers=optimizers,
             )  # fmt: skip
         self.processes = Processes(self.accelerator, self.gathered)

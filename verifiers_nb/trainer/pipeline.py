@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..envs.environment import check_budget
 from ..envs.prompts import repeated_rows
 from ..envs.rollouts import RolloutRun, background_loop, derive_seed, with_seed
 from ..envs.store import RolloutStore
@@ -250,6 +251,9 @@ class RolloutPipeline:
     budget: Budget | None = None
     under_way: dict[int, GenerationJob] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget, getattr(self.client, "model", ""), self.env.rubric)
 
     def start(self, number: int) -> GenerationJob:
         """Start a generation unless it is already in progress; return its job."""
