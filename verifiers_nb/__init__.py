@@ -117,7 +117,7 @@ _NAMESPACES = {
     "results": " ".join(
         _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
     )
-    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Until MeanSequence "
+    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Budget Until MeanSequence "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
