@@ -33,10 +33,10 @@ from ..inference.client import get_tokenizer, needs_extra
 from ..inference.engine import Options, PromptTokenizer, complete_chat, complete_text
 from ..support.budget import Budget
 from ..trainer.batching import Sample
-from ..trainer.checkpoints import KeepAdapters
 from ..trainer.config import GRPOConfig, with_known_keywords
 from ..trainer.grpo import GRPOTrainer, check_order
 from ..trainer.loss import LOSSES, cispo_loss, policy_loss
+from ..trainer.run_records import KeepAdapters
 from ..trainer.samples import StepBatch
 
 # %% ../../nbs/bridges/04_tinker.ipynb #02040c1a

@@ -604,7 +604,7 @@ def resume_advice(folder: Path, untrusted: Mapping[str, Any]) -> str:
 
     `untrusted`: the settings that the command must confirm with `--config`.
     """
-    from ..trainer.checkpoints import whole_checkpoints
+    from ..trainer.run_folder import whole_checkpoints
 
     steps, count = [*whole_checkpoints(folder)], int(os.environ.get("WORLD_SIZE", "1"))
     if not steps:
