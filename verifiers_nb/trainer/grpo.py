@@ -355,6 +355,7 @@ class GRPOTrainer(ResumableTrainer):
         client: Any = None,
     ) -> None:
         check_order(model, env, args, processing_class)
+        args.output_dir = os.path.abspath(args.output_dir)  # a reward may change the directory
         model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
         dataset = training_prompts(env, processing_class, args)
