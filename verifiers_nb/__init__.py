@@ -56,7 +56,8 @@ _EXPORTS = {
     "envs.tables": "results_dataset results_frame",
     "envs.statistics": "standard_error pass_rates paired_difference",
     "envs.rescore": "rescore",
-    "envs.audit": "audit AuditReport Finding",
+    "envs.findings": "AuditReport Finding",
+    "envs.audit": "audit",
     "envs.environment": "Environment",
     "envs.multiturn": "MultiTurnEnv SingleTurnEnv rehearse ScriptedClient tool_call",
     "envs.action_env": "ActionEnv",
@@ -89,6 +90,7 @@ _EXPORTS = {
     "widgets.reward_bench": "RewardBench",
     "widgets.training_dashboard": "TrainingDashboard evaluate_checkpoint",
     "widgets.policy_slider": "PolicySlider",
+    "widgets.audit_page": "AuditPage",
     "cli.eval": "eval_environment",
     "cli.report": "ReportMeta compute_summary write_html_report write_html_comparison",
 }
@@ -207,6 +209,8 @@ import_module("verifiers_nb.environments").__class__ = CallablePackage
 # What notebooks offer to those before them, which ask for it without knowing them.
 _HOOKS = {
     "imports": "envs.verifiers:VerifiersImports",
+    "evaluated": "envs.learnable:warn_of_results",
+    "audit page": "widgets.audit_page:page_html",
     "verifiers names": "bridges.later_environments:names_since",
 }
 for _kind, _place in _HOOKS.items():

@@ -48,6 +48,7 @@ from ..support.calls import (
     with_retries,
 )
 from ..support.files import claimed
+from ..support.hooks import registered_hooks
 from ..types import (
     ChatMessage,
     GenerateOutputs,
@@ -391,7 +392,10 @@ class Environment(ABC):
             inputs = repeated_dataset(dataset, rollouts_per_example)
             options = taken_options(self.a_generate, options)
         given: Any = (client, model, sampling_args, score_rollouts, max_concurrent)
-        return await self.a_generate(inputs, *given, **{**options, **kwargs})
+        results = await self.a_generate(inputs, *given, **{**options, **kwargs})
+        for tell in registered_hooks("evaluated") if progress else ():
+            tell(results, self.rubric)
+        return results
 
     generate = sync_twin(a_generate)
     evaluate = sync_twin(a_evaluate)

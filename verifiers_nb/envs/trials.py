@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Trial', 'NOT_ASKED', 'Payment', 'limit_judges', 'refuse_network', 'close_network', 'pay', 'is_isolated',
+__all__ = ['Trial', 'NOT_ASKED', 'Payment', 'limit_judges', 'refuse_network', 'close_network', 'pay_played', 'pay', 'is_isolated',
            'serve_trials', 'Trials']
 
 # %% ../../nbs/envs/17_trials.ipynb #ed054777
@@ -77,6 +77,19 @@ def close_network() -> None:
     changed.getaddrinfo = refuse_network
     changed.socket.connect = changed.socket.connect_ex = refuse_network
 
+# %% ../../nbs/envs/17_trials.ipynb #c469c386
+async def pay_played(env: Environment, rollouts: Sequence[Rollout]) -> list[Payment]:
+    """Score the played rollouts of a prompt together; each gets its part of the time."""
+    started = time.perf_counter()
+    scores = await score_group(env.rubric, rollouts)
+    seconds = (time.perf_counter() - started) / len(rollouts)
+    paid = []
+    for rollout, score in zip(rollouts, scores, strict=True):
+        errors = rollout.state.get("reward_errors") or {}
+        why = "; ".join(f"{name}: {reason}" for name, reason in errors.items())
+        paid.append(Payment(score.reward, dict(score.metrics), why, seconds, NOT_ASKED in why))
+    return paid
+
 # %% ../../nbs/envs/17_trials.ipynb #58214a2c
 async def pay(env: Environment, row: Rollout, script: Script | None) -> Payment:
     """Play a script on a row, and score it."""
@@ -90,13 +103,9 @@ async def pay(env: Environment, row: Rollout, script: Script | None) -> Payment:
             completion, state = await env.rollout(ScriptedClient(script), "audit", *given, {})
     except Exception as error:
         return Payment(error=f"the rollout failed: {type(error).__name__}: {error}")
-    played = replace(row, completion=completion, state=state)
-    started = time.perf_counter()
-    (score,) = await score_group(env.rubric, [played])
-    seconds = time.perf_counter() - (started if script is not None else began)
-    errors = played.state.get("reward_errors") or {}
-    why = "; ".join(f"{name}: {reason}" for name, reason in errors.items())
-    return Payment(score.reward, dict(score.metrics), why, seconds, NOT_ASKED in why)
+    (payment,) = await pay_played(env, [replace(row, completion=completion, state=state)])
+    seconds = payment.seconds if script is not None else time.perf_counter() - began
+    return replace(payment, seconds=seconds)
 
 # %% ../../nbs/envs/17_trials.ipynb #07a73107
 def is_isolated() -> bool:
@@ -121,13 +130,18 @@ def serve_trials(pipe: Connection, env: Environment, rows: Sequence[Rollout], ca
     with suppress(EOFError):
         while True:
             for number, script in pipe.recv():
-                payment = asyncio.run(pay(env, rows[number], script))
+                if isinstance(number, tuple):
+                    paid = asyncio.run(pay_played(env, [rows[at] for at in number]))
+                else:
+                    paid = [asyncio.run(pay(env, rows[number], script))]
                 if os.getpid() != own:
                     os._exit(0)
                 if forks:
-                    payment = replace(payment, error="a reward function forked its process")
+                    paid = [
+                        replace(each, error="a reward function forked its process") for each in paid
+                    ]
                     forks.clear()
-                pipe.send(payment)
+                pipe.send(paid)
 
 # %% ../../nbs/envs/17_trials.ipynb #022b3110
 class Trials:
@@ -163,8 +177,8 @@ class Trials:
             self.process.join()
             self.process = None
 
-    def receive(self) -> Payment:
-        """Return the next payment; a process that ends or hangs is replaced at the next trial."""
+    def receive(self, count: int = 1) -> list[Payment]:
+        """Return the payments of the next trial; a process that ends or hangs is replaced at the next one."""
         why = f"a reward function did not return within {self.seconds:g} s"
         try:
             if self.pipe.poll(self.seconds):
@@ -174,16 +188,25 @@ class Trials:
             why = f"a reward function ended its process with status {self.process.exitcode}"
         self.close()
         self.ended += 1
-        return Payment(error=why)
+        return [Payment(error=why)] * count
 
-    def pay(self, trials: Sequence[Trial]) -> list[Payment]:
-        """Return a payment for each trial; after three ends of the process, the rest is not tried."""
-        paid: list[Payment] = []
+    def pay_each(self, trials: Sequence[Any], counts: Sequence[int]) -> list[list[Payment]]:
+        """Return the payments of each trial, `counts` in number; after three ends of the process, the rest is not tried."""
+        paid: list[list[Payment]] = []
         while len(paid) < len(trials) and self.ended < 3:
             if self.process is None:
                 self.start()
                 self.pipe.send(trials[len(paid) :])
             elif not paid:
                 self.pipe.send(trials)
-            paid.append(self.receive())
-        return paid + [Payment(error="not tried", unknown=True)] * (len(trials) - len(paid))
+            paid.append(self.receive(counts[len(paid)]))
+        untried = Payment(error="not tried", unknown=True)
+        return paid + [[untried] * count for count in counts[len(paid) :]]
+
+    def pay(self, trials: Sequence[Trial]) -> list[Payment]:
+        """Return a payment for each trial."""
+        return [payment for (payment,) in self.pay_each(trials, [1] * len(trials))]
+
+    def pay_groups(self, groups: Sequence[Sequence[int]]) -> list[list[Payment]]:
+        """Return a payment for each rollout of groups of `rows` that were played, scored together."""
+        return self.pay_each([(tuple(group), None) for group in groups], [*map(len, groups)])

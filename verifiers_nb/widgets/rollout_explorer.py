@@ -432,7 +432,7 @@ class RolloutExplorer(Panel):
             preparing = "loading the model" if self.client is None else ""
             run = run_html(self.settings, self.live_run, live, preparing)
         counts = {"all": len(rows)}
-        counts |= {only: sum(getattr(row, only) for row in rows) for only in ONLY[1:]}
+        counts |= {only: sum(getattr(row, only) for row in rows) for only in ONLY if only != "all"}
         table = self.table
         texts = {name: table.texts(column.name) for name, column in table.columns.items()}
         parts = [*table.part_keys, *table.numbers()]
