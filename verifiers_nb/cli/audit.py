@@ -15,7 +15,8 @@ from typing import Any
 
 from .command import CommandError, CommandParser, ending, run_command, strict_json
 from .settings import RunSettings, load
-from ..envs.audit import AuditReport, audit
+from ..envs.audit import audit
+from ..envs.findings import AuditReport
 
 # %% ../../nbs/cli/09_audit.ipynb #c182fcae
 def audit_status(report: AuditReport) -> int:

@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KEPT', 'PAUSE', 'logger', 'Row', 'as_score',
            'nan_last', 'in_order', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text', 'record_text',
-           'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'table_from_outputs', 'table_from_file',
-           'step_files', 'has_all_rollouts', 'written', 'follow_all', 'start_following', 'RolloutSource',
-           'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn', 'branch_env', 'split_at']
+           'reward_notes', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'table_from_outputs',
+           'table_from_file', 'step_files', 'has_all_rollouts', 'written', 'follow_all', 'start_following',
+           'RolloutSource', 'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn', 'branch_env', 'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -87,6 +87,7 @@ class Row:
     prompt: int
     reward: float
     failed: bool = False
+    reward_failed: bool = False
     truncated: bool = False
     scores: Mapping[str, float] = field(default_factory=dict, repr=False)
     columns: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -133,7 +134,12 @@ def finite_mean(scores: Iterable[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #0ade7c2c
-ONLY = ("all", "failed", "truncated")
+ONLY = {  # which rollouts to list, with words for them
+    "all": "",
+    "failed": "that failed",
+    "reward_failed": "whose reward failed",
+    "truncated": "that were cut off",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +229,13 @@ def record_text(record: Record) -> str:
     """Join the searchable text of a record."""
     texts = [messages_text(record["prompt"]), messages_text(record["completion"])]
     return "\n".join([*texts, str(record.get("answer")), str(record.get("error") or "")])
+
+# %% ../../nbs/widgets/04_rollouts.ipynb #ee3e09fa
+def reward_notes(record: Record, kind: str = "reward_errors") -> Mapping[str, str]:
+    """Return the errors of the reward functions that failed on a rollout, or their "reward_traces"."""
+    state = record.get("state")
+    notes = state.get(kind) if isinstance(state, Mapping) else None
+    return notes if isinstance(notes, Mapping) else {}
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #de74b3f8
 MATCHING_SECONDS = 4.0  # for all rollouts together
@@ -322,7 +335,7 @@ class RolloutTable:
     def add(self, source: Sequence[Record], at: int, known: Record, state: Record) -> Row:
         """Add the rollout that is `source[at]`.
 
-        `known`: its `prompt, answer, task, reward, metrics, error`, so that it need not be read; `state`:
+        `known`: its `prompt, answer, task, reward, metrics, error, state`, so that it need not be read; `state`:
         where its responses or turns are.
         """
         asked = [known.get(name) for name in ("prompt", "answer", "task")]
@@ -336,7 +349,8 @@ class RolloutTable:
             self.endings.update(answer_endings(state, state["completion"]))
         scores = {name: as_score(each) for name, each in (known.get("metrics") or {}).items()}
         self.parts |= dict.fromkeys(scores)
-        self.rows.append(Row(source, at, prompt, reward, failed, truncated, scores, values))
+        broken = bool(reward_notes(known))
+        self.rows.append(Row(source, at, prompt, reward, failed, broken, truncated, scores, values))
         return self.rows[-1]
 
     def text(self, number: int) -> str:

@@ -40,6 +40,7 @@ from .rollouts import (
     Row,
     last_text,
     messages_text,
+    reward_notes,
     start_following,
     step_files,
     written,
@@ -181,8 +182,12 @@ def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     advantage = record.get("advantage")
     facts = [] if advantage is None else [f"advantage {advantage:+.3g}"]
     facts += [f"{name[:40]} {number_text(value)}" for name, value in parts]
-    facts += ["truncated"] * row.truncated
-    facts += [f"failed: {str(record['error'])[:200]}"] * row.failed
+    if row.truncated:
+        facts.append("truncated")
+    if row.failed:
+        facts.append(f"failed: {str(record['error'])[:200]}")
+    for name, error in reward_notes(record).items():
+        facts.append(f"{name[:40]} failed: {str(error)[:200]}")
     text = marked_text(messages_text(record["completion"]), marks, "Completion", 1600)
     reward, is_odd, asked = number_text(row.reward), not abs(row.reward) < HUGE, record["prompt"]
     return draw_part("sample", reward, is_odd, facts, last_text(asked), press, text)
@@ -259,7 +264,8 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #f6e1126c
 def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: its state, warnings, curves, completions and checkpoints."""
-    above = run_warnings(view.history), key_figures_html(view), split_html(view.history)
+    errors = view.completions.errors if view.completions else {}
+    above = run_warnings(view.history, errors), key_figures_html(view), split_html(view.history)
     below = curves_html(view, live), completions_html(view, live), checkpoints_html(view, live)
     return draw_part("dashboard", view, *above, *below, live)
 
