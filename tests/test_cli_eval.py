@@ -501,6 +501,16 @@ def test_few_descriptors_and_many_requests(tmp_path: Path, server: Server) -> No
     assert [each["reward"] for each in read_rollouts(results)] == [1.0] * 600
 
 
+def test_a_misspelt_sampling_argument_is_named(tmp_path: Path, server: Server) -> None:
+    given = json.dumps({"temprature": 0.5, "enable_thinking": False})
+    arguments = ["addition", "-n", "3", "-r", "2", "-b", server.url, "-S", given]
+    done = call(*arguments, cwd=tmp_path, OPENAI_API_KEY="k")
+    assert done.stderr.count("did you mean temperature?") == 1
+    assert all(each["temprature"] == 0.5 for each in server.requests)
+    sent = [each["chat_template_kwargs"] for each in server.requests]
+    assert sent == [{"enable_thinking": False}] * 6
+
+
 def test_a_full_disk_keeps_what_was_finished(tmp_path: Path) -> None:
     """No file may grow beyond 10 kB: the results stop there, and can be gone on with."""
     script = "import resource, signal, sys; from verifiers_nb.cli.eval import main; "
