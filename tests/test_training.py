@@ -37,7 +37,7 @@ import verifiers_nb as vf
 from verifiers_nb.envs.results import read_rollouts
 from verifiers_nb.envs.rollouts import background_loop
 from verifiers_nb.envs.store import RolloutStore
-from verifiers_nb.trainer.checkpoints import write_advantages
+from verifiers_nb.trainer.run_records import write_advantages
 from verifiers_nb.types import Rollout
 from verifiers_nb.widgets.run import RunHistory, run_warnings
 
@@ -433,7 +433,7 @@ def test_a_disk_with_no_room_at_all(tmp_path: Path) -> None:
         "env = vf.load_environment('addition')\n"
         f"trainer = vf.GRPOTrainer({MODEL!r}, env, args, peft_config=vf.lora_defaults())\n"
         "print('steps', trainer.train().global_step)\n"
-        "from verifiers_nb.trainer.checkpoints import whole_checkpoints\n"
+        "from verifiers_nb.trainer.run_folder import whole_checkpoints\n"
         "kept = [p.name for p in pathlib.Path(sys.argv[1]).glob('checkpoint-*')]\n"
         "assert len(kept) == len(whole_checkpoints(sys.argv[1])) < 6\n"
         "print('kept', len(kept))\n"
