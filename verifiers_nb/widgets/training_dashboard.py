@@ -294,7 +294,8 @@ def run_folder(run: GRPOTrainer | str | Path) -> Path:
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #7b52009b
 def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
     """Evaluate the checkpoint of a step, then restore the trainer's weights."""
-    from ..trainer.checkpoints import find_checkpoint, learnt_weights, put_weights
+    from ..trainer.checkpoints import learnt_weights, put_weights
+    from ..trainer.run_folder import find_checkpoint
 
     if trainer.run.is_active:
         raise RuntimeError("A checkpoint can't be evaluated during the run: stop it first.")
