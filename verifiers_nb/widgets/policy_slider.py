@@ -263,7 +263,7 @@ def sampling_for(client: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     exact = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     own: dict[str, Any]
     if hasattr(client, "served"):
-        own: dict[str, Any] = {"extra_body": {**exact, "shared_noise": True}}
+        own = {"extra_body": {**exact, "shared_noise": True}}
     else:
         own = {"extra_body": exact, "top_logprobs": LIKELY}
     return {"logprobs": True, **own, **settings}

@@ -18,7 +18,6 @@ import copy
 import json
 import logging
 import math
-import os
 import sys
 import threading
 import time
@@ -489,11 +488,6 @@ class RolloutSource:
     """
 
     results: Any = None
-
-    def __post_init__(self) -> None:
-        """Make a path absolute, because a reward may change the working directory."""
-        if isinstance(self.results, (str, Path)):
-            self.results = Path(os.path.abspath(self.results))
 
     @cached_property
     def place(self) -> Path | None:
