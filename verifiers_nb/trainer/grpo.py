@@ -391,13 +391,9 @@ class GRPOTrainer(ResumableTrainer):
             check_fit(client, model, peft_config, args.vllm_sleep)
         self.env, self.client = env, client
         self.versions = PolicyVersions(client, args.vllm_sleep)
-        self.prompts = PromptOrder(dataset, args)
-        self.delivery, self.step_metrics = Delivery(), list[dict[str, float]]()
-        self.watch, self.reference, self.collapse = (
-            RewardWatch(),
-            MovingReference(),
-            CollapseWatch(),
-        )
+        self.prompts, self.delivery = PromptOrder(dataset, args), Delivery()
+        self.step_metrics, self.watch = list[dict[str, float]](), RewardWatch()
+        self.reference, self.collapse = MovingReference(), CollapseWatch()
         set_seed(args.seed)  # the adapter's first matrix starts at random
         self.goes_on = isinstance(model, PeftModel) or is_adapter(peft_config)
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)
