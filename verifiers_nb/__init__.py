@@ -43,6 +43,7 @@ _EXPORTS = {
     "rubrics.group": "RubricGroup EnvGroupRubric",
     "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT JudgeClient",
     "rubrics.math": "MathRubric",
+    "support.interval": "Until MeanSequence",
     "inference.client": "model_path get_model get_tokenizer get_model_and_tokenizer",
     "inference.engine": "EmbeddedEngine",
     "inference.http": "HTTPClient",
@@ -62,6 +63,7 @@ _EXPORTS = {
     "envs.multiturn": "MultiTurnEnv SingleTurnEnv rehearse ScriptedClient tool_call",
     "envs.action_env": "ActionEnv",
     "envs.tools": "convert_func_to_oai_tool python calculator search search_ddg ask",
+    "support.budget": "Budget",
     "support.sandbox": "run_python Limits sandbox_guards isolated",
     "envs.tool_env": "ToolEnv StatefulToolEnv ToolRubric",
     "envs.group": "EnvGroup",
@@ -115,7 +117,7 @@ _NAMESPACES = {
     "results": " ".join(
         _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
     )
-    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint "
+    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Budget Until MeanSequence "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",

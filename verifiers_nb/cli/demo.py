@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['FIGURE', 'WIDGET', 'QUICK_START', 'REAL_MODEL', 'plain_text', 'show_message', 'headings', 'save_notebook',
-           'notebook_client', 'run_notebook', 'set_parameters', 'with_figures', 'notebook_page', 'Demo',
-           'find_notebook', 'prepare_folder', 'add_costs', 'closing_text', 'run_tutorial', 'run_demo', 'main']
+           'notebook_client', 'run_notebook', 'with_figures', 'notebook_page', 'Demo', 'find_notebook',
+           'prepare_folder', 'add_costs', 'closing_text', 'run_tutorial', 'run_demo', 'main']
 
 # %% ../../nbs/cli/08_demo.ipynb #77de68da
 import json
@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from .command import (
-    CommandError,
     CommandParser,
     Presses,
     data_text,
@@ -131,18 +130,6 @@ def run_notebook(nb: NotebookNode, path: Path, cwd: Path, out: TextIO | None = N
         presses.restore()
         save_notebook(nb, path)
 
-# %% ../../nbs/cli/08_demo.ipynb #5b384ce3
-def set_parameters(nb: NotebookNode, **values: Any) -> None:
-    """Insert a cell that sets `values` after the notebook's cell tagged `parameters`."""
-    import nbformat
-
-    tagged = [i for i, c in enumerate(nb.cells) if "parameters" in c.metadata.get("tags", [])]
-    if not tagged:
-        raise CommandError(f"no cell is tagged `parameters`, so nothing sets {', '.join(values)}")
-    source = "\n".join(f"{name} = {value!r}" for name, value in values.items())
-    cell = nbformat.v4.new_code_cell(source, metadata={"tags": ["injected-parameters"]})
-    nb.cells.insert(tagged[0] + 1, cell)
-
 # %% ../../nbs/cli/08_demo.ipynb #92cfceb3
 FIGURE = "application/vnd.plotly.v1+json"
 WIDGET = "application/vnd.jupyter.widget-view+json"
@@ -210,11 +197,7 @@ def prepare_folder(output: Path) -> str:
     """Make the folder of a run and return a sentence about an earlier run there, or "".
 
     A finished run moves to `<output>.previous` and replaces an older one there.
-    Raises `CommandError` for a folder that contains the working directory, which can't be moved.
     """
-    here = Path.cwd()
-    if output.resolve() in (here, *here.parents):
-        raise CommandError(f"{output} contains the working directory: name another folder")
     message = ""
     if (output / "summary.json").is_file():
         previous = output.with_name(f"{output.name}.previous")
@@ -238,24 +221,25 @@ def add_costs(output: Path, started: float) -> dict[str, Any]:
     return summary
 
 # %% ../../nbs/cli/08_demo.ipynb #1aa4f198
-def closing_text(output: Path, summary: Mapping[str, Any], demo: Demo = QUICK_START) -> str:
+def closing_text(demo: Demo, summary: Mapping[str, Any]) -> str:
     """Return the figures of a run, where its files are, and how to open its notebook."""
     text = """
 {steps} steps: reward {reward_first5:.2f} -> {reward_last5:.2f}, held-out greedy accuracy {greedy_before:.2f} -> {greedy_after:.2f}
 {cpu_seconds:.0f} s of processor time, {wall_seconds:.0f} s in all
 The executed notebook is {output}/{page}.html; the rollouts, the checkpoints and the adapter are beside it.
 Open the same notebook in JupyterLab: make lab, then {notebook}"""
-    return text.format(output=output, page=demo.page, notebook=demo.notebook.name, **summary)
+    named = {"output": demo.output, "page": demo.page, "notebook": demo.notebook.name}
+    return text.format(**named, **summary)
 
 # %% ../../nbs/cli/08_demo.ipynb #3ab31cda
-def run_tutorial(demo: Demo, nb: NotebookNode, output: Path, started: float) -> int:
+def run_tutorial(demo: Demo, nb: NotebookNode, started: float) -> int:
     """Run the notebook of a demo and return 0, or 1 if it failed, or 130 if it was stopped.
 
     `started`: the time of the start on the monotonic clock, in seconds.
     """
     from nbclient.exceptions import CellExecutionError
 
-    executed = output / f"{demo.page}.ipynb"
+    executed = demo.output / f"{demo.page}.ipynb"
     try:
         if not run_notebook(nb, executed, Path.cwd()):
             print("stopped; run the same command to continue")
@@ -268,32 +252,29 @@ def run_tutorial(demo: Demo, nb: NotebookNode, output: Path, started: float) -> 
         print(f"The kernel died, probably for lack of memory: {error}", file=sys.stderr)
         return 1
     executed.with_suffix(".html").write_text(notebook_page(nb, demo.title), encoding="utf-8")
-    print(closing_text(output, add_costs(output, started), demo))
+    print(closing_text(demo, add_costs(demo.output, started)))
     return 0
 
 # %% ../../nbs/cli/08_demo.ipynb #9d3c51b7
-def run_demo(demo: Demo, given: Path | None) -> int:
-    """Run the notebook of a demo, with its results in a folder if one is given, and return the status."""
+def run_demo(demo: Demo) -> int:
+    """Run the notebook of a demo, and return the status."""
     started = time.monotonic()
-    output = given or demo.output
     with one_line_errors("the demo", extra="train,dev"):
         import nbclient  # noqa: F401
         import nbconvert  # noqa: F401
         import nbformat
 
     nb = nbformat.read(find_notebook(Path.cwd(), demo), 4)
-    if given is not None:
-        set_parameters(nb, output_dir=str(given))
-    if message := prepare_folder(output):
+    if message := prepare_folder(demo.output):
         print(message)
-    return run_tutorial(demo, nb, output, started)
+    return run_tutorial(demo, nb, started)
 
 # %% ../../nbs/cli/08_demo.ipynb #1c7312de
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; return 0, or 1 if it failed, 2 for a wrong call, 130 if it was stopped."""
     given = CommandParser("vf-demo").parse_args(argv)
     demo = REAL_MODEL if given.real else QUICK_START
-    return run_command("vf-demo", lambda: run_demo(demo, given.output))
+    return run_command("vf-demo", lambda: run_demo(demo))
 
 # %% ../../nbs/cli/08_demo.ipynb #3249af07
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 from ..inference.columns import ANSWERS, answers_of
+from ..support.budget import judge_totals
 from ..types import Rollout, State, Turn, plain_messages, tool_call_dict
 
 # %% ../../nbs/envs/01_records.ipynb #ee99a348
@@ -44,7 +45,10 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
         "state": {k: v for k, v in rollout.state.items() if k not in NOT_STORED},
         "turns": [{name: getattr(turn, name) for name in Turn.__slots__} for turn in rollout.turns],
         ANSWERS: answers_of(rollout.state),
-        "usage": reply_usage(rollout.state.get("responses") or ()),
+        "usage": {
+            **reply_usage(rollout.state.get("responses") or ()),
+            **judge_totals(rollout.state),
+        },
     }
 
 # %% ../../nbs/envs/01_records.ipynb #3d1582bb

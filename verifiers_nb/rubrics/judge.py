@@ -19,6 +19,7 @@ from weakref import WeakValueDictionary
 
 from ..parsers.base import Parser
 from .rubric import Rubric
+from ..support.budget import judged_state, note_judge
 from ..support.calls import (
     api_key,
     as_async_client,
@@ -123,8 +124,8 @@ class JudgeRubric(Rubric):
     `judge_retries`: how often a request is repeated after a busy server or a dropped connection
     (None: leave retries to the client).
     Functions can take `judge`, `judge_client`, `judge_model`, `judge_prompt` and
-    `judge_sampling_args`. A rollout keeps its answers by prompt in `state["judge_response"]`. The
-    latest answers are also cached for other rollouts with the same prompt.
+    `judge_sampling_args`. A rollout keeps its answers by prompt in `state["judge_response"]`, and what they
+    used in `state["judge_usage"]`. The latest answers are also cached for other rollouts with the same prompt.
     """
 
     def __init__(
@@ -157,6 +158,7 @@ class JudgeRubric(Rubric):
             state["judge_response"] = {}
         answers = state["judge_response"]
         if question not in answers:
+            judged_state.set(state)  # for this task: what the answer uses is counted there
             answers[question] = await self.ask_once(question)
         return answers[question]
 
@@ -173,6 +175,7 @@ class JudgeRubric(Rubric):
         request = dict(model=self.judge_model, messages=messages, **options)
         create = self.async_client.chat.completions.create
         response = await with_retries(lambda: create(**request), self.judge_retries or 0)
+        note_judge(self.judge_model, response)
         return content_text(response.choices[0].message.content)
 
 # %% ../../nbs/rubrics/02_judge.ipynb #0f3da7be

@@ -8,7 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base', 'make_client',
            'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
-           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'run_warm_up', 'GRPOTrainer']
+           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'stop_for', 'rows_to_evaluate', 'run_warm_up',
+           'GRPOTrainer']
 
 # %% ../../nbs/trainer/20_grpo.ipynb #77de68da
 import copy
@@ -39,6 +40,7 @@ from ..envs.results import without_failed
 from ..inference.client import base_of, check_base, get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..rubrics.rubric import Rubric
+from ..support.budget import Budget
 from ..support.calls import is_transient
 from ..support.memory import keep_reserve
 from .adapters import (
@@ -302,6 +304,23 @@ def suit_processor(trainer: Any) -> None:
         use_onednn(trainer.model)
         bound_micro_batch(trainer.model, trainer.args, isinstance(trainer.client, EmbeddedEngine))
 
+# %% ../../nbs/trainer/20_grpo.ipynb #719cc59e
+def stop_for(trainer: Any, reason: str) -> None:
+    """Stop a run between steps, and say why; raises `RunStopped`."""
+    done = trainer.state.global_step
+    logger.warning(
+        "Training stops after step %d: %s. train(resume_from_checkpoint=True) goes on, with a larger "
+        "budget.", done, reason,
+    )  # fmt: skip
+    trainer.run.ask("stop")
+    trainer.pipeline.interrupt()
+    trainer.run.hold()
+
+# %% ../../nbs/trainer/20_grpo.ipynb #1c649bcf
+def rows_to_evaluate(env: Environment, args: GRPOConfig, dataset: Any) -> Any:
+    """Return the rows for evaluations during training, None without any: rows may be expensive to make."""
+    return None if args.eval_strategy == "no" else env.eval_dataset or dataset
+
 # %% ../../nbs/trainer/20_grpo.ipynb #a64e2c18
 def run_warm_up(
     trainer: Any, examples: Any, steps: int, learning_rate: float | None, size: int
@@ -342,6 +361,7 @@ class GRPOTrainer(ResumableTrainer):
     or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
     run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
     checkpoints, `metrics.jsonl`, adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
+    At the end of a `budget` the run stops as by `stop()`; with a larger one it can go on.
     """
 
     args: GRPOConfig
@@ -359,6 +379,7 @@ class GRPOTrainer(ResumableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         client: Any = None,
+        budget: Budget | None = None,
     ) -> None:
         check_order(model, env, args, processing_class)
         model, peft_config = base_and_adapter(model, peft_config)
@@ -376,15 +397,14 @@ class GRPOTrainer(ResumableTrainer):
         set_seed(args.seed)  # the adapter's first matrix starts at random
         self.goes_on = isinstance(model, PeftModel) or is_adapter(peft_config)
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)
-        # Rows may be expensive to make, and `evaluate` gets its own from the environment.
-        eval_dataset = None if args.eval_strategy == "no" else env.eval_dataset or dataset
         with sharding_left_to_us(args):
             super().__init__(
-                self.gathered.policy, args, None, dataset, eval_dataset, processing_class,
+                self.gathered.policy, args, None, dataset, rows_to_evaluate(env, args, dataset), processing_class,
                 callbacks=[*(callbacks or ()), MetricsFile(), KeepAdapters()], optimizers=optimizers,
             )  # fmt: skip
         self.processes = Processes(self.accelerator, self.gathered)
-        self.pipeline = RolloutPipeline(env, client, args, self.prompts, self.folder / "rollouts")
+        rollouts = self.folder / "rollouts"
+        self.pipeline = RolloutPipeline(env, client, args, self.prompts, rollouts, budget)
         self.run.progress, self.run.interrupt = self.pipeline.progress, self.pipeline.interrupt
         if args.disable_dropout:
             turn_off_dropout(self.model)
@@ -523,6 +543,8 @@ class GRPOTrainer(ResumableTrainer):
                     with self.run.phase("generating"), self.guard.open():
                         generation, rollouts = self.pipeline.take(number, count)
                 self.run.phase.move(generation.scoring_seconds, "generating", "scoring")
+                if len(rollouts) < len(generation.run.rows):
+                    stop_for(self, generation.run.over)
                 return generation, rollouts
             except CancelledError:
                 with self.guard.open():
@@ -605,7 +627,8 @@ class GRPOTrainer(ResumableTrainer):
         with self.versions.awake():
             self.sync_policy()
             ask = self.env.evaluate if dataset is None else partial(self.env.generate, dataset)
-            kept = dict(max_concurrent=self.args.max_concurrent, save_path=path, progress=False)
+            kept: dict[str, Any] = dict(max_concurrent=self.args.max_concurrent, progress=False)
+            kept |= dict(save_path=path, budget=self.pipeline.budget)
             results = ask(self.client, self.client.model, sampling_args, **kept)
         good = without_failed(results)
         columns = {"reward": good.reward, **good.metrics}

@@ -260,6 +260,7 @@ def sampling_for(client: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     vLLM gives each token a random number of its own, and the embedded engine does so on request.
     """
     exact = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    own: dict[str, Any]
     if hasattr(client, "served"):
         own = {"extra_body": {**exact, "shared_noise": True}}
     else:

@@ -168,9 +168,11 @@ class RolloutExplorer(Panel):
         self.file_name = "rollouts.jsonl"
         self._due = False
         self._read_step(None)
-        self._followed = written(self.source.folder) if self.source.folder else []
+        self._followed, self._rest_until = [], 0.0
+        if self.source.place:
+            self._followed = written(self.source.place)
         super().__init__()
-        if self.source.folder:
+        if self.source.place:
             start_following(self)
 
     # View
@@ -204,11 +206,14 @@ class RolloutExplorer(Panel):
             super().refresh()
 
     def follow(self) -> bool:
-        """Draw again if the folder of a training run has changed; return whether to keep polling."""
-        followed = None if self.is_hidden or self.comm is None else self.source.folder
-        if followed and (now := written(followed)) != self._followed:
+        """Draw again if the file or the folder of a run has changed; return whether to keep polling."""
+        place = None if self.is_hidden or self.comm is None else self.source.place
+        began = time.monotonic()
+        if place and began > self._rest_until and (now := written(place)) != self._followed:
             self._followed = now
             self.refresh()
+            # A long file takes long to read, and the kernel has other work.
+            self._rest_until = time.monotonic() + 4 * (time.monotonic() - began)
         return self.comm is not None
 
     def show_step(self, step: int | None = None) -> None:

@@ -448,10 +448,12 @@ def has_all_rollouts(file: Path) -> bool:
     return False
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #52db1d57
-def written(folder: Path) -> list[int]:
-    """Return when a run's metrics, its folders and its latest rollouts were last written."""
-    latest = [*step_files(folder).values()][-1:]
-    paths = [folder, folder / "metrics.jsonl", folder / "rollouts", *latest]
+def written(place: Path) -> list[int]:
+    """Return when a file, or a run's metrics, its folders and its latest rollouts, were last written."""
+    if place.is_file():
+        return [place.stat().st_mtime_ns]
+    latest = [*step_files(place).values()][-1:]
+    paths = [place, place / "metrics.jsonl", place / "rollouts", *latest]
     return [path.stat().st_mtime_ns for path in paths if path.exists()]
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #0cdd60ab
@@ -488,10 +490,15 @@ class RolloutSource:
     results: Any = None
 
     @cached_property
+    def place(self) -> Path | None:
+        """The file of rollouts or the folder of a run, whole because a reward may change the working folder; None for results in memory."""
+        given = getattr(getattr(self.results, "args", None), "output_dir", self.results)
+        return Path(given).expanduser().absolute() if isinstance(given, (str, Path)) else None
+
+    @cached_property
     def folder(self) -> Path | None:
         """The folder of a training run, if the results are one."""
-        given = getattr(getattr(self.results, "args", None), "output_dir", self.results)
-        return Path(given) if isinstance(given, (str, Path)) and not Path(given).is_file() else None
+        return None if self.place is None or self.place.is_file() else self.place
 
     def steps(self) -> list[int]:
         """List the steps that have rollouts; an active run adds more."""
@@ -500,7 +507,7 @@ class RolloutSource:
     def path(self, step: int | None = None) -> Path | None:
         """Return the file of a table: of a training run that of a step, by default the last; None for results in memory."""
         if self.folder is None:
-            return Path(self.results) if isinstance(self.results, (str, Path)) else None
+            return self.place
         if not (files := step_files(self.folder)):
             return rollouts_file(self.folder)
         step = max(files) if step is None else step
