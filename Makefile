@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install demo lab run notebooks test test-gpu test-ui export docs dist clean
+.PHONY: help install demo demo-real lab run notebooks test test-gpu test-ui export docs dist clean
 
 NEWEST_FIRST := python3 python3.14 python3.13 python3.12 python3.11 python
 IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
@@ -44,6 +44,10 @@ $(COMPLETE): $(STAMP)
 
 demo: $(STAMP) ## Train the shipped model in about a minute and watch its reward climb
 	@$(PY) -m verifiers_nb.cli.demo
+
+demo-real: $(STAMP) ## Train a real model of 135 million parameters in about six minutes
+	@$(PY) tools/install.py model
+	@$(PY) -m verifiers_nb.cli.demo --real
 
 lab: $(STAMP) ## Open the same notebook in JupyterLab
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. $(QUICK_START)

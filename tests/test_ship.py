@@ -27,7 +27,6 @@ from verifiers_nb.bridges.ship import (
 )
 
 VERSIONS = {
-    "verifiers==0.1.14": "v0",
     "verifiers==0.2.0": "prime",
     "verifiers==0.4.0": "prime",
     "openenv-core==0.3.0": "openenv",
@@ -200,10 +199,10 @@ def test_an_entry_point_names_the_module_and_the_function_to_ship(
 
 
 def test_what_can_not_be_shipped_says_why(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="ship to v0, prime, openenv"):
+    with pytest.raises(ValueError, match="ship to prime, openenv"):
         ship("addition", tmp_path / "sums", to="trl")
     with pytest.raises(ValueError, match="did you mean 'addition'"):
-        ship("additoin", tmp_path / "sums", to="v0")
+        ship("additoin", tmp_path / "sums", to="prime")
     with pytest.raises(ValueError, match="use small letters"):
         ship("addition", tmp_path / "Sums", to="prime")
     with pytest.raises(ValueError, match="supports only chats"):

@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 
 import verifiers_nb as vf
-from verifiers_nb.trainer.checkpoints import whole_checkpoints
+from verifiers_nb.trainer.run_folder import whole_checkpoints
 
 MODEL = "verifiers_nb/adder-1m"
 

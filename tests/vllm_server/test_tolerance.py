@@ -9,13 +9,8 @@ import torch
 from policies import NAME, Policy
 
 import verifiers_nb as vf
-from verifiers_nb.inference.vllm_policy import (
-    PROBE,
-    VLLMClient,
-    check_comparison,
-    compare_with_peft,
-    usual_tolerance,
-)
+from verifiers_nb.inference.peft_comparison import check_comparison, usual_tolerance
+from verifiers_nb.inference.vllm_policy import PROBE, VLLMClient, compare_with_peft
 from verifiers_nb.inference.vllm_server import VLLMServer
 
 

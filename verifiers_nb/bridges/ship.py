@@ -70,16 +70,14 @@ async def play_row(
     model: str,
     row: Mapping[str, Any],
     sampling_args: Mapping[str, Any] | None = None,
-    score: bool = True,
 ) -> Rollout:
-    """Return the rollout of one row, played by the environment's own loop; `score` it with its rubric."""
+    """Return the rollout of one row, played by the environment's own loop and scored by its rubric."""
     rollout = Rollout(**row)
     rollout.completion, rollout.state = await env.rollout(
         client, model, **row, sampling_args=dict(sampling_args or {})
     )
-    if score:
-        scored = await score_one(env.rubric, rollout)
-        rollout.reward, rollout.metrics = scored.reward, scored.metrics
+    scored = await score_one(env.rubric, rollout)
+    rollout.reward, rollout.metrics = scored.reward, scored.metrics
     return rollout
 
 # %% ../../nbs/bridges/03_ship.ipynb #a305b21c
@@ -146,7 +144,6 @@ def imports_verifiers(env: Any) -> bool:
 
 # %% ../../nbs/bridges/03_ship.ipynb #e35f523f
 TARGETS = {
-    "v0": "verifiers>=0.1.14,<0.2",
     "prime": "verifiers>=0.2",
     "openenv": "openenv-core>=0.3",
 }
@@ -166,15 +163,14 @@ def check_target(env: Environment, to: str, maker: Any = None) -> None:
         )
     if env.message_type != "chat":
         raise ValueError(f"This environment uses text completions, and {to} supports only chats.")
-    if to != "v0" and env.rubric.scores_groups:
+    if env.rubric.scores_groups:
         raise ValueError(
-            "This environment scores all rollouts of a prompt together, and "
-            f"{to} scores each rollout alone: ship to v0."
+            f"This environment scores all rollouts of a prompt together, and {to} scores each alone."
         )
 
 # %% ../../nbs/bridges/03_ship.ipynb #21a7c81c
 TEMPLATES = files("verifiers_nb.bridges") / "data"
-MORE_FILES = {"v0": (), "prime": ("rl.toml",), "openenv": ("openenv.yaml", "Dockerfile")}
+MORE_FILES = {"prime": ("rl.toml",), "openenv": ("openenv.yaml", "Dockerfile")}
 
 
 def write_package(folder: Path, to: str, values: Mapping[str, str]) -> None:
@@ -189,8 +185,8 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
     """Write an environment as a package for another library, and return the package's folder.
 
     `env`: an environment, or the name of one with its `arguments`. `folder`: its name becomes the
-    package's. `to`: "v0" (verifiers 0.1.14), "prime" (verifiers from 0.2 on, and prime-rl) or
-    "openenv". Raises `ValueError` if the target can't run the environment, or an argument is a key.
+    package's. `to`: "prime" (verifiers from 0.2 on, and prime-rl) or "openenv".
+    Raises `ValueError` if the target can't run the environment, or an argument is a key.
     """
     packed = json.dumps(arguments)
     if json.dumps(without_secrets(arguments)) != packed:

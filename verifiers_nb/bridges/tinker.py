@@ -31,11 +31,12 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from ..envs.environment import Environment
 from ..inference.client import get_tokenizer, needs_extra
 from ..inference.engine import Options, PromptTokenizer, complete_chat, complete_text
+from ..support.budget import Budget
 from ..trainer.batching import Sample
-from ..trainer.checkpoints import KeepAdapters
 from ..trainer.config import GRPOConfig, with_known_keywords
 from ..trainer.grpo import GRPOTrainer, check_order
 from ..trainer.loss import LOSSES, cispo_loss, policy_loss
+from ..trainer.run_records import KeepAdapters
 from ..trainer.samples import StepBatch
 
 # %% ../../nbs/bridges/04_tinker.ipynb #02040c1a
@@ -283,6 +284,7 @@ class TinkerTrainer(GRPOTrainer):
         base_url: str | None = None,
         api_key: str | None = None,
         callbacks: list[TrainerCallback] | None = None,
+        budget: Budget | None = None,
     ) -> None:
         check_order(model, env, args, processing_class)
         check_tinker(args)
@@ -293,7 +295,7 @@ class TinkerTrainer(GRPOTrainer):
         schedule = torch.optim.SGD(policy.parameters(), args.learning_rate)
         super().__init__(
             policy, env, args, tokenizer, callbacks=callbacks, optimizers=(schedule, None),
-            client=TinkerClient(policy.service, model, tokenizer),
+            client=TinkerClient(policy.service, model, tokenizer), budget=budget,
         )  # fmt: skip
         self.remove_callback(KeepAdapters)  # the adapters are on the server
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['UNTRUSTED_SETTINGS', 'SETTINGS_OF_RUN', 'Metadata', 'MOST_SHOWN', 'EvalSettings', 'runs_folder', 'new_folder',
            'find_stopped', 'untrusted_flags', 'resume_call', 'resumed', 'start_metadata', 'figures_of', 'show_table',
-           'show_samples', 'Evaluation', 'failure_text', 'usage_metadata', 'run_evaluation', 'keep', 'show_results',
-           'all_figures', 'show', 'scored_environment', 'run_from_settings', 'eval_environment', 'with_environment',
-           'rescore_folder', 'main']
+           'show_samples', 'Evaluation', 'failure_text', 'usage_metadata', 'states_usage', 'RunLimits', 'run_limits',
+           'rollouts_wanted', 'ask_rollouts', 'spending_text', 'run_evaluation', 'keep', 'show_results', 'all_figures',
+           'show', 'scored_environment', 'run_from_settings', 'eval_environment', 'with_environment', 'rescore_folder',
+           'main']
 
 # %% ../../nbs/cli/03_eval.ipynb #77de68da
 import errno
@@ -34,6 +35,7 @@ from .command import (
     CommandParser,
     conversation,
     end_on_sigterm,
+    ending,
     one_row,
     read_metadata,
     run_command,
@@ -63,7 +65,9 @@ from ..envs.statistics import (
     standard_error,
     trouble_lines,
 )
+from ..support.budget import Budget, budget_from, judge_totals
 from ..support.calls import REDACTED, without_secrets
+from ..support.interval import Until, until_from
 from ..widgets.html import visible
 
 if TYPE_CHECKING:
@@ -88,6 +92,8 @@ class EvalSettings(RunSettings):
     num_examples: int = 5
     rollouts_per_example: int = 3
     max_concurrent_requests: int = 32
+    budget: dict[str, Any] | Budget = field(default_factory=dict)
+    until: float | None = None
     verifier: str | None = None
     verifier_args: dict[str, Any] = field(default_factory=dict)
     resume: str | None = None
@@ -212,6 +218,7 @@ def start_metadata(
         "sampling_args": settings.sampling,
         "date": before.get("date") or datetime.now().isoformat(timespec="seconds"),
         "time_ms": before.get("time_ms") or 0,
+        "dollars": before.get("dollars"),
         "usage": before.get("usage") or {},
         "finished": False,
         "settings": {name: saved[name] for name in SETTINGS_OF_RUN},
@@ -302,11 +309,13 @@ class Evaluation:
 
     @property
     def status(self) -> int:
-        """0; 1 if a rollout failed or the mean reward is too low; 3 if a reward function failed."""
+        """0; 1 if a rollout failed or the mean reward is too low; 3 if a reward function failed; 4 if a budget ended it."""
         low, mean = self.settings.fail_under, self.metadata["avg_reward"]
         if self.metadata["failed"] > 0 or (low is not None and not mean >= low):
             return 1
-        return 3 if self.metadata.get("reward_errors") else 0
+        if self.metadata.get("reward_errors"):
+            return 3
+        return 0 if self.metadata.get("finished", True) else 4
 
 # %% ../../nbs/cli/03_eval.ipynb #acaf369a
 def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) -> str:
@@ -328,24 +337,102 @@ def usage_metadata(used: dict[str, float]) -> Metadata:
     counts = {name: value for name, value in used.items() if name != "seconds"}
     return {"time_ms": round(used["seconds"] * 1000), "usage": counts}
 
+# %% ../../nbs/cli/03_eval.ipynb #97d85659
+def states_usage(states: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the requests and tokens of the policy and of the judges in the states of rollouts."""
+    replies = [reply for state in states for reply in state.get("responses") or ()]
+    total: dict[str, float] = {**reply_usage(replies)}
+    for state in states:
+        for name, used in judge_totals(state).items():
+            total[name] = total.get(name, 0) + used
+    return total
+
+# %% ../../nbs/cli/03_eval.ipynb #dcf39f3e
+@dataclass
+class RunLimits:
+    """What may end an evaluation early: a budget, and a rule about the interval of its mean."""
+
+    budget: Budget | None = None
+    until: Until | None = None
+
+    def ending(self, is_part: bool, metadata: Metadata) -> Metadata:
+        """Return the metadata about the end; `is_part`: not all rollouts are finished."""
+        about: Metadata = {}
+        if self.budget and self.budget.prices:
+            about["dollars"] = (metadata.get("dollars") or 0) + self.budget.used["dollars"]
+        if self.until and self.until.outside is None:
+            about["interval"] = [*self.until.interval]
+        if is_part and (spent := self.budget.spent if self.budget else ""):
+            return {**about, "ended_by": spent, "finished": False}
+        if is_part and self.until:
+            about["ended_by"] = self.until.reached
+        return about
+
+# %% ../../nbs/cli/03_eval.ipynb #42799538
+def run_limits(settings: EvalSettings) -> RunLimits:
+    """Return the limits of a call; raises `CommandError` for wrong ones."""
+    given = settings.budget
+    try:
+        budget = given if isinstance(given, Budget) else budget_from(given) if given else None
+        return RunLimits(budget, until_from(settings.until))
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
+def rollouts_wanted(env: Environment, settings: EvalSettings) -> int:
+    """Return the number of rollouts of a whole evaluation."""
+    return len(env.get_eval_dataset(settings.num_examples)) * settings.rollouts_per_example
+
+# %% ../../nbs/cli/03_eval.ipynb #18790319
+def ask_rollouts(
+    settings: EvalSettings,
+    env: Environment,
+    client: Any,
+    model: str,
+    path: Path | None,
+    limits: Any,
+) -> GenerateOutputs:
+    """Run the rollouts of an evaluation, and store them in the file at `path`."""
+    limited = {name: each for name, each in vars(limits).items() if each is not None}
+    return env.evaluate(
+        client,
+        model,
+        settings.sampling,
+        settings.num_examples,
+        settings.rollouts_per_example,
+        max_concurrent=settings.max_concurrent_requests,
+        save_path=path,
+        progress=sys.stderr.isatty() or "ipykernel" in sys.modules,
+        retry_failed=not settings.keep_failed,
+        **limited,
+    )
+
+# %% ../../nbs/cli/03_eval.ipynb #7a15f902
+def spending_text(metadata: Metadata) -> str:
+    """Return what judges used and what all cost, as the rest of a sentence; "" if neither is known."""
+    usage, dollars = metadata["usage"], metadata.get("dollars")
+    tokens = usage.get("judge_prompt_tokens", 0) + usage.get("judge_completion_tokens", 0)
+    text = ""
+    if calls := usage.get("judge_requests"):
+        text += f"; judges: {calls:,} calls, {tokens:,} tokens"
+    if dollars is not None:
+        text += f"; {dollars:,.4f} dollars"
+    return text
+
 # %% ../../nbs/cli/03_eval.ipynb #9a1c88d5
 def run_evaluation(
-    settings: EvalSettings, env: Environment, client: Any, metadata: Metadata, folder: Path | None
+    settings: EvalSettings,
+    env: Environment,
+    client: Any,
+    metadata: Metadata,
+    folder: Path | None,
+    limits: RunLimits | None = None,
 ) -> GenerateOutputs:
     """Run the rollouts and complete the metadata, even if the run stops early."""
+    limits = limits or RunLimits()
     started, path = time.monotonic(), folder and folder / "results.jsonl"
     try:
-        results = env.evaluate(
-            client,
-            metadata["model"],
-            settings.sampling,
-            settings.num_examples,
-            settings.rollouts_per_example,
-            max_concurrent=settings.max_concurrent_requests,
-            save_path=path,
-            progress=sys.stderr.isatty() or "ipykernel" in sys.modules,
-            retry_failed=not settings.keep_failed,
-        )
+        results = ask_rollouts(settings, env, client, metadata["model"], path, limits)
     except KeyboardInterrupt:
         advice = "no rollouts were saved (-s saves each rollout as soon as it is finished)"
         if folder is not None:
@@ -358,9 +445,11 @@ def run_evaluation(
                 metadata |= usage_metadata(stored_usage(path))
                 write_metadata(path.parent, metadata)
     if not path:
-        replies = [reply for state in results.state for reply in state.get("responses") or ()]
-        metadata |= usage_metadata({**reply_usage(replies), "seconds": time.monotonic() - started})
-    metadata |= figures_of(results, env, settings)
+        seconds = time.monotonic() - started
+        metadata |= usage_metadata({**states_usage(results.state), "seconds": seconds})
+    ended = limits.ending(len(results.reward) < rollouts_wanted(env, settings), metadata)
+    keys = example_keys(results) if ended else ()
+    metadata |= {**figures_of(results, env, settings, keys), **ended}
     return results
 
 # %% ../../nbs/cli/03_eval.ipynb #a03d59fa
@@ -390,9 +479,12 @@ def show_results(evaluation: Evaluation) -> None:
     console.print(
         f"\n{settings.env}, {visible(metadata['model'])}: {metadata['num_examples']} examples × "
         f"{settings.rollouts_per_example} rollouts in {metadata['time_ms'] / 1000:.1f} s, "
-        f"{usage['prompt_tokens']:,} tokens read and {usage['completion_tokens']:,} written\n"
+        f"{usage['prompt_tokens']:,} tokens read and {usage['completion_tokens']:,} written"
+        f"{spending_text(metadata)}\n"
     )
     console.print(show_table(metadata, settings.pass_reward))
+    if metadata.get("ended_by"):
+        console.print(f"\nended early: {visible(metadata['ended_by'])}")
 
 # %% ../../nbs/cli/03_eval.ipynb #5ffae685
 def all_figures(evaluation: Evaluation) -> Metadata:
@@ -432,6 +524,7 @@ def scored_environment(settings: EvalSettings) -> Environment:
 def run_from_settings(given: dict[str, Any]) -> Evaluation:
     """Run an evaluation from settings by name; raise `CommandError` if it can't run."""
     settings, folder = resumed(given)
+    limits = run_limits(settings)
     if settings.repair:
         if folder is None:
             raise CommandError("--repair mends a stored evaluation: name it with --resume")
@@ -451,7 +544,7 @@ def run_from_settings(given: dict[str, Any]) -> Evaluation:
         folder = folder and folder.absolute()  # a reward may change the working directory
         metadata = start_metadata(settings, folder, model, chosen.url or "embedded")
         write_metadata(folder, metadata)
-        results = run_evaluation(settings, env, client, metadata, folder)
+        results = run_evaluation(settings, env, client, metadata, folder, limits)
         write_metadata(folder, metadata)
     except (OSError, ValueError) as error:
         if before and isinstance(error, (ValueError, BlockingIOError)):
@@ -535,8 +628,8 @@ def rescore_folder(given: dict[str, Any]) -> Evaluation:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate a model and return the status.
 
-    0 is success, 1 a failed rollout or a low reward, 2 a wrong call, 3 a failed reward function, and
-    130 an interrupt.
+    0 is success, 1 a failed rollout or a low reward, 2 a wrong call, 3 a failed reward function, 4 a
+    budget that ended the run, and 130 an interrupt.
     """
     given: dict[str, Any] = vars(CommandParser("vf-eval", EvalSettings).parse_args(argv))
     end_on_sigterm()
@@ -554,7 +647,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(evaluation)
         return evaluation.status
 
-    return run_command("vf-eval", evaluate_and_show)
+    return ending("vf-eval", run_command("vf-eval", evaluate_and_show), argv)
 
 # %% ../../nbs/cli/03_eval.ipynb #1574bddb
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -40,6 +40,7 @@ from .command import (
     Presses,
     SafeFormatter,
     data_text,
+    ending,
     one_line_errors,
     run_command,
     say,
@@ -54,6 +55,8 @@ from .settings import (
 )
 from ..environments.load import shipped_environments
 from ..inference.client import SHIPPED_MODEL, base_of, check_saved
+from ..support.belongings import all_put_back
+from ..support.budget import budget_from
 from ..support.calls import REDACTED, without_secrets
 from ..support.files import check_unclaimed, claimed
 from ..widgets.html import visible
@@ -236,6 +239,7 @@ class TrainSettings(RunSettings):
     endpoint: list[str] = field(default_factory=list)
     serve: str = "auto"
     kv_cache_gb: float | None = None
+    budget: dict[str, Any] = field(default_factory=dict)
     grpo: dict[str, Any] = field(default_factory=dict)
     lora: dict[str, Any] = field(default_factory=dict)
 
@@ -315,7 +319,7 @@ def settings_files(given: Mapping[str, Any]) -> list[Path]:
 
 # %% ../../nbs/cli/05_train.ipynb #24b476dd
 HARMLESS_STRINGS = set(
-    "model adapter serve advantage_estimator loss_type importance_sampling_level importance_sampling_mode scale_rewards "
+    "model adapter budget serve advantage_estimator loss_type importance_sampling_level importance_sampling_mode scale_rewards "
     "optim lr_scheduler_type eval_strategy save_strategy logging_strategy run_name target_modules bias".split()
 )
 
@@ -514,9 +518,15 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
             lora = PeftConfig.from_pretrained(str(Path(peft_config).expanduser()))
         about = f"training {settings.learner} in {settings.env}; the run is saved in {folder}"
         print(f"{about}, and Ctrl-C saves a checkpoint", flush=True)
+        budget = budget_from(settings.budget) if settings.budget else None
         client = find_client(settings, args, lora, rank, stack)
         trainer = GRPOTrainer(
-            settings.learner, env, args, peft_config=peft_config or lora, client=client
+            settings.learner,
+            env,
+            args,
+            peft_config=peft_config or lora,
+            client=client,
+            budget=budget,
         )
     return stack.enter_context(closing(trainer))
 
@@ -596,7 +606,7 @@ def resume_advice(folder: Path, untrusted: Mapping[str, Any]) -> str:
 
     `untrusted`: the settings that the command must confirm with `--config`.
     """
-    from ..trainer.checkpoints import whole_checkpoints
+    from ..trainer.run_folder import whole_checkpoints
 
     steps, count = [*whole_checkpoints(folder)], int(os.environ.get("WORLD_SIZE", "1"))
     if not steps:
@@ -622,13 +632,17 @@ def train(settings: TrainSettings, resume: bool, verbose: bool) -> int:
                 write_settings_file(folder / RUN_FILE, without_secrets(kept))
         presses = Presses(exit_at_once)
         try:
-            follow(trainer, StepDisplay(RunHistory(folder), sys.stdout.isatty()), presses, resume)
+            with all_put_back():
+                follow(
+                    trainer, StepDisplay(RunHistory(folder), sys.stdout.isatty()), presses, resume
+                )
         except RuntimeError as error:
             say(f"vf-train: {' '.join(str(error).split())}\n(the traceback is in {log})")
             return 1
-        if presses.asked and trainer.state.global_step < trainer.state.max_steps:
+        stopped = presses.asked or trainer.run.ended == "stopped"
+        if stopped and trainer.state.global_step < trainer.state.max_steps:
             print(f"\n{resume_advice(folder, untrusted_settings(kept))}")
-            return 130
+            return 130 if presses.asked else 4
         try:
             adapter = trainer.save_adapter(folder / "adapter")
         except Exception as error:  # of a full disk: each library has an error of its own
@@ -639,7 +653,7 @@ def train(settings: TrainSettings, resume: bool, verbose: bool) -> int:
 
 # %% ../../nbs/cli/05_train.ipynb #aeacfa68
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train and return the status: 0 is success, 1 a failed run, 2 a wrong call, 130 an interrupt."""
+    """Train and return the status: 0 is success, 1 a failed run, 2 a wrong call, 4 a spent budget, 130 an interrupt."""
     if int(os.environ.get("RANK", "0")):  # only the first process prints
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
@@ -657,7 +671,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return train(read_settings(given, tables), "resume" in given, "verbose" in given)
 
-    return run_command("vf-train", read_and_train)
+    return ending("vf-train", run_command("vf-train", read_and_train), argv)
 
 # %% ../../nbs/cli/05_train.ipynb #a8321b4f
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

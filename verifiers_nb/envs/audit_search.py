@@ -233,9 +233,7 @@ def cheat_finding(case: Case, paid: Sequence[PaidText]) -> list[Finding]:
         return []
     best, *others = earning
     whose = "a right completion" if case.known else "at most"
-    message = (
-        f"{best.name[:1].upper()}{best.name[1:]} earns {best.reward:.2f}, and {whose} {honest:.2f}."
-    )
+    message = f'"{best.name}" earns {best.reward:.2f}, and {whose} {honest:.2f}.'
     if others:
         names = ", ".join(each.name for each in others[:5])
         message += f" {len(others)} other tricks earn half or more: {names}{', …' if len(others) > 5 else ''}."

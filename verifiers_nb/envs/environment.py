@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric',
-           'warn_if_misspelt', 'repeated_dataset', 'taken_options', 'Environment']
+           'warn_if_misspelt', 'repeated_dataset', 'taken_options', 'check_budget', 'Environment']
 
 # %% ../../nbs/envs/07_environment.ipynb #77de68da
 import asyncio
@@ -41,6 +41,7 @@ from .tables import results_dataset
 from ..inference import tokens
 from ..parsers.base import Parser
 from ..rubrics.rubric import Rubric, wanted_arguments
+from ..support.budget import Budget, MeteredClient
 from ..support.calls import (
     as_async_client,
     check_sampling_args,
@@ -49,6 +50,7 @@ from ..support.calls import (
 )
 from ..support.files import claimed
 from ..support.hooks import registered_hooks
+from ..support.interval import Until, until_from
 from ..types import (
     ChatMessage,
     GenerateOutputs,
@@ -133,12 +135,25 @@ def repeated_dataset(dataset: Dataset, times: int) -> Dataset:
 
 
 def taken_options(func: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that `func` takes; raises `TypeError` if it doesn't take a `save_path`."""
+    """Return the options that `func` takes; raises `TypeError` if it lacks one that was given."""
     taken = wanted_arguments(func)
     kept = {name: value for name, value in options.items() if taken is None or name in taken}
-    if options["save_path"] and "save_path" not in kept:
-        raise TypeError("This environment's own a_generate takes no save_path: add **kwargs to it.")
+    for name, value in options.items():
+        if value and name not in kept and name != "progress":
+            raise TypeError(
+                f"This environment's own a_generate takes no {name}: add **kwargs to it."
+            )
     return kept
+
+# %% ../../nbs/envs/07_environment.ipynb #f734b0fa
+def check_budget(budget: Budget | None, model: str, rubric: Rubric) -> None:
+    """Raise `TypeError` if a budget isn't one, and `ValueError` if the model or a judge has no price in it."""
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(f"budget is a {type(budget).__name__}: give vf.Budget(tokens=...).")
+    judges = [getattr(member, "judge_model", None) for member in rubric.members]
+    for name in (model, *judges):
+        if budget and isinstance(name, str):
+            budget.check_price(name)
 
 # %% ../../nbs/envs/07_environment.ipynb #4d134bc0
 class Environment(ABC):
@@ -304,6 +319,9 @@ class Environment(ABC):
         called = rollout_client(client, self.max_retries)
         kwargs["close_client"] = called is not client and hasattr(called, "aclose")
         kwargs["timeout"] = self.rollout_timeout
+        if (budget := kwargs.get("budget")) is not None:
+            check_budget(budget, model, self.rubric)
+            called = MeteredClient(called, budget, model)
         arguments = merge_sampling_args(self.sampling_args, sampling_args)
         arguments, warnings = check_sampling_args(arguments)
         self.warn_once(warnings)
@@ -346,6 +364,8 @@ class Environment(ABC):
         progress: bool = False,
         keep_failed: bool = True,
         retry_failed: bool = True,
+        budget: Budget | None = None,
+        until: float | Until | None = None,
         **kwargs: Any,
     ) -> GenerateOutputs:
         """Run and score a rollout of every input; failed ones score 0.0 and have `state["error"]`.
@@ -357,12 +377,16 @@ class Environment(ABC):
         on the outputs before you delete it, or run its failed rollouts again. Raises
         `BlockingIOError` if another process writes to the file. `progress`: show rate, time left
         and mean reward. `keep_failed=False` leaves out failed rollouts. `retry_failed`: run those
-        again that failed before. Further keywords go to `rollout`.
+        again that failed before. `budget`: limits of the run; the outputs have the rollouts that were
+        finished. `until`: end when the interval of the mean is at most this wide, an anytime-valid
+        interval of 95 % (see `Until`). Further keywords go to `rollout`.
         """
         with claimed(save_path) if save_path else nullcontext():
             store = RolloutStore(save_path, retry_failed) if save_path else None
             settings: dict[str, Any] = dict(score=score_rollouts, progress=progress, kwargs=kwargs)
-            settings |= dict(store=store, keep=store is None)
+            settings |= dict(
+                store=store, keep=store is None, budget=budget, until=until_from(until)
+            )
             run = self.make_run(inputs, client, model, sampling_args, **settings)
             await run.start(max_concurrent)
         return run.outputs(keep_failed)
@@ -378,6 +402,8 @@ class Environment(ABC):
         max_concurrent: int = -1,
         save_path: str | Path | None = None,
         progress: bool = True,
+        budget: Budget | None = None,
+        until: float | Until | None = None,
         **kwargs: Any,
     ) -> GenerateOutputs:
         """Run and score rollouts of the evaluation set, like `a_generate`.
@@ -388,6 +414,7 @@ class Environment(ABC):
         dataset = self.get_eval_dataset(n=num_examples)
         inputs: Any = repeated_rows(dataset, rollouts_per_example)
         options: dict[str, Any] = dict(save_path=save_path, progress=progress)
+        options |= dict(budget=budget, until=until)
         if type(self).a_generate is not Environment.a_generate:
             inputs = repeated_dataset(dataset, rollouts_per_example)
             options = taken_options(self.a_generate, options)

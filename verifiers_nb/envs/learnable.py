@@ -155,9 +155,8 @@ def what_is_learnt(seen: Learnable) -> str:
     about = f"; {', '.join(facts)}."
     if not seen.groups:
         return f"GRPO compares the rollouts of a prompt, and each prompt has one{about}"
-    verb = "differs" if seen.teaching == 1 else "differ"
     return (
-        f"GRPO learns from {share(seen.teaching, seen.groups)} groups, whose reward {verb}{about}"
+        f"GRPO learns from {share(seen.teaching, seen.groups)} groups, whose rewards differ{about}"
     )
 
 # %% ../../nbs/envs/18_learnable.ipynb #4b8820fd

@@ -120,8 +120,9 @@ async def score_again(
     twin = with_funcs(rubric, replace)
     groups = [*indices_of(rollout.group for rollout in rollouts).values()]
     for rollout in rollouts:
-        errors = rollout.state.get("reward_errors") or {}
-        rollout.state["reward_errors"] = {n: e for n, e in errors.items() if n not in called}
+        for kept in ("reward_errors", "reward_traces"):
+            if notes := rollout.state.get(kept):
+                rollout.state[kept] = {n: note for n, note in notes.items() if n not in called}
 
     async def score(number: int) -> list[RolloutScore]:
         scores = await score_group(twin, [rollouts[i] for i in groups[number]])

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'run_bounded', 'fewer_collections', 'LentLoop',
-           'lent_loop', 'background_loop', 'run_sync', 'sync_twin', 'derive_seed', 'with_seed', 'lacks_files', 'fail',
-           'failed_score', 'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'RolloutRun']
+__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'MAY_END_IN_FLIGHT', 'run_bounded',
+           'fewer_collections', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin', 'derive_seed',
+           'with_seed', 'lacks_files', 'fail', 'failed_score', 'score_group', 'PromptGroups', 'outputs_from_rollouts',
+           'run_settings', 'until_weights', 'RolloutRun']
 
 # %% ../../nbs/envs/06_rollouts.ipynb #77de68da
 import asyncio
@@ -45,7 +46,9 @@ from ..rubrics.rubric import (
     score_one,
 )
 from ..support.belongings import Belongings, all_put_back
+from ..support.budget import Budget, run_budget
 from ..support.calls import without_secrets
+from ..support.interval import Until
 from ..support.threads import as_failure, end_if_forked, watch
 from ..types import (
     GenerateOutputs,
@@ -264,6 +267,16 @@ def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None)
     digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
     return dict(model=model, rewards=rewards, sampling_args=digest, functions=func_digests(used))
 
+# %% ../../nbs/envs/06_rollouts.ipynb #824ea3e0
+MAY_END_IN_FLIGHT = 64
+
+
+def until_weights(rubric: Rubric | None) -> list[float]:
+    """Return the weights of all functions of a rubric; raises `ValueError` without a rubric."""
+    if rubric is None:
+        raise ValueError("until needs rewards: leave score_rollouts=True.")
+    return [weight for member in rubric.members for weight in member.get_reward_weights()]
+
 # %% ../../nbs/envs/06_rollouts.ipynb #b7eb6c68
 @dataclass
 class RolloutRun:
@@ -272,7 +285,8 @@ class RolloutRun:
     `timeout`: seconds after which a rollout fails, and a reward function without a timeout of its
     own. `keep=False`: don't keep stored rollouts in memory. `close_client`: close the client after
     the run. `on_finish(rollout)` is called for each finished rollout. `finished` maps the index of
-    each finished rollout to the rollout, or to None if it is only in the store.
+    each finished rollout to the rollout, or to None if it is only in the store. A `budget` or `until`
+    may end the run early; the other rollouts are then in neither `finished` nor the store.
     """
 
     env: Any
@@ -288,6 +302,8 @@ class RolloutRun:
     keep: bool = True
     close_client: bool = False
     on_finish: Callable[[Rollout], None] | None = None
+    budget: Budget | None = None
+    until: Until | None = None
 
     def __post_init__(self) -> None:
         self.finished: dict[int, Rollout | None] = {}
@@ -308,7 +324,9 @@ class RolloutRun:
 
     async def start(self, max_concurrent: int = -1) -> None:
         """Run every row that is not in the store; log the number of failures and the first error."""
-        order = self.groups.order if self.groups else range(len(self.rows))
+        order = self.order()
+        if max_concurrent == -1 and (self.budget or self.until):
+            max_concurrent = MAY_END_IN_FLIGHT
         self.process, self.belongings = os.getpid(), Belongings()
         done = watch(self.show_status)
         try:
@@ -330,6 +348,21 @@ class RolloutRun:
         if self.failed:
             first = f"the first: {self.failed[min(self.failed)]}"
             logger.error("%d of %d rollouts failed; %s", len(self.failed), len(self.rows), first)
+        if len(self.finished) < len(self.rows):
+            rest = f"{len(self.finished):,} of {len(self.rows):,} rollouts are finished"
+            logger.warning("The run ended early, because %s: %s.", self.over, rest)
+
+    def order(self) -> Sequence[int]:
+        """Return the indices of the rollouts in the order in which they are played."""
+        if self.until:
+            return self.until.begin(until_weights(self.rubric), indices_of(self.rows.groups))
+        return self.groups.order if self.groups else range(len(self.rows))
+
+    @property
+    def over(self) -> str:
+        """Return why no further rollout is played; "" if they all are."""
+        spent = self.budget.spent if self.budget else ""
+        return spent or (self.until.reached if self.until else "")
 
     def drop_partial_groups(self, store: RolloutStore, groups: PromptGroups) -> None:
         """Remove incomplete groups from the store, so that they are played again as a whole."""
@@ -352,11 +385,16 @@ class RolloutRun:
     async def run_one(self, index: int) -> None:
         """Play and score one row, or restore it from the store; the last of a group scores the group."""
         run_limit.set(self.timeout)  # for this task: a reward function can hang, too
+        run_budget.set(self.budget)
         rollout = self.rows[index]
         if self.store is not None and self.store.restore(rollout):
             self.finish(rollout)
             return
+        if (self.budget or self.until) and self.over:
+            return
         await self.play(rollout)
+        if rollout.error and self.budget and self.budget.spent:
+            return  # it was refused a request, and is not played to its end
         played = self.groups.add(rollout) if self.groups else [rollout]
         scores: list[RolloutScore] = []
         try:
@@ -413,13 +451,15 @@ class RolloutRun:
             self.bar.set_postfix_str(f"reward {mean:.3f}", refresh=self.bar.n < self.bar.total)
         if self.store and rollout.index not in self.store.done:
             self.store.append(rollout)
+        if self.until:
+            self.until.note(rollout.group, None if rollout.error else rollout.reward)
         self.belongings.look()
         if self.on_finish:
             self.on_finish(rollout)
 
     def rollouts(self) -> list[Rollout]:
         """Return the finished rollouts in the order of the rows; needs `keep=True`."""
-        return [self.finished[i] for i in range(len(self.finished))]  # type: ignore[misc]
+        return [self.finished[i] for i in sorted(self.finished)]  # type: ignore[misc]
 
     def outputs(self, keep_failed: bool = True) -> GenerateOutputs:
         """Return the finished rollouts as columns, in the order of the rows.
@@ -427,7 +467,7 @@ class RolloutRun:
         With `keep=False`, all columns but the rewards and metrics are read from the store on
         access.
         """
-        kept = [i for i in range(len(self.rows)) if keep_failed or i not in self.failed]
+        kept = [i for i in sorted(self.finished) if keep_failed or i not in self.failed]
         reward = [self.rewards[i] for i in kept] if self.score else []
         metrics = {name: [values[i] for i in kept] for name, values in self.metrics.items()}
         if self.store and not self.keep:

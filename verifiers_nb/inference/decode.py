@@ -8,13 +8,15 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'Decoder', 'RowCache', 'reserve', 'append_rows', 'keep_rows',
            'prefill_attention', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument', 'prefill',
-           'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two', 'make_decoder', 'draw', 'cut_unlikely',
-           'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
+           'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two', 'make_decoder', 'draw', 'token_noise',
+           'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
 
 # %% ../../nbs/inference/02_decode.ipynb #77de68da
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -316,6 +318,13 @@ def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:
     target = uniforms.clamp(max=1 - 2**-24)[:, None] * mass[:, -1:]
     return torch.searchsorted(mass, target, right=True)[:, 0]
 
+# %% ../../nbs/inference/02_decode.ipynb #12456334
+def token_noise(seed: str, position: int, vocabulary: int) -> Tensor:
+    """Return exponential random numbers [V] that depend on seed and position alone."""
+    digest = blake2b(f"{seed}, position {position}".encode(), digest_size=7).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest, "big"))
+    return torch.empty(vocabulary).exponential_(generator=generator)
+
 # %% ../../nbs/inference/02_decode.ipynb #e1822db4
 def cut_unlikely(logits: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Set the logits [B, V] of tokens that min_p, top_k or top_p cut off to -inf.
@@ -374,8 +383,16 @@ class Sampler:
             top_p = column([row.top_p if row.top_p < 1 else 2.0 for row in sampled])
             self.cuts = top_k, top_p, column([float(row.min_p) for row in sampled])
 
-    def __call__(self, logits: Tensor, uniforms: list[float]) -> tuple[list[int], list[float]]:
-        """Return the sampled ids and their log-probabilities; `logits` are float32 [B, V]."""
+    def __call__(
+        self,
+        logits: Tensor,
+        uniforms: list[float],
+        noise: Mapping[int, Tensor] = MappingProxyType({}),
+    ) -> tuple[list[int], list[float]]:
+        """Return the sampled ids and their log-probabilities; `logits` are float32 [B, V].
+
+        `noise`: numbers of `token_noise` for the rows that are sampled by them.
+        """
         if self.temperature is not None:
             logits = logits / self.temperature
         if self.cuts is not None:
@@ -387,6 +404,8 @@ class Sampler:
             ids = logits.argmax(-1)
         else:
             ids = draw(probabilities, torch.tensor(uniforms, device=logits.device))
+            for row, numbers in noise.items():
+                ids[row] = (probabilities[row] / numbers.to(logits.device)).argmax()
             if self.greedy is not None:
                 ids = torch.where(self.greedy, logits.argmax(-1), ids)
         return ids.tolist(), probabilities.gather(1, ids[:, None])[:, 0].log().tolist()

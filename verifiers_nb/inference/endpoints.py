@@ -22,31 +22,24 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from yarl import URL
 
+from .adapter_files import AdapterFolders, adapter_config, check_servable
+from .adapter_versions import Version
 from .client import Reply
 from .http import HTTPClient, running_loop
-from .vllm_policy import (
-    AdapterFolders,
-    Version,
-    VLLMClient,
-    adapter_config,
-    call_server,
-    check_servable,
-    on_trial,
-    stage_version,
-)
+from .vllm_policy import VLLMClient, call_server
 from ..support.calls import is_transient, with_retries
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-    from .vllm_policy import Adapter
+    from .adapter_files import Adapter
 
 # %% ../../nbs/inference/14_endpoints.ipynb #fe5dbbce
 PROVIDERS = {
@@ -260,8 +253,8 @@ def readmit(endpoints: Endpoints, endpoint: Backend) -> bool:
     with endpoints.pushing:
         try:
             if endpoints.version:
-                load = partial(stage_version, client, endpoints.folder, endpoints.version)
-                with client.versions.loading(), on_trial(client, load, None):
+                load = partial(client.stage, endpoints.folder, endpoints.version)
+                with client.versions.loading(), client.on_trial(load, None):
                     pass
         except Exception as error:
             logger.warning("%s is healthy, but can't load the policy: %s", client.base_url, error)
@@ -313,7 +306,7 @@ def push_at_once(
         futures = [pool.submit(load, each.client) for each in servers]
         for each, future in zip(servers, futures, strict=True):
             try:  # one after the other, because they share the adapter
-                stack.enter_context(on_trial(each.client, future.result, adapter))
+                stack.enter_context(each.client.on_trial(future.result, adapter))
                 loaded += 1
             except Exception as error:
                 if is_healthy(each.client):
@@ -334,7 +327,7 @@ def push_to_all(endpoints: Endpoints, adapter: Adapter | None) -> int:
         folder = endpoints.folders.write(adapter, f"policy-v{number}")
     wait, unneeded = running_loop() is None, folder
     try:
-        load = partial(stage_version, adapter=folder, number=number, wait=wait)
+        load = methodcaller("stage", folder, number, wait=wait)
         push_at_once(endpoints, servers, load, adapter)
         unneeded, endpoints.folder, endpoints.version = endpoints.folder, folder, number
     finally:

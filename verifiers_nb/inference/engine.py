@@ -54,6 +54,7 @@ from .decode import (
     make_matcher,
     mask_logits,
     requested_tag,
+    token_noise,
 )
 from .tokens import message_for_template, need_template
 from ..parsers.think import find_outside
@@ -82,10 +83,14 @@ IGNORED = frozenset(
 # %% ../../nbs/inference/03_engine.ipynb #bb187d8b
 @dataclass(slots=True, kw_only=True)
 class Options(Sampling):
-    """The supported settings of a request, under OpenAI's and vLLM's names."""
+    """The supported settings of a request, under OpenAI's and vLLM's names.
+
+    `shared_noise`: sample so that similar policies give similar answers for the same seed.
+    """
 
     max_tokens: int | None = None
     seed: int | None = None
+    shared_noise: bool = False
     stop: str | Sequence[str] = ()
     n: int = 1
     logprobs: bool | int = False
@@ -340,6 +345,7 @@ class SampledSequence:
     limit: int
     ends: frozenset[int]
     uniform: Callable[[], float]
+    noise_seed: str | None = None
     stopped: StopDetector | None = None
     matcher: GrammarMatcher | None = None
     token_ids: list[int] = field(default_factory=list)
@@ -396,7 +402,12 @@ class Batch:
         if self.sampler is None:
             self.sampler = Sampler([each.sampling for each in self.running], logits.device)
         logits = mask_logits(logits, [each.matcher for each in self.running])
-        ids, logprobs = self.sampler(logits, [each.uniform() for each in self.running])
+        noise = {
+            row: token_noise(each.noise_seed, len(each.token_ids), logits.shape[-1])
+            for row, each in enumerate(self.running)
+            if each.noise_seed is not None
+        }
+        ids, logprobs = self.sampler(logits, [each.uniform() for each in self.running], noise)
         self.tokens_generated += len(ids)
         finished = map(SampledSequence.add, self.running, ids, logprobs)
         return self.drop([row for row, is_finished in enumerate(finished) if is_finished])
@@ -599,6 +610,7 @@ async def sample_prompt(
             limit=min(options.max_tokens or room, room),
             ends=frozenset() if options.ignore_eos and not tag else served.ends,
             uniform=random.Random(f"{seed}, sample {index}").random,
+            noise_seed=f"{seed}, sample {index}" if options.shared_noise else None,
             stopped=StopDetector(decode, stops) if stops else None,
             matcher=served.matcher(tag) if tag else None,
         )

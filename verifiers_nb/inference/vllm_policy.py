@@ -6,46 +6,36 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHARED_MEMORY', 'ROOT_PREFIX', 'KEEP_SECONDS', 'logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE',
-           'TOLERANCES', 'adapter_config', 'server_option', 'check_servable', 'save_weights', 'set_to_zero',
-           'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'end_folders', 'AdapterFolders',
-           'Version', 'Versions', 'call_server', 'served_model', 'load_on_server', 'unload_from_server',
-           'exact_request', 'sampled_logprobs', 'typical_gap', 'compare_with_peft', 'check_comparison', 'retire',
-           'drop_unused', 'stage_version', 'usual_tolerance', 'prove', 'check_served', 'on_trial', 'push_version',
-           'reload_current', 'send_to_policy', 'was_down', 'survive_restart', 'push_to_server', 'claim_lock',
+__all__ = ['logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE', 'call_server', 'served_model', 'load_on_server',
+           'unload_from_server', 'exact_request', 'compare_with_peft', 'retire', 'drop_unused', 'version_folder',
+           'check_served', 'send_to_current', 'was_down', 'survive_restart', 'push_through_restarts', 'claim_lock',
            'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'VLLMClient']
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #77de68da
 import asyncio
 import logging
-import os
-import re
 import shutil
 import tempfile
 import threading
-import time
-import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 import orjson
 from filelock import FileLock, Timeout
 from yarl import URL
 
-from .client import (
-    Reply,
-    check_adapter,
-    check_saved,
-    encode,
-    is_given,
-    written_whole,
+from .adapter_files import (
+    AdapterFolders,
+    adapter_config,
+    check_servable,
+    set_to_zero,
 )
+from .adapter_versions import Version, Versions
+from .client import Reply, encode, is_given
 from .http import (
     HTTPClient,
     as_timeout,
@@ -53,234 +43,14 @@ from .http import (
     running_loop,
     send_request,
 )
+from .peft_comparison import check_comparison, gaps_with_peft, usual_tolerance
 from .tokens import turn_from_response
-from .vllm_options import check_rank
 from .vllm_server import VLLMServer, serves
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
-    from torch import Tensor
 
-    Adapter = PeftModel | str | Path
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #fe5dbbce
-def adapter_config(adapter: Adapter) -> PeftConfig:
-    """Return the config of a saved adapter, or of the active adapter of a PEFT model."""
-    if isinstance(adapter, (str, Path)):
-        from peft import PeftConfig
-
-        return PeftConfig.from_pretrained(str(check_saved(adapter)))
-    if len(active := adapter.active_adapters) != 1:
-        raise ValueError(f"the model has {len(active)} active adapters, not one ({active})")
-    return adapter.peft_config[active[0]]
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #0bc9d163
-def server_option(server: VLLMServer | None, option: str) -> str | None:
-    """Return the value of an option, a pattern, in our own server's command line, None if it isn't set."""
-    command = " ".join(server.command) if server else ""
-    return next(reversed(re.findall(rf"--{option}[ =](\S+)", command)), None)
-
-
-def check_servable(config: PeftConfig, server: VLLMServer | None = None) -> None:
-    """Raise `ValueError` for an adapter that vLLM, or this server of ours, would reject or serve wrong."""
-    check_adapter(config)
-    rank: int = getattr(config, "r", 0)
-    check_rank(rank)
-    if rank > int(limit := server_option(server, "max[-_]lora[-_]rank") or rank):
-        raise ValueError(
-            f"an adapter of rank {rank} does not fit this server, whose max_lora_rank is {limit}: start "
-            f"it with max_lora_rank={rank}"
-        )
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #bcb96f64
-def save_weights(model: PeftModel, folder: Path) -> None:
-    """Write the config and weights of the active adapter to `folder`."""
-    from peft import get_peft_model_state_dict
-    from safetensors.torch import save_file
-
-    adapted = {name: weight for name, weight in model.named_parameters() if "lora_" in name}
-    weights = get_peft_model_state_dict(
-        model, adapted, model.active_adapters[0], save_embedding_layers=False
-    )
-    weights = {name: weight.detach().cpu().contiguous() for name, weight in weights.items()}
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    adapter_config(model).save_pretrained(str(folder))
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #fa35e192
-def set_to_zero(folder: Path) -> None:
-    """Replace the weights of a saved adapter by zeros."""
-    from safetensors.torch import load_file, save_file
-
-    file = folder / "adapter_model.safetensors"
-    weights = {name: weight.new_zeros(weight.shape) for name, weight in load_file(file).items()}
-    save_file(weights, file, metadata={"format": "pt"})
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #3fe2cdd8
-def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Write the active adapter of a PEFT model, or a copy of a saved one; an error leaves no folder."""
-    with written_whole(folder) as fresh:
-        if isinstance(adapter, (str, Path)):
-            for name in ("adapter_config.json", "adapter_model.safetensors"):
-                shutil.copyfile(Path(adapter) / name, fresh / name)
-        else:
-            save_weights(adapter, fresh)
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #9e6a55b6
-SHARED_MEMORY = Path("/dev/shm")
-
-
-def fast_folder(room: int) -> Path:
-    """Return shared memory if it has more than `room` bytes free, else the temporary folder."""
-    with suppress(OSError):
-        if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free > room:
-            return SHARED_MEMORY
-    return Path(tempfile.gettempdir())
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #1611257c
-def adapter_bytes(adapter: Adapter) -> int:
-    """Return the approximate size of an adapter's files, in bytes."""
-    if isinstance(adapter, (str, Path)):
-        return sum(path.stat().st_size for path in Path(adapter).glob("adapter_*"))
-    return sum(weight.nbytes for name, weight in adapter.named_parameters() if "lora_" in name)
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #fc3fd834
-ROOT_PREFIX = "verifiers_nb-adapters-"
-
-
-def folder_lock(root: Path) -> FileLock:
-    """Return the lock that a process holds on its folder."""
-    return FileLock(root / "lock", timeout=0, thread_local=False)
-
-
-def sweep(parent: Path) -> None:
-    """Remove the folders of processes that have ended."""
-    for root in parent.glob(f"{ROOT_PREFIX}*"):
-        with suppress(Timeout, OSError), folder_lock(root):
-            shutil.rmtree(root, ignore_errors=True)
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #5e1f0d27
-def end_folders(cleanup: ExitStack, owner: int) -> None:
-    """Remove folders and release their locks, in the process that made them."""
-    if os.getpid() == owner:
-        cleanup.close()
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #4d134bc0
-class AdapterFolders:
-    """Write each adapter to a new folder, in `parent` or by default in the fastest place with room."""
-
-    def __init__(self, parent: str | Path | None = None) -> None:
-        self.parent = None if parent is None else Path(parent)
-        self.roots: dict[Path, Path] = {}
-        self.cleanup = ExitStack()
-        self.cleanup.callback(self.roots.clear)
-        self.close = weakref.finalize(self, end_folders, self.cleanup, os.getpid())
-
-    def root(self, room: int) -> Path:
-        """Return this process's folder, in a place with `room` bytes."""
-        parent = self.parent or fast_folder(room)
-        if parent not in self.roots:
-            parent.mkdir(parents=True, exist_ok=True)
-            sweep(parent)
-            new = Path(tempfile.mkdtemp(dir=parent))
-            new.chmod(0o755)  # another user may run the server
-            # Before the rename, or another process could remove it.
-            self.cleanup.enter_context(folder_lock(new))
-            self.roots[parent] = root = new.rename(parent / f"{ROOT_PREFIX}{new.name}")
-            self.cleanup.callback(shutil.rmtree, root, ignore_errors=True)
-        return self.roots[parent]
-
-    def write(self, adapter: Adapter, name: str) -> Path:
-        """Write an adapter and return its folder; raises `OSError` if there is no space for it."""
-        size = adapter_bytes(adapter)
-        folder = self.root(2 * size) / f"{name}-{uuid4().hex[:8]}"
-        try:
-            write_adapter(adapter, folder)
-        except Exception as error:
-            if shutil.disk_usage(folder.parent).free > size:
-                raise
-            problem = f"no room for the adapter, {size / 2**20:.1f} MiB, in {folder.parent.parent}"
-            raise OSError(f"{problem}: free some, or set another adapter_dir") from error
-        return folder
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #0a57cb53
-@dataclass(slots=True, eq=False)
-class Version:
-    """A version of the policy on a server: an adapter from `folder`, or the base model if it is None."""
-
-    number: int
-    name: str
-    folder: Path | None = None
-    in_flight: int = 0
-    keep_until: float = 0.0
-
-    @property
-    def in_use(self) -> bool:
-        """Whether the server may still compute a request, perhaps a cancelled one."""
-        return self.in_flight > 0 or self.keep_until > time.monotonic()
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #22d200f8
-KEEP_SECONDS = 30.0  # by then, a server has certainly noticed that a client hung up
-
-
-class Versions:
-    """The versions of the policy on a server: the current one, and those of requests in flight."""
-
-    def __init__(self, base_model: str) -> None:
-        self.current = Version(0, base_model)
-        self.loaded = [self.current]
-        self.loads = 0  # odd while the server loads an adapter
-        self.changed = threading.Condition()
-
-    @contextmanager
-    def request(self) -> Iterator[Version]:
-        """Keep the current version for the duration of a request."""
-        with self.changed:
-            version = self.current
-            version.in_flight += 1
-        try:
-            yield version
-        except BaseException as error:
-            if getattr(error, "status_code", None) is None:  # the server may still compute it
-                version.keep_until = time.monotonic() + KEEP_SECONDS
-            raise
-        finally:
-            with self.changed:
-                version.in_flight -= 1
-                self.changed.notify_all()
-
-    def switch(self, version: Version) -> None:
-        """Use `version` for all requests from now on."""
-        with self.changed:
-            self.loaded.append(version)
-            self.current = version
-
-    @contextmanager
-    def loading(self) -> Iterator[None]:
-        """Mark the time in which the server loads an adapter."""
-        self.loads += 1
-        try:
-            yield
-        finally:
-            self.loads += 1
-
-    def wait_for_slot(self, slots: int) -> None:
-        """Wait until fewer than `slots` adapters have requests in flight."""
-        with self.changed:
-            self.changed.wait_for(
-                lambda: len([v for v in self.loaded if v.in_flight and v.folder]) < slots
-            )
-
-    @property
-    def in_flight(self) -> int:
-        """The number of requests in flight."""
-        return sum(each.in_flight for each in self.loaded)
-
-    def take_unused(self) -> list[Version]:
-        """Remove and return old versions that no request needs."""
-        with self.changed:
-            unused = [v for v in self.loaded if v is not self.current and not v.in_use]
-            self.loaded = [v for v in self.loaded if v not in unused]
-        return unused
+    from .adapter_files import Adapter
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #cd543d20
 logger = logging.getLogger(__name__)
@@ -362,80 +132,21 @@ def exact_request(request: Mapping[str, Any], chat: bool) -> dict[str, Any]:
     missing = {name: value for name, value in exact.items() if name not in given}
     return {**request, "extra_body": {**extra, **missing}}
 
-# %% ../../nbs/inference/13_vllm_policy.ipynb #8e388a7f
-def sampled_logprobs(
-    model: Any, prompt: list[int], sampled: list[int], temperature: float = 1.0
-) -> Tensor:
-    """Return the log-probabilities, float32 [len(sampled)], that a model gives to a continuation."""
-    import torch
-
-    ids = torch.tensor([prompt + sampled], device=model.device)
-    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
-    return logits.div_(temperature).log_softmax(-1)[range(len(sampled)), sampled].cpu()
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #7a58109a
-def typical_gap(one: Tensor, other: Tensor) -> float:
-    """Return the mean difference of log-probabilities, or a third of its 95 % quantile if that is more.
-
-    Larger differences are clamped to the quantile, so that no single token decides.
-    """
-    gaps = (one - other).abs()
-    high = gaps.quantile(0.95, interpolation="lower")
-    return float(max(gaps.clamp(max=high).mean(), high / 3))
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #744272bc
+# %% ../../nbs/inference/13_vllm_policy.ipynb #45e31e79
 PROBE = "What is 2 + 2? Answer with a number and say why:"  # any prompt will do
 PROBE_TEMPERATURE = 1.5  # at 1.0 the log-probabilities before and after temperature are the same
 
 
 def compare_with_peft(client: HTTPClient, name: str, adapter: PeftModel) -> list[float]:
-    """Compare log-probabilities of the server's adapter `name`, of `adapter` and of its base model.
-
-    Returns the typical gaps between server and adapter, server and base model, adapter and base model.
-    """
-    import torch
-
+    """Let the server's adapter `name` sample, and return its `gaps_with_peft`."""
     body = dict(model=name, prompt=PROBE, max_tokens=64, seed=0, logprobs=0, return_token_ids=True)
     # A short answer would have too few tokens to compare.
     body |= dict(ignore_eos=True, temperature=PROBE_TEMPERATURE)
-    turn = turn_from_response(Reply(call_server(client, "completions", NEUTRAL_SAMPLING | body)))
-    given = turn.prompt_ids, turn.completion_ids, PROBE_TEMPERATURE
-    served, training = torch.tensor(turn.logprobs), adapter.training
-    adapter.eval()
-    try:
-        with torch.no_grad():
-            adapted = sampled_logprobs(adapter, *given)
-            with adapter.disable_adapter():
-                base = sampled_logprobs(adapter, *given)
-    finally:
-        adapter.train(training)
-    return [typical_gap(*pair) for pair in ((served, adapted), (served, base), (adapted, base))]
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #8ce53a0a
-# Of a typical gap, in nats, by the names of dtypes in PyTorch and vLLM.
-TOLERANCES = {"float32": 1e-3, "float": 1e-3, "float16": 0.02, "half": 0.02, "bfloat16": 0.1}
-
-
-def check_comparison(gap: float, base_gap: float, effect: float, tolerance: float) -> bool:
-    """Return whether a comparison proves that the server uses the adapter.
-
-    Raises `RuntimeError` if the server's log-probabilities are wrong.
-    """
-    if gap <= tolerance:
-        return effect > 2 * tolerance
-    cause = (
-        "It serves the base model without the adapter: leave out target_modules that vLLM can't adapt."
-        if base_gap <= tolerance
-        else "Check that both have the same base model with the same quantization, and that a server of your "
-        "own has --logprobs-mode processed_logprobs. If so, raise the tolerance of vf.serve or of the client."
-    )
-    raise RuntimeError(
-        f"The server's log-probabilities with this adapter differ from PEFT's by {gap:.2g}, where "
-        f"{tolerance:.2g} is allowed. {cause}"
-    )
+    reply = Reply(call_server(client, "completions", NEUTRAL_SAMPLING | body))
+    return gaps_with_peft(turn_from_response(reply), adapter, PROBE_TEMPERATURE)
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #e7895ea4
-def retire(client: VLLMClient, versions: list[Version]) -> None:
+def retire(client: HTTPClient, versions: list[Version]) -> None:
     """Unload versions that no request uses, and delete their folders."""
     for version in versions:
         if version.folder is not None:
@@ -443,52 +154,21 @@ def retire(client: VLLMClient, versions: list[Version]) -> None:
             shutil.rmtree(version.folder, ignore_errors=True)
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #63b6809e
-def drop_unused(client: VLLMClient) -> None:
+def drop_unused(client: HTTPClient, versions: Versions) -> None:
     """Retire old versions that no request uses, in a thread."""
-    if len(client.versions.loaded) > 1 and (unused := client.versions.take_unused()):
+    if len(versions.loaded) > 1 and (unused := versions.take_unused()):
         threading.Thread(target=retire, args=(client, unused)).start()
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #f47cf429
-def stage_version(
-    client: VLLMClient, adapter: Adapter | None, number: int, wait: bool = True
-) -> Version:
-    """Load an adapter as version `number`, but don't use it yet; with `wait`, wait for a free slot first.
-
-    None is the base model, which becomes an adapter of zeros after the first adapter.
-    """
-    source = client.versions.current.folder if adapter is None else adapter
-    if source is None:
-        return Version(number, client.model)
-    check_servable(adapter_config(source), client.server)
-    folder = client.folders.write(source, f"policy-v{number}")
+@contextmanager
+def version_folder(folders: AdapterFolders, adapter: Adapter, number: int) -> Iterator[Path]:
+    """Write an adapter to a folder for version `number`; an error in the block deletes the folder."""
+    folder = folders.write(adapter, f"policy-v{number}")
     try:
-        if adapter is None:
-            set_to_zero(folder)
-        if wait:
-            client.versions.wait_for_slot(max(2, client.max_loras))
-        # A restarted server may get a version again: its short name still means the old folder.
-        again = number == client.versions.current.number
-        name = folder.name if again else f"policy-v{number}"
-        return Version(number, load_on_server(client, name, folder), folder)
+        yield folder
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #b129f3c2
-def usual_tolerance(adapter: PeftModel, server: VLLMServer | None) -> float:
-    """Return the tolerance for a comparison, from the less precise dtype of both sides."""
-    sides = str(adapter.dtype).removeprefix("torch."), server_option(server, "dtype") or "auto"
-    return max(TOLERANCES.get(side, TOLERANCES["bfloat16"]) for side in sides)
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #48b83ef0
-def prove(client: VLLMClient, staged: Version, adapter: Adapter | None) -> None:
-    """Compare a loaded adapter with PEFT, unless an earlier comparison has proved that they agree."""
-    if client.proved or adapter is None or isinstance(adapter, (str, Path)):
-        return
-    usual = usual_tolerance(adapter, client.server)
-    tolerance = usual if client.tolerance is None else client.tolerance
-    gap, base_gap, effect = compare_with_peft(client, staged.name, adapter)
-    client.proved = check_comparison(gap, base_gap, effect, tolerance)
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #a4e4ec62
 def check_served(client: HTTPClient, versions: list[Version]) -> None:
@@ -501,64 +181,32 @@ def check_served(client: HTTPClient, versions: list[Version]) -> None:
                 "not trust its answers since the last push, and restart the server with a new key."
             )
 
-# %% ../../nbs/inference/13_vllm_policy.ipynb #0d3e51c7
-@contextmanager
-def on_trial(
-    client: VLLMClient, load: Callable[[], Version], adapter: Adapter | None
-) -> Iterator[Version]:
-    """Load a version and prove it; use it from the end of the block on, or retire it after an error."""
-    staged = load()
-    try:
-        prove(client, staged, adapter)
-        check_served(client, [client.versions.current, staged])
-        yield staged
-    except BaseException:
-        retire(client, [staged])
-        raise
-    client.versions.switch(staged)
-    drop_unused(client)
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #121f6210
-def push_version(client: VLLMClient, adapter: Adapter | None) -> int:
-    """Use an adapter from now on, and return its version. If a step fails, the old one stays."""
-    with client.pushing, client.versions.loading():
-        # An event loop that waits here could not finish its own requests.
-        load = partial(stage_version, client, adapter, client.version + 1, running_loop() is None)
-        with on_trial(client, load, adapter) as staged:
-            return staged.number
-
-# %% ../../nbs/inference/13_vllm_policy.ipynb #baf977f7
-def reload_current(client: VLLMClient, loads: int) -> None:
-    """Load the current adapter again, unless an adapter was loaded since `versions.loads` was `loads`."""
-    with client.pushing:
-        version = client.versions.current
-        if version.folder is None or client.versions.loads != loads:
-            return
-        with client.versions.loading():
-            # By the same name: a shorter one may be that of another client's adapter.
-            version.name = load_on_server(client, version.name, version.folder)
-
 # %% ../../nbs/inference/13_vllm_policy.ipynb #2872a378
-async def send_to_policy(client: VLLMClient, send: Callable[[str], Awaitable[Reply]]) -> Reply:
-    """Send a request to the current version, and add the version to each choice of the reply."""
+async def send_to_current(
+    versions: Versions, send: Callable[[str], Awaitable[Reply]], reload: Callable[[int], None]
+) -> Reply:
+    """Send a request to the current version, and add the version to each choice of the reply.
+
+    `reload` loads a lost version again, unless the server has loaded an adapter since `versions.loads`
+    was its argument.
+    """
     times_lost = 0
     while True:
-        while (loads := client.versions.loads) % 2 and client.versions.current.folder is None:
+        while (loads := versions.loads) % 2 and versions.current.folder is None:
             await asyncio.sleep(0.02)
         try:
-            with client.versions.request() as version:
+            with versions.request() as version:
                 response = await send(version.name)
-            if version.folder is not None or client.versions.loads == loads:
+            if version.folder is not None or versions.loads == loads:
                 break
         except Exception as error:
             times_lost += 1
             lost = getattr(error, "status_code", None) == 404 and version.folder is not None
             if not lost or times_lost > 2:
                 raise
-            await asyncio.to_thread(reload_current, client, loads)
+            await asyncio.to_thread(reload, loads)
     for choice in response.choices:
         choice.policy_version = version.number
-    drop_unused(client)
     return response
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #659f0634
@@ -589,17 +237,17 @@ async def survive_restart(server: VLLMServer | None, send: Callable[[], Awaitabl
             raise server.error
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #c7cc85fc
-def push_to_server(client: VLLMClient, adapter: Adapter | None) -> int:
-    """Push an adapter, and push it again if that failed while our own server was down."""
-    while (server := client.server) is not None:
+def push_through_restarts(server: VLLMServer | None, push: Callable[[], int]) -> int:
+    """Return `push()`, and call it again if it failed while our own server was down."""
+    while server is not None:
         server.ready()
         starts = server.starts
         try:
-            return push_version(client, adapter)
+            return push()
         except Exception:
             if not was_down(server, starts):
                 raise
-    return push_version(client, adapter)
+    return push()
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #7d9ba3f2
 def claim_lock(base_url: str) -> FileLock:
@@ -610,12 +258,8 @@ def claim_lock(base_url: str) -> FileLock:
     return FileLock(path, thread_local=False, mode=0o666)
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #b1c4d525
-def call_dev(client: VLLMClient, path: str) -> None:
+def call_dev(client: HTTPClient, path: str) -> None:
     """Post to a path of vLLM's development mode, and wait for the response without a time limit."""
-    if client.versions.in_flight and running_loop() is not None:
-        raise RuntimeError(
-            f"{path} waits for this event loop's requests: use await asyncio.to_thread(client.sleep)"
-        )
     try:
         call_server(client, path, {}, timeout=None)
     except Exception as error:
@@ -627,7 +271,7 @@ def call_dev(client: VLLMClient, path: str) -> None:
         ) from error
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #dacc2fdd
-def put_to_sleep(client: VLLMClient) -> None:
+def put_to_sleep(client: HTTPClient) -> None:
     """Wait for the requests in flight, then free the server's memory for keys and values."""
     call_dev(client, "/sleep?level=0&mode=wait")
     try:
@@ -638,7 +282,7 @@ def put_to_sleep(client: VLLMClient) -> None:
             raise
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #dacc2fe0
-def wake_if_asleep(client: VLLMClient) -> None:
+def wake_if_asleep(client: HTTPClient) -> None:
     """Wake a sleeping server."""
     asleep = False
     with suppress(Exception):  # a server that can't sleep doesn't have this path
@@ -647,13 +291,13 @@ def wake_if_asleep(client: VLLMClient) -> None:
         call_dev(client, "/wake_up")
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #86a8c28d
-def remove_adapters(client: VLLMClient) -> None:
-    """Unload a client's adapters and delete their files, or leave files in use until this process ends."""
-    for version in client.versions.loaded:
+def remove_adapters(client: HTTPClient, versions: Versions, folders: AdapterFolders) -> None:
+    """Unload adapters and delete their files, or leave files in use until this process ends."""
+    for version in versions.loaded:
         if version.folder is not None:
             unload_from_server(client, version.name)
-    if not any(version.in_use for version in client.versions.loaded):
-        client.folders.close()
+    if not any(version.in_use for version in versions.loaded):
+        folders.close()
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #d80a103e
 class VLLMClient(HTTPClient):
@@ -706,7 +350,22 @@ class VLLMClient(HTTPClient):
         def send_as(name: str) -> Awaitable[Reply]:
             return send(url, **{**exact, "model": name})
 
-        return await survive_restart(self.server, lambda: send_to_policy(self, send_as))
+        return await survive_restart(self.server, lambda: self.ask_policy(send_as))
+
+    async def ask_policy(self, send_as: Callable[[str], Awaitable[Reply]]) -> Reply:
+        """Send a request to the current version, and unload versions that no request uses any more."""
+        reply = await send_to_current(self.versions, send_as, self.reload)
+        drop_unused(self, self.versions)
+        return reply
+
+    def reload(self, loads: int) -> None:
+        """Load the current adapter again, unless an adapter was loaded since `versions.loads` was `loads`."""
+        with self.pushing:
+            version = self.versions.current
+            if version.folder is not None and self.versions.loads == loads:
+                with self.versions.loading():
+                    # By the same name: a shorter one may be that of another client's adapter.
+                    version.name = load_on_server(self, version.name, version.folder)
 
     def check(self, config: PeftConfig) -> None:
         """Raise `ValueError` if the server can't serve adapters with this config."""
@@ -720,18 +379,77 @@ class VLLMClient(HTTPClient):
         server's adapter slots are in use, except in a coroutine. If the push fails, the old version
         stays. Raises `ValueError` for adapters that vLLM can't serve correctly.
         """
-        return push_to_server(self, adapter)
+        return push_through_restarts(self.server, lambda: self.push_once(adapter))
+
+    def push_once(self, adapter: Adapter | None) -> int:
+        """Use an adapter from now on, and return its version; if a step fails, the old one stays."""
+        with self.pushing, self.versions.loading():
+            # An event loop that waits here could not finish its own requests.
+            load = partial(self.stage, adapter, self.version + 1, wait=running_loop() is None)
+            with self.on_trial(load, adapter) as staged:
+                return staged.number
+
+    def stage(self, adapter: Adapter | None, number: int, wait: bool = True) -> Version:
+        """Load an adapter as version `number`, but don't use it yet; with `wait`, wait for a free slot first.
+
+        None is the base model, which becomes an adapter of zeros after the first adapter.
+        """
+        source = self.versions.current.folder if adapter is None else adapter
+        if source is None:
+            return Version(number, self.model)
+        check_servable(adapter_config(source), self.server)
+        with version_folder(self.folders, source, number) as folder:
+            if adapter is None:
+                set_to_zero(folder)
+            if wait:
+                self.versions.wait_for_slot(max(2, self.max_loras))
+            # A restarted server may get a version again: its short name still means the old folder.
+            again = number == self.versions.current.number
+            name = folder.name if again else f"policy-v{number}"
+            return Version(number, load_on_server(self, name, folder), folder)
+
+    def prove(self, staged: Version, adapter: Adapter | None) -> None:
+        """Compare a loaded adapter with PEFT, unless an earlier comparison has proved that they agree."""
+        if self.proved or adapter is None or isinstance(adapter, (str, Path)):
+            return
+        usual = usual_tolerance(adapter, self.server)
+        tolerance = usual if self.tolerance is None else self.tolerance
+        gap, base_gap, effect = compare_with_peft(self, staged.name, adapter)
+        self.proved = check_comparison(gap, base_gap, effect, tolerance)
+
+    @contextmanager
+    def on_trial(self, load: Callable[[], Version], adapter: Adapter | None) -> Iterator[Version]:
+        """Load a version and prove it; use it from the end of the block on, or retire it after an error."""
+        staged = load()
+        try:
+            self.prove(staged, adapter)
+            check_served(self, [self.versions.current, staged])
+            yield staged
+        except BaseException:
+            retire(self, [staged])
+            raise
+        self.versions.switch(staged)
+        drop_unused(self, self.versions)
 
     def sleep(self) -> None:
         """Wait for the requests in flight, then free the memory for keys and values.
 
         New requests wait until `wake`. The server needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1.
         """
+        self.check_waiting("sleep")
         put_to_sleep(self)
 
     def wake(self) -> None:
         """Allocate the memory for keys and values again, and answer requests."""
+        self.check_waiting("wake")
         call_dev(self, "/wake_up?tags=kv_cache")
+
+    def check_waiting(self, method: str) -> None:
+        """Raise `RuntimeError` if a method would wait for requests of the event loop that it stops."""
+        if self.versions.in_flight and running_loop() is not None:
+            raise RuntimeError(
+                f"{method} waits for this event loop's requests: use await asyncio.to_thread(client.{method})"
+            )
 
     def claim(self) -> None:
         """Claim the server for one run; raises `RuntimeError` if another run on this machine has it."""
@@ -750,4 +468,4 @@ class VLLMClient(HTTPClient):
     def close(self) -> None:
         """Close the connections; unload the adapters, and delete them if no request is in flight."""
         super().close()
-        remove_adapters(self)
+        remove_adapters(self, self.versions, self.folders)

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'KEPT_ANSWERS', 'SCORE_PATTERN', 'fill_prompt', 'judge_question',
+__all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'KEPT_ANSWERS', 'logger', 'SCORE_PATTERN', 'fill_prompt', 'judge_question',
            'JudgeClient', 'AskedOnce', 'JudgeRubric', 'read_verdict', 'score_of', 'value_of', 'judge_reward']
 
 # %% ../../nbs/rubrics/02_judge.ipynb #77de68da
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
@@ -19,9 +20,11 @@ from weakref import WeakValueDictionary
 
 from ..parsers.base import Parser
 from .rubric import Rubric
+from ..support.budget import judged_state, note_judge
 from ..support.calls import (
     api_key,
     as_async_client,
+    check_sampling_args,
     request_arguments,
     with_retries,
     without_retries,
@@ -115,6 +118,9 @@ class AskedOnce:
             return self.answers[question]
 
 # %% ../../nbs/rubrics/02_judge.ipynb #d435a6cd
+logger = logging.getLogger(__name__)
+
+
 class JudgeRubric(Rubric):
     """Give reward functions a judge model: `await judge(prompt, completion, answer, state)`.
 
@@ -123,8 +129,8 @@ class JudgeRubric(Rubric):
     `judge_retries`: how often a request is repeated after a busy server or a dropped connection
     (None: leave retries to the client).
     Functions can take `judge`, `judge_client`, `judge_model`, `judge_prompt` and
-    `judge_sampling_args`. A rollout keeps its answers by prompt in `state["judge_response"]`. The
-    latest answers are also cached for other rollouts with the same prompt.
+    `judge_sampling_args`. A rollout keeps its answers by prompt in `state["judge_response"]`, and what they
+    used in `state["judge_usage"]`. The latest answers are also cached for other rollouts with the same prompt.
     """
 
     def __init__(
@@ -141,7 +147,9 @@ class JudgeRubric(Rubric):
         super().__init__(parser=parser, parallelize_scoring=parallelize_scoring, **kwargs)
         self.judge_client = JudgeClient() if judge_client is None else judge_client
         self.judge_model, self.judge_prompt = judge_model, judge_prompt
-        self.judge_sampling_args = dict(judge_sampling_args or {})
+        self.judge_sampling_args, warnings = check_sampling_args(judge_sampling_args or {})
+        for warning in warnings:
+            logger.warning("In judge_sampling_args: %s", warning)
         self.judge_retries = judge_retries
         self.ask_once = AskedOnce(self.ask)
         names = "judge judge_client judge_model judge_prompt judge_sampling_args".split()
@@ -157,6 +165,7 @@ class JudgeRubric(Rubric):
             state["judge_response"] = {}
         answers = state["judge_response"]
         if question not in answers:
+            judged_state.set(state)  # for this task: what the answer uses is counted there
             answers[question] = await self.ask_once(question)
         return answers[question]
 
@@ -173,6 +182,7 @@ class JudgeRubric(Rubric):
         request = dict(model=self.judge_model, messages=messages, **options)
         create = self.async_client.chat.completions.create
         response = await with_retries(lambda: create(**request), self.judge_retries or 0)
+        note_judge(self.judge_model, response)
         return content_text(response.choices[0].message.content)
 
 # %% ../../nbs/rubrics/02_judge.ipynb #0f3da7be

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'NO_TEXT', 'OWN_COPY', 'row_of', 'is_async', 'SCORING_METHODS',
+__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'LAST_CALLS', 'NO_TEXT', 'OWN_COPY', 'row_of', 'is_async', 'SCORING_METHODS',
            'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure',
            'copied', 'MessageList', 'with_copies', 'call_func', 'run_calls', 'combine_scores', 'score_columns',
            'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many',
@@ -20,6 +20,7 @@ import inspect
 import logging
 import math
 import os
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
@@ -131,6 +132,7 @@ run_limit: ContextVar[float | None] = ContextVar("run_limit", default=None)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #cf652ebd
 logger = logging.getLogger(__name__)
+LAST_CALLS = 3  # of the trace that a rollout keeps
 NO_TEXT = (
     "A completion is a list of messages; the text of the last one is "
     "completion[-1]['content'], and its answer parser.parse_answer(completion)."
@@ -140,7 +142,10 @@ NO_TEXT = (
 def note_failure(
     failures: Counter[str], func: RewardFunc, states: Iterable[State], error: Exception
 ) -> None:
-    """Count a failure of a reward function, add it to the rollouts' states, and log the first."""
+    """Count a failure of a reward function, log the first, and add it to the rollouts' states.
+
+    `reward_errors` gets the error, `reward_traces` the last calls before it.
+    """
     name, hint = reward_name(func), ""
     if isinstance(error, (AttributeError, TypeError)) and "list" in str(error).lower():
         hint = f" {NO_TEXT}"
@@ -149,9 +154,12 @@ def note_failure(
         message = "Reward function %r failed and scores 0.0. Its further failures are not logged.%s"
         logger.error(message, name, hint, exc_info=error)
     reason = without_secrets(f"{type(error).__name__}: {error}{hint and '.'}{hint}")
+    calls = traceback.format_tb(error.__traceback__, limit=-LAST_CALLS)
+    trace = without_secrets("".join(calls))
     for state in states:
         if isinstance(state, dict):
             state.setdefault("reward_errors", {})[name] = reason
+            state.setdefault("reward_traces", {})[name] = trace
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #6607df1d
 def copied(value: Any) -> Any:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LOGITS', 'SERVER_BASE', 'TRAINER_BASE', 'SAVINGS', 'best_device', 'sampling_dtype', 'free_memory', 'keep_reserve',
-           'release_reserve', 'ModelShape', 'read_shape', 'step_bytes', 'MemoryPlan', 'divide_memory', 'make_plan']
+__all__ = ['LOGITS', 'SERVER_BASE', 'TRAINER_BASE', 'SAVINGS', 'RESERVE', 'PYTHON', 'MICRO_BATCH', 'FEWEST', 'best_device',
+           'sampling_dtype', 'free_memory', 'keep_reserve', 'release_reserve', 'ModelShape', 'shape_of', 'read_shape',
+           'step_bytes', 'MemoryPlan', 'divide_memory', 'make_plan', 'ProcessorPlan', 'plan_processor']
 
 # %% ../../nbs/support/06_memory.ipynb #77de68da
 import ctypes
@@ -97,6 +98,16 @@ class ModelShape:
         return self.layers * (attention + 3 * (self.hidden + self.intermediate))
 
 # %% ../../nbs/support/06_memory.ipynb #b3f0c7f6
+def shape_of(config: Any, parameters: int) -> ModelShape:
+    """Return the shape of a model with this configuration and this number of parameters."""
+    text = config.get_text_config()
+    hidden, heads = text.hidden_size, text.num_attention_heads
+    inner = getattr(text, "intermediate_size", None) or 4 * hidden
+    kv_heads = getattr(text, "num_key_value_heads", None) or heads
+    head_dim = getattr(text, "head_dim", None) or hidden // heads
+    return ModelShape(parameters, text.num_hidden_layers, hidden, inner, heads, kv_heads, head_dim)
+
+# %% ../../nbs/support/06_memory.ipynb #64d08eee
 def read_shape(config: Any) -> ModelShape:
     """Return the shape of the model that a configuration of transformers describes."""
     import torch
@@ -104,12 +115,7 @@ def read_shape(config: Any) -> ModelShape:
 
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(config).num_parameters()
-    text = config.get_text_config()
-    hidden, heads = text.hidden_size, text.num_attention_heads
-    inner = getattr(text, "intermediate_size", None) or 4 * hidden
-    kv_heads = getattr(text, "num_key_value_heads", None) or heads
-    head_dim = getattr(text, "head_dim", None) or hidden // heads
-    return ModelShape(parameters, text.num_hidden_layers, hidden, inner, heads, kv_heads, head_dim)
+    return shape_of(config, parameters)
 
 # %% ../../nbs/support/06_memory.ipynb #22d200f8
 LOGITS = 2**30  # for the loss: a block of float32 logits and the values computed from it
@@ -224,3 +230,47 @@ def make_plan(shape: ModelShape, free: float, **settings: Any) -> MemoryPlan:
         if divide_memory(shape, free, **changed).spare >= 0:
             return replace(plan, advice=f"set {names}")
     return replace(plan, advice="take a smaller model, or give each a GPU of its own")
+
+# %% ../../nbs/support/06_memory.ipynb #f12fcc45
+RESERVE = 2**30  # of freed memory that `keep_reserve` keeps
+PYTHON = 600 * 2**20  # Python with PyTorch and transformers
+MICRO_BATCH = 3 * 2**28  # for a micro-batch on a processor
+FEWEST = 256  # tokens in it, below which products become slower
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessorPlan:
+    """What a run takes of the memory of a processor, in bytes, with `tokens` in a micro-batch."""
+
+    free: int
+    model: int
+    sampler: int
+    step: int
+    tokens: int
+
+    @property
+    def needed(self) -> int:
+        """The bytes that the run takes."""
+        return PYTHON + RESERVE + self.model + self.sampler + self.step
+
+    def __str__(self) -> str:
+        """Return all sizes in one line."""
+        sizes = self.needed, self.free, self.model, self.sampler, self.step, PYTHON + RESERVE
+        needed, free, model, sampler, step, python = (f"{size / 2**30:.1f}" for size in sizes)
+        return (
+            f"about {needed} GiB of memory, {free} are free: model {model}, its copies for sampling {sampler}, "
+            f"a step of {self.tokens:,} tokens at once {step}, Python and its reserve {python}"
+        )
+
+# %% ../../nbs/support/06_memory.ipynb #c8c1d13a
+def plan_processor(
+    shape: ModelShape, tokens: int, free: int, sampler: bool = True
+) -> ProcessorPlan:
+    """Return what a run takes of a processor with `free` bytes, with at most `tokens` in a micro-batch.
+
+    `sampler`: whether the engine answers in this process.
+    """
+    model = 4 * shape.parameters
+    a_token = step_bytes(shape, 1, checkpointing=False) - LOGITS
+    fit = min(tokens, max(FEWEST, MICRO_BATCH // a_token))
+    return ProcessorPlan(free, model, 3 * model * sampler, fit * a_token, fit)

@@ -268,12 +268,16 @@ LONG_WAIT = 60.0  # seconds
 
 
 class Requests:
-    """Count the requests to models that have ended, from one look at the stacks to the next."""
+    """Count the requests to models that have ended, from one look at the stacks to the next.
+
+    Of an engine in this process, which knows how many tokens it has written, count those, too.
+    """
 
     def __init__(self, now: float) -> None:
         self.began, self.longest, self.told = now, 0.0, False
         self.pending: dict[FrameType, float] = {}
         self.ended: list[float] = []
+        self.written: list[tuple[float, int]] = []
 
     def note(
         self, stacks: Iterable[Sequence[FrameType]], since: Mapping[FrameType, float], now: float
@@ -285,19 +289,30 @@ class Requests:
         self.longest = max([self.longest, *(now - began for began in over)])
         self.ended += [now] * len(over)
         self.pending = pending
+        counts = [getattr(asked_source(frame), "tokens_generated", None) for frame in pending]
+        recent = [each for each in self.written if each[0] >= now - LONG_WAIT]
+        self.written = recent + [(now, count) for count in counts[:1] if isinstance(count, int)]
+
+    def speed(self, now: float) -> str:
+        """Return how fast requests end or tokens come, "" if neither does."""
+        window = max(LONG_WAIT, 2 * self.longest)
+        self.ended = [end for end in self.ended if end > now - window]
+        if self.ended:
+            rate = 60 * len(self.ended) / min(window, now - self.began)
+            return f"up to {self.longest:.0f} s a request, {rate:.1f} requests a minute"
+        tokens = self.written[-1][1] - self.written[0][1] if self.written else 0
+        return f"{tokens / (now - self.written[0][0]):.1f} tokens a second" if tokens else ""
 
     def say(self, what: str, seconds: float, now: float) -> str:
         """Say what a wait is for; return "" for a slow server that answers, if that was said before."""
-        window = max(LONG_WAIT, 2 * self.longest)
-        self.ended = [end for end in self.ended if end > now - window]
-        if not what.startswith(ANSWER) or not self.ended:
+        speed = self.speed(now)
+        if not what.startswith(ANSWER) or not speed:
             return f"waiting {seconds:.0f} s for {what}"
         if self.told:
             return ""
         self.told = True
         source = what.removeprefix(ANSWER).partition(", for rollout")[0]
-        speed = 60 * len(self.ended) / min(window, now - self.began)
-        return f"{source} answers slowly: up to {self.longest:.0f} s a request, {speed:.1f} requests a minute"
+        return f"{source} answers slowly: {speed}"
 
 # %% ../../nbs/support/00_threads.ipynb #b90e7744
 @cache

@@ -24,9 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..envs.environment import check_budget
 from ..envs.prompts import repeated_rows
 from ..envs.rollouts import RolloutRun, background_loop, derive_seed, with_seed
 from ..envs.store import RolloutStore
+from ..support.budget import Budget
 from ..support.memory import release_reserve
 from .config import GRPOConfig
 from ..types import Rollout
@@ -237,7 +239,8 @@ def open_store(path: Path, run: RolloutRun) -> RolloutStore:
 class RolloutPipeline:
     """Generate rollouts in the background, up to `args.batches_ahead` generations ahead.
 
-    `folder`: for a file per generation, named after the first step that learns from it.
+    `folder`: for a file per generation, named after the first step that learns from it. After the end of
+    the `budget`, a generation has fewer rollouts.
     """
 
     env: Environment
@@ -245,8 +248,12 @@ class RolloutPipeline:
     args: GRPOConfig
     order: PromptOrder
     folder: Path
+    budget: Budget | None = None
     under_way: dict[int, GenerationJob] = field(default_factory=dict)
     lock: Any = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        check_budget(self.budget, getattr(self.client, "model", ""), self.env.rubric)
 
     def start(self, number: int) -> GenerationJob:
         """Start a generation unless it is already in progress; return its job."""
@@ -261,7 +268,8 @@ class RolloutPipeline:
         step = number * args.parts * args.num_iterations + 1
         rows = repeated_rows(self.order[number], args.num_generations, side_by_side=True)
         sampling_args = args.sampling_args(derive_seed(args.seed, step))
-        made = self.env.make_run(rows, self.client, self.client.model, sampling_args)
+        given = (rows, self.client, self.client.model, sampling_args)
+        made = self.env.make_run(*given, budget=self.budget)
         run = TrainingRun(**{f.name: getattr(made, f.name) for f in fields(made) if f.init})
         path = self.folder / f"step-{step:05d}.jsonl"
         run.store = open_store(path, run)

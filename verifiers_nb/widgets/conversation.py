@@ -37,7 +37,7 @@ from .html import (
     marked_text,
     visible,
 )
-from .rollouts import Record, as_score, match_spans
+from .rollouts import Record, as_score, match_spans, reward_notes
 
 # %% ../../nbs/widgets/06_conversation.ipynb #c1dfd96e
 PICTURE = re.compile(r"data:image/(?:png|jpeg|gif|webp);base64,[A-Za-z0-9+/\s]+={0,2}\s*\Z")
@@ -256,10 +256,11 @@ def conversation_html(
 
 # %% ../../nbs/widgets/06_conversation.ipynb #9e6a55b6
 def rewards_html(record: Record, weights: Mapping[str, float]) -> str:
-    """Draw the score of each reward function and, where its weight is known, what it adds to the reward."""
+    """Draw the score of each reward function, its error and, where its weight is known, what it adds to the reward."""
     metrics = [*(record.get("metrics") or {}).items()][:40]
     parts = [(name, as_score(score), weights.get(name)) for name, score in metrics]
-    return fill("conversation.html", "rewards", parts) if parts else ""
+    errors, traces = reward_notes(record, "reward_errors"), reward_notes(record, "reward_traces")
+    return fill("conversation.html", "rewards", parts, errors, traces) if parts else ""
 
 # %% ../../nbs/widgets/06_conversation.ipynb #21ffa440
 def stored_weights(record: Record) -> dict[str, float]:

@@ -16,6 +16,7 @@ __all__ = ['LIKELY', 'LEAST_CHANCE', 'Chances', 'logger', 'STORED_ANSWER', 'Give
 import asyncio
 import logging
 import math
+import os
 import threading
 import time
 from collections import defaultdict
@@ -55,7 +56,7 @@ def kept_adapters(folder: str | Path) -> dict[int, Path]:
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #d48b42ef
 LIKELY = 20  # tokens with a known probability at each position; more than vLLM sends
-LEAST_CHANCE = 0.001  # lower ones are shown as "below 0.1 %"
+LEAST_CHANCE = 1e-6  # lower ones are not kept; the page shows small ones as factors
 Chances = dict[int, float]  # of token ids
 
 
@@ -129,7 +130,7 @@ def policy_answer(
     for place, token, logprob in zip(chances, ids, logprobs, strict=False):
         likely = {each: p for each, p in place.items() if p >= LEAST_CHANCE}
         likely[token] = math.exp(logprob)
-        answer.chances.append({each: round(p, 5) for each, p in likely.items()})
+        answer.chances.append({each: float(f"{p:.3g}") for each, p in likely.items()})
     if scored:
         scores = {"reward": rollout.reward, **rollout.metrics}
         answer.scores = {name: score for name, score in scores.items() if math.isfinite(score)}
@@ -255,10 +256,17 @@ async def play_rows(
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #c3068c1d
 def sampling_for(client: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sampling arguments that request tokens and, from a server, the likely alternatives to each."""
+    """Return sampling arguments that request tokens and, from a server, the likely alternatives to each.
+
+    vLLM gives each token a random number of its own, and the embedded engine does so on request.
+    """
     exact = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    likely = {} if hasattr(client, "served") else {"top_logprobs": LIKELY}
-    return {"logprobs": True, "extra_body": exact, **likely, **settings}
+    own: dict[str, Any]
+    if hasattr(client, "served"):
+        own = {"extra_body": {**exact, "shared_noise": True}}
+    else:
+        own = {"extra_body": exact, "top_logprobs": LIKELY}
+    return {"logprobs": True, **own, **settings}
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #5f3cfd82
 def plain_env(prompts: GivenPrompts) -> Environment:
@@ -332,7 +340,7 @@ class PolicySlider(Panel):
         max_tokens: int | None = None, temperature: float = 1.0, seed: int = 0,
     ) -> None:  # fmt: skip
         trainer = None if isinstance(run, (str, Path)) else run
-        self.folder = Path(run) if trainer is None else trainer.folder
+        self.folder = Path(os.path.abspath(run)) if trainer is None else trainer.folder
         self.adapters = kept_adapters(self.folder)
         first = next(iter(self.adapters.values()))
         self.env = env or getattr(trainer, "env", None) or plain_env(prompts)
@@ -365,7 +373,8 @@ class PolicySlider(Panel):
     def file(self, row: Mapping[str, Any]) -> Path:
         """Return the file of the answers to a row."""
         rewards = self.env.rubric.get_reward_func_names(), self.env.rubric.get_reward_weights()
-        about = row["prompt"], row.get("answer"), self.settings, type(self.client).__name__, rewards
+        sampling = sampling_for(self.client, self.settings)
+        about = row["prompt"], row.get("answer"), sampling, type(self.client).__name__, rewards
         return answers_file(self.folder, *about)
 
     def missing(self) -> tuple[int, list[int]] | None:

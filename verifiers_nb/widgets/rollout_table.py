@@ -29,6 +29,7 @@ from .html import (
     visible,
 )
 from .rollouts import (
+    ONLY,
     SORTS,
     Group,
     LiveRun,
@@ -69,7 +70,8 @@ def run_html(settings: dict[str, str], run: LiveRun | None, live: bool, preparin
 def query_words(query: Query) -> str:
     """Describe which rollouts are listed, if not all are."""
     words = [f"with “{one_line(query.text)}”"] * bool(query.text)
-    words += [f"that are {query.only}"] * (query.only != "all")
+    if query.only != "all":
+        words.append(ONLY[query.only])
     for name, (low, high) in query.bounds.items():
         words += [f"{one_line(name)} at least {low:g}"] * (low > -math.inf)
         words += [f"{one_line(name)} at most {high:g}"] * (high < math.inf)
@@ -105,7 +107,8 @@ MOST_SCORE = 1e6  # beyond it, a score is likely a mistake
 def flags(rows: RolloutTable, number: int) -> str:
     """Draw the labels of a row, such as failed or truncated, in small print."""
     row = rows.rows[number]
-    labels = ["failed"] * row.failed + ["cut off"] * row.truncated
+    states = {"failed": row.failed, "reward failed": row.reward_failed, "cut off": row.truncated}
+    labels = [label for label, is_so in states.items() if is_so]
     labels += [f"branch of {row.parent + 1}"] if row.parent is not None else []
     scores = [row.reward, *row.scores.values()]
     labels += ["not a number"] * any(map(math.isnan, scores))

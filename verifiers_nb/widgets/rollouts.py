@@ -8,10 +8,10 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KEPT', 'MOST_PARSED', 'PAUSE', 'logger', 'Row',
            'as_score', 'nan_last', 'in_order', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text',
-           'record_text', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'table_learnable',
-           'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written', 'follow_all',
-           'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn', 'branch_env',
-           'split_at']
+           'record_text', 'reward_notes', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of',
+           'table_learnable', 'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written',
+           'follow_all', 'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn',
+           'branch_env', 'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -94,6 +94,7 @@ class Row:
     prompt: int
     reward: float
     failed: bool = False
+    reward_failed: bool = False
     truncated: bool = False
     scores: Mapping[str, float] = field(default_factory=dict, repr=False)
     columns: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -140,7 +141,12 @@ def finite_mean(scores: Iterable[float]) -> float:
     return sum(finite) / len(finite) if finite else math.nan
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #0ade7c2c
-ONLY = ("all", "failed", "truncated")
+ONLY = {  # which rollouts to list, with words for them
+    "all": "",
+    "failed": "that failed",
+    "reward_failed": "whose reward failed",
+    "truncated": "that were cut off",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,6 +236,13 @@ def record_text(record: Record) -> str:
     """Join the searchable text of a record."""
     texts = [messages_text(record["prompt"]), messages_text(record["completion"])]
     return "\n".join([*texts, str(record.get("answer")), str(record.get("error") or "")])
+
+# %% ../../nbs/widgets/04_rollouts.ipynb #ee3e09fa
+def reward_notes(record: Record, kind: str = "reward_errors") -> Mapping[str, str]:
+    """Return the errors of the reward functions that failed on a rollout, or their "reward_traces"."""
+    state = record.get("state")
+    notes = state.get(kind) if isinstance(state, Mapping) else None
+    return notes if isinstance(notes, Mapping) else {}
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #de74b3f8
 MATCHING_SECONDS = 4.0  # for all rollouts together
@@ -330,7 +343,7 @@ class RolloutTable:
     def add(self, source: Sequence[Record], at: int, known: Record, state: Record) -> Row:
         """Add the rollout that is `source[at]`.
 
-        `known`: its `prompt, answer, task, reward, metrics, error`, so that it need not be read; `state`:
+        `known`: its `prompt, answer, task, reward, metrics, error, state`, so that it need not be read; `state`:
         where its responses or turns are.
         """
         asked = [known.get(name) for name in ("prompt", "answer", "task")]
@@ -344,7 +357,8 @@ class RolloutTable:
             self.endings.update(answer_endings(state, state["completion"]))
         scores = {name: as_score(each) for name, each in (known.get("metrics") or {}).items()}
         self.parts |= dict.fromkeys(scores)
-        self.rows.append(Row(source, at, prompt, reward, failed, truncated, scores, values))
+        broken = bool(reward_notes(known))
+        self.rows.append(Row(source, at, prompt, reward, failed, broken, truncated, scores, values))
         return self.rows[-1]
 
     def text(self, number: int) -> str:
@@ -463,10 +477,12 @@ def has_all_rollouts(file: Path) -> bool:
     return False
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #52db1d57
-def written(folder: Path) -> list[int]:
-    """Return when a run's metrics, its folders and its latest rollouts were last written."""
-    latest = [*step_files(folder).values()][-1:]
-    paths = [folder, folder / "metrics.jsonl", folder / "rollouts", *latest]
+def written(place: Path) -> list[int]:
+    """Return when a file, or a run's metrics, its folders and its latest rollouts, were last written."""
+    if place.is_file():
+        return [place.stat().st_mtime_ns]
+    latest = [*step_files(place).values()][-1:]
+    paths = [place, place / "metrics.jsonl", place / "rollouts", *latest]
     return [path.stat().st_mtime_ns for path in paths if path.exists()]
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #0cdd60ab
@@ -503,10 +519,15 @@ class RolloutSource:
     results: Any = None
 
     @cached_property
+    def place(self) -> Path | None:
+        """The file of rollouts or the folder of a run, whole because a reward may change the working folder; None for results in memory."""
+        given = getattr(getattr(self.results, "args", None), "output_dir", self.results)
+        return Path(given).expanduser().absolute() if isinstance(given, (str, Path)) else None
+
+    @cached_property
     def folder(self) -> Path | None:
         """The folder of a training run, if the results are one."""
-        given = getattr(getattr(self.results, "args", None), "output_dir", self.results)
-        return Path(given) if isinstance(given, (str, Path)) and not Path(given).is_file() else None
+        return None if self.place is None or self.place.is_file() else self.place
 
     def steps(self) -> list[int]:
         """List the steps that have rollouts; an active run adds more."""
@@ -515,7 +536,7 @@ class RolloutSource:
     def path(self, step: int | None = None) -> Path | None:
         """Return the file of a table: of a training run that of a step, by default the last; None for results in memory."""
         if self.folder is None:
-            return Path(self.results) if isinstance(self.results, (str, Path)) else None
+            return self.place
         if not (files := step_files(self.folder)):
             return rollouts_file(self.folder)
         step = max(files) if step is None else step

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS', 'smooth', 'thin',
-           'figure_text', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps', 'curve_traces', 'Chart',
-           'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure', 'RunHistory',
-           'evaluation_name', 'metric_names', 'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best',
-           'collapse_warning', 'differs_when_fresh', 'odd_warnings', 'function_warnings', 'run_warnings',
-           'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps',
-           'read_visit', 'PromptPath', 'checkpoint_steps']
+__all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS',
+           'smooth', 'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps',
+           'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html',
+           'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics',
+           'run_charts', 'recent_mean', 'is_at_best', 'collapse_warning', 'differs_when_fresh', 'odd_warnings',
+           'function_warnings', 'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst',
+           'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
 import json
@@ -21,6 +21,7 @@ import os
 import re
 import time
 import tomllib
+from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from itertools import chain, dropwhile, groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, pstdev
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
@@ -37,7 +39,13 @@ from ..envs.results import find_steps
 from ..trainer.collapse import CollapseWatch
 from ..types import Messages
 from .html import fill, one_line, visible, widget_file
-from .rollouts import RolloutTable, Row, has_all_rollouts, table_from_file
+from .rollouts import (
+    RolloutTable,
+    Row,
+    has_all_rollouts,
+    reward_notes,
+    table_from_file,
+)
 
 # %% ../../nbs/widgets/08_run.ipynb #c1dfd96e
 Point = tuple[int, float]
@@ -68,11 +76,18 @@ def figure_text(value: float) -> str:
     """Write a number with three figures, a large one without decimals."""
     return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
 
+# %% ../../nbs/widgets/08_run.ipynb #5d5cd1ca
+def with_height(low: float, high: float) -> tuple[float, float]:
+    """Return a range that is more than a point: a tenth around a single value, and 0 to 1 for 0."""
+    if high - low >= 1e-9 * max(abs(high), 1e-6):
+        return low, high
+    room = 0.1 * abs(low)
+    return (low - room, high + room) if room else (0.0, 1.0)
+
 # %% ../../nbs/widgets/08_run.ipynb #fa35e192
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
     """Choose round numbers from at most `low` to at least `high`."""
-    if high - low < 1e-9 * max(abs(high), 1e-6):
-        low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
+    low, high = with_height(low, high)
     rough = (high - low) / (most - 1)
     scale = 10.0 ** math.floor(math.log10(rough))
     gap = next(scale * by for by in (1, 2, 5, 10) if scale * by >= rough * 0.999)
@@ -226,14 +241,18 @@ def chart_html(chart: Chart) -> str:
     return fill("chart.html", "chart", chart, values, words, image, beside, (first, last))
 
 # %% ../../nbs/widgets/08_run.ipynb #90437909
+FEW_STEPS = 8  # have a tick each
+
+
 def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
     """Return plotly's description of charts; the page adds places and colours."""
     data, titles, named = [], [], set[str]()
     layout: dict[str, Any] = {}
     for number, chart in enumerate(charts, 1):
         at = str(number) if number > 1 else ""
-        room = 0.06 * (chart.high - chart.low) or 0.1 * abs(chart.high) or 0.5
-        span, scale = [chart.low - room, chart.high + room], "log" if chart.log else "linear"
+        low, high = with_height(chart.low, chart.high)
+        room = 0.06 * (high - low)
+        span, scale = [low - room, high + room], "log" if chart.log else "linear"
         layout[f"yaxis{at}"] = {"range": span, "nticks": 5, "type": scale}
         layout[f"xaxis{at}"] = {"matches": "x"} if at else {}
         title = f"<b>{one_line(chart.title, 40)}</b>  {one_line(chart.note, 60)}"
@@ -242,8 +261,23 @@ def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
             is_new = trace["opacity"] == 1 and trace["name"] not in named
             named |= {trace["name"]} if is_new else set()
             data.append({**trace, "xaxis": f"x{at}", "yaxis": f"y{at}", "showlegend": is_new})
+    steps = [step for trace in data for step in trace["x"]]
+    if steps and max(steps) - min(steps) <= FEW_STEPS:
+        layout["xaxis"]["dtick"] = 1  # no ticks at half steps
     layout |= {"annotations": titles, "showlegend": len(named) > 1}
     return {"data": data, "layout": layout}
+
+# %% ../../nbs/widgets/08_run.ipynb #e0e03ac4
+def put_point(points: list[Point], step: int, value: float) -> None:
+    """Put a value into points that are sorted by step; it replaces an earlier value of its step."""
+    if not points or step > points[-1][0]:
+        points.append((step, value))
+        return
+    at = bisect_left(points, step, key=itemgetter(0))
+    if points[at][0] == step:
+        points[at] = step, value
+    else:
+        points.insert(at, (step, value))
 
 # %% ../../nbs/widgets/08_run.ipynb #16c760e1
 HUGE = 1e100  # from here on a number is a mistake
@@ -253,7 +287,7 @@ class RunHistory:
     """Hold the lines of a run's `metrics.jsonl`; `read` adds the new ones."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder) / "metrics.jsonl"
+        self.path = Path(os.path.abspath(folder)) / "metrics.jsonl"
         self.clear()
 
     def clear(self, inode: int = 0) -> None:
@@ -261,17 +295,21 @@ class RunHistory:
         self.columns: dict[str, list[Point]] = {}
         self.odd: dict[str, list[Point]] = {}
         self.lines: list[dict[str, Any]] = []
+        self.times_back = 0
         self.step, self.inode, self.end = 0, inode, 0
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line: `step` and metrics; `odd` keeps metrics that no curve can show."""
-        self.step = int(line["step"])
+        step = int(line["step"])
+        if self.lines and step < self.step:
+            self.times_back += 1
+        self.step = step
         self.lines.append(line)
         for name, value in line.items():
             if isinstance(value, (int, float)):
                 columns = self.columns if abs(value) < HUGE else self.odd
                 number = math.inf if isinstance(value, int) and abs(value) >= HUGE else float(value)
-                columns.setdefault(name, []).append((self.step, number))
+                put_point(columns.setdefault(name, []), step, number)
 
     def read(self) -> None:
         """Read the lines that were added; a file that does not exist yet has none."""
@@ -374,9 +412,9 @@ WARNINGS = tomllib.loads(widget_file("warnings.toml"))
 def collapse_warning(history: RunHistory) -> list[str]:
     """Return the warning of the trainer if the run has collapsed and has not recovered, else []."""
     watch, found = CollapseWatch(), None
-    for line in history.lines:
-        if "reward" in line:
-            found = watch.note(line)
+    steps = {int(line["step"]): line for line in history.lines if "reward" in line}
+    for step in sorted(steps):
+        found = watch.note(steps[step])
     if found is None:
         return []
     rate = max((value for _, value in history.points("learning_rate")), default=0.0)
@@ -403,17 +441,21 @@ def odd_warnings(history: RunHistory) -> list[str]:
     return warnings
 
 # %% ../../nbs/widgets/08_run.ipynb #2fb0e3d6
-def function_warnings(history: RunHistory) -> list[str]:
-    """Return a warning for each reward function that fails."""
+def function_warnings(history: RunHistory, errors: Mapping[str, str]) -> list[str]:
+    """Return a warning for each reward function that fails, with its error if it is known."""
     warnings = []
-    for name in history.names("rewards_failed/"):
-        if (often := recent_mean(history, name)) > 0:
-            warnings.append(WARNINGS["function"].format(name=name.partition("/")[2], often=often))
+    for metric in history.names("rewards_failed/"):
+        if (often := recent_mean(history, metric)) > 0:
+            name = metric.partition("/")[2]
+            why = str(errors.get(name, "the states in the files of rollouts say why."))[:300]
+            warnings.append(WARNINGS["function"].format(name=name, often=often, why=why))
     return warnings
 
 # %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
-def run_warnings(history: RunHistory) -> list[str]:
-    """Return warnings about the latest steps of a run, in words."""
+def run_warnings(
+    history: RunHistory, errors: Mapping[str, str] = MappingProxyType({})
+) -> list[str]:
+    """Return warnings about the latest steps of a run, in words; `errors` of reward functions by name."""
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, entropy = (recent_mean(history, name) for name in names)
     first = [value for _, value in history.points("entropy")]
@@ -433,7 +475,9 @@ def run_warnings(history: RunHistory) -> list[str]:
         "lag": gap > 0.1 and lags,
     }
     warnings = [WARNINGS[name].format(**figures) for name, is_so in found.items() if is_so]
-    return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history)]
+    if history.times_back:
+        warnings.append(WARNINGS["back"].format(times=history.times_back, path=history.path))
+    return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history, errors)]
 
 # %% ../../nbs/widgets/08_run.ipynb #e62d82c1
 BARS = 21
@@ -458,6 +502,7 @@ class StepCompletions:
     """Hold the best rollouts of a step, best first, and the worst, worst first; the rollouts of each half have different prompts.
 
     `count` and `scores` are those of all rollouts, or of all that answer one prompt; `scores` has the reward and its parts.
+    `errors`: the first error of each reward function that failed.
     """
 
     step: int
@@ -465,6 +510,7 @@ class StepCompletions:
     best: Sequence[Row] = ()
     worst: Sequence[Row] = ()
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    errors: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -485,10 +531,14 @@ def best_and_worst(step: int, rows: Sequence[Row]) -> StepCompletions:
     scores = defaultdict[str, list[float]](list, reward=[row.reward for row in rows])
     for name, value in chain.from_iterable(row.scores.items() for row in rows):
         scores[name].append(value)
+    errors: dict[str, str] = {}
+    for row in rows:
+        if row.reward_failed:
+            errors = {**reward_notes(row.record), **errors}
     ranked = sorted(rows, key=lambda row: row.reward if row.reward < HUGE else -math.inf)
     best = one_of_each(ranked[::-1])
     worst = one_of_each(row for row in ranked if all(row is not other for other in best))
-    return StepCompletions(step, len(rows), best, worst, scores)
+    return StepCompletions(step, len(rows), best, worst, scores, errors)
 
 # %% ../../nbs/widgets/08_run.ipynb #3d7f20ab
 def read_completions(step: int, file: Path) -> StepCompletions:

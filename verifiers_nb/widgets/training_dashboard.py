@@ -12,6 +12,7 @@ __all__ = ['draw_part', 'PHASES', 'MOST_VISITS', 'DashboardState', 'key_figures_
            'TrainingDashboard']
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #77de68da
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -39,6 +40,7 @@ from .rollouts import (
     Row,
     last_text,
     messages_text,
+    reward_notes,
     start_following,
     step_files,
     written,
@@ -180,8 +182,12 @@ def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     advantage = record.get("advantage")
     facts = [] if advantage is None else [f"advantage {advantage:+.3g}"]
     facts += [f"{name[:40]} {number_text(value)}" for name, value in parts]
-    facts += ["truncated"] * row.truncated
-    facts += [f"failed: {str(record['error'])[:200]}"] * row.failed
+    if row.truncated:
+        facts.append("truncated")
+    if row.failed:
+        facts.append(f"failed: {str(record['error'])[:200]}")
+    for name, error in reward_notes(record).items():
+        facts.append(f"{name[:40]} failed: {str(error)[:200]}")
     text = marked_text(messages_text(record["completion"]), marks, "Completion", 1600)
     reward, is_odd, asked = number_text(row.reward), not abs(row.reward) < HUGE, record["prompt"]
     return draw_part("sample", reward, is_odd, facts, last_text(asked), press, text)
@@ -258,7 +264,8 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #f6e1126c
 def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: its state, warnings, curves, completions and checkpoints."""
-    above = run_warnings(view.history), key_figures_html(view), split_html(view.history)
+    errors = view.completions.errors if view.completions else {}
+    above = run_warnings(view.history, errors), key_figures_html(view), split_html(view.history)
     below = curves_html(view, live), completions_html(view, live), checkpoints_html(view, live)
     return draw_part("dashboard", view, *above, *below, live)
 
@@ -282,12 +289,13 @@ def run_folder(run: GRPOTrainer | str | Path) -> Path:
     if not ((Path(run) / "metrics.jsonl").exists() or step_files(Path(run))):
         message = "is not the folder of a run: it has neither metrics.jsonl nor rollouts."
         raise FileNotFoundError(f"{run} {message}")
-    return Path(run)
+    return Path(os.path.abspath(run))
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #7b52009b
 def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
     """Evaluate the checkpoint of a step, then restore the trainer's weights."""
-    from ..trainer.checkpoints import find_checkpoint, learnt_weights, put_weights
+    from ..trainer.checkpoints import learnt_weights, put_weights
+    from ..trainer.run_folder import find_checkpoint
 
     if trainer.run.is_active:
         raise RuntimeError("A checkpoint can't be evaluated during the run: stop it first.")

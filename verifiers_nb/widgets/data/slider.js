@@ -11,6 +11,9 @@ function made(tag, words, attributes = {}) {
 
 const chance = (p) => !(p >= 0.001) ? "below 0.1 %" : p >= 0.9995 ? "100 %" : `${(100 * p).toPrecision(p < 0.01 ? 1 : 2)} %`;
 
+// Of two small chances the factor between them says more.
+const factor = (before, now) => !(Math.max(before, now) < 0.01) ? "" : ` ×${(now / before).toPrecision(2)}`;
+
 // Return where two answers part, as a number of tokens; -1 where they are the same.
 function parting(one, other, tokens) {
   const length = Math.max(one.t.length, other.t.length);
@@ -68,9 +71,21 @@ function drawAnswer(answer, other, data, words) {
   for (const [k, said] of [[other.t[at], words.there], [answer.t[at], words.here]]) {
     const row = body.insertRow(), id = k === undefined ? undefined : data.tokens[k][0];
     row.insertCell().append(made("code", shown(k)), made("span", ` sampled ${said}`, { class: "vf-soft" }));
-    for (const from of [other, answer]) row.append(made("td", k === undefined ? "–" : chance(from.p?.[at]?.[id]), { class: "vf-number" }));
+    const [before, now] = [other, answer].map((from) => from.p?.[at]?.[id]);
+    for (const each of [chance(before), chance(now) + factor(before, now)]) row.append(made("td", k === undefined ? "–" : each, { class: "vf-number" }));
   }
   return [box, table];
+}
+
+// Return the places of the steps at which an answer differs from the one before.
+function changes(data) {
+  const differs = ({ answers }, i) => answers[i]?.t && answers[i - 1]?.t && parting(answers[i], answers[i - 1], data.tokens) >= 0;
+  return data.steps.map((_, i) => i).filter((i) => data.prompts.some((prompt) => differs(prompt, i)));
+}
+
+function drawTicks(place, data) {
+  const last = Math.max(data.steps.length - 1, 1);
+  place.replaceChildren(...changes(data).map((i) => made("i", undefined, { style: `left:${(100 * i / last).toFixed(2)}%` })));
 }
 
 function drawStep(ui, data, state) {
@@ -96,6 +111,10 @@ function buildSlider(place, state) {
     state.step = steps[next];
     drawStep(ui, ui.data, state);
   };
+  const jump = (way) => {
+    const at = ui.data.steps.indexOf(state.step), found = changes(ui.data).filter((i) => way * (i - at) > 0);
+    if (found.length) go((way > 0 ? found[0] : found.at(-1)) - at);
+  };
   const stop = () => { clearInterval(state.timer); state.timer = null; ui.play.textContent = "Play"; ui.play.setAttribute("aria-pressed", "false"); };
   ui.play = made("button", "Play", { type: "button", "aria-keyshortcuts": "p", title: "key: p", "aria-pressed": "false" });
   ui.play.onclick = () => {
@@ -109,6 +128,12 @@ function buildSlider(place, state) {
     ui.play.setAttribute("aria-pressed", "true");
     go(1);
   };
+  const jumps = [["Change before", "[", -1], ["Next change", "]", 1]].map(([words, key, way]) => {
+    const button = made("button", words, { type: "button", "aria-keyshortcuts": key, title: `key: ${key}` });
+    button.onclick = () => jump(way);
+    return button;
+  });
+  ui.ticks = made("div", undefined, { class: "vf-slide-ticks", "aria-hidden": "true" });
   ui.range = made("input", undefined, { type: "range", min: 0, step: 1, "aria-label": "Step" });
   ui.range.oninput = () => { state.step = ui.data.steps[Number(ui.range.value)]; drawStep(ui, ui.data, state); };
   ui.said = made("b", "", { class: "vf-number", role: "status" });
@@ -117,12 +142,13 @@ function buildSlider(place, state) {
   ui.select.onchange = () => { state.other = ui.select.value === "before" ? "before" : Number(ui.select.value); drawStep(ui, ui.data, state); };
   ui.lines = made("div", undefined, { class: "vf-slide-lines" });
   ui.answers = made("div", undefined, { class: "vf-slide-answers" });
-  bar.append(ui.play, ui.said, label);
-  place.append(bar, ui.range, ui.lines, ui.answers);
+  bar.append(ui.play, ...jumps, ui.said, label);
+  place.append(bar, ui.range, ui.ticks, ui.lines, ui.answers);
   const keys = (event) => {
     if (!place.isConnected) return window.removeEventListener("keydown", keys, true);
     if (!place.contains(event.target) || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey) return;  // a live view comes first
-    if (event.key === "p" && event.target !== ui.select) ui.play.click();
+    const pressed = { p: ui.play, "[": jumps[0], "]": jumps[1] }[event.key];
+    if (pressed && event.target !== ui.select) pressed.click();
     if (!["Tab", "Escape"].includes(event.key)) event.stopPropagation();
   };
   window.addEventListener("keydown", keys, true);  // JupyterLab listens on the document, one step later
@@ -144,6 +170,7 @@ function slide(root) {
       ui.select.value = state.other;
     }
     ui.data = data;
+    drawTicks(ui.ticks, data);
     drawStep(ui, data, state);
   }
 }
