@@ -368,7 +368,7 @@ class RewardBench(Panel):
     def part_weights(self) -> dict[str, float]:
         """Return the weights by the names of the functions that are called."""
         called = {name: reward_name(func) for name, func in self.replaced.items()}
-        return {called.get(name, name): weight for name, weight in self.weights.items()}
+        return {str(called.get(name, name)): weight for name, weight in self.weights.items()}
 
     def show(self, number: int) -> None:
         """Open a rollout, counted over all steps; raises `IndexError` if there is none."""
