@@ -127,7 +127,10 @@ UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)  # in files th
 
 
 def column_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each column for a rollout, from its state or its record; None for unknown."""
+    """Return the value of each column for a rollout, from its state or its record.
+
+    None for unknown.
+    """
     completion, answers = state.get("completion") or "", answers_of(state)
     values: dict[str, Any] = {}
     for column in COLUMNS:
@@ -158,7 +161,10 @@ def column_keys(taken: Iterable[str]) -> dict[str, Column]:
 
 # %% ../../nbs/inference/16_columns.ipynb #d3a3eac3
 def columns_of(states: Iterable[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, list[Any]]:
-    """Return the columns of rollouts by names that are not taken; those without any value are left out."""
+    """Return the columns of rollouts by names that are not taken.
+
+    Those without any value are left out.
+    """
     rows = [column_values(state) for state in states]
     columns = {
         key: [row[column.name] for row in rows] for key, column in column_keys(taken).items()

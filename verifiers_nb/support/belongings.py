@@ -60,8 +60,8 @@ def put_back_descriptor(number: int, copy: int, everything: bool) -> bool:
 class Belongings:
     """What this process has when a run begins: its standard streams, and some functions.
 
-    `put_back` restores what is broken since then, or with `everything` also what is replaced, and logs
-    a warning for each, once.
+    `put_back` restores what is broken since then, or with `everything` also what is replaced, and
+    logs a warning for each, once.
     """
 
     def __init__(self) -> None:
