@@ -439,7 +439,7 @@ def check_adapter(config: PeftConfig) -> None:
         wrong.append(f"bias={bias!r}")
     # These methods change the base weights, so the adapter doesn't fit the original base model.
     init = str(getattr(config, "init_lora_weights", ""))
-    if init.startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
+    if init.lower().startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
         wrong.append(f"init_lora_weights={init!r}")
     kind = str(getattr(config.peft_type, "value", config.peft_type))
     if kind != "LORA":
