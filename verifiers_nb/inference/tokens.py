@@ -309,8 +309,8 @@ def cut_columns(row: Columns, max_seq_len: int) -> Columns:
         return row
     room = max(0, max_seq_len - len(row.prompt_ids))
     limits = (max_seq_len, max_seq_len, room, room, room)
-    cut: Any = (column[:limit] for column, limit in zip(row, limits, strict=True))
-    return Columns(*cut)
+    columns: Any = zip(row, limits, strict=True)
+    return Columns(*(column[:limit] for column, limit in columns))
 
 # %% ../../nbs/inference/01_tokens.ipynb #91032ad7
 def process_env_results_vllm(
