@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -414,6 +415,100 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
     done = call("addition", "-n", "1", "-r", "1", "-s", cwd=tmp_path)
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "outputs" in done.stderr and "Not a directory" in done.stderr
+
+
+WANDERS = """
+import os
+import threading
+import time
+
+from datasets import Dataset
+
+import verifiers_nb as vf
+
+
+def right(completion, answer):
+    {reward}
+    return float(answer in completion[-1]["content"])
+
+
+def load_environment():
+    rows = [{{"question": f"{{n}} + 1?", "answer": "7"}} for n in range(40)]
+    return vf.SingleTurnEnv(dataset=Dataset.from_list(rows), rubric=vf.Rubric([right]))
+"""
+
+
+def own_environment(folder: Path, reward: str) -> list[str]:
+    """Write an environment whose reward does something first; return the arguments that evaluate it."""
+    own = folder / "environments/wanders"
+    own.mkdir(parents=True)
+    (own / "wanders.py").write_text(WANDERS.format(reward=reward))
+    return ["wanders", "-n", "40", "-r", "1", "-s"]
+
+
+def test_a_reward_that_changes_the_directory(tmp_path: Path, server: Server) -> None:
+    (away := tmp_path / "away").mkdir()
+    arguments = own_environment(tmp_path, f"os.chdir({str(away)!r})")
+    done = call(*arguments, "-b", server.url, cwd=tmp_path, OPENAI_API_KEY="k")
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("changed the working directory") == 1
+    (results,) = tmp_path.rglob("results.jsonl")
+    assert results.is_relative_to(tmp_path / "environments/wanders/outputs/evals")
+    assert [each["reward"] for each in read_rollouts(results)] == [1.0] * 40
+    assert (results.parent / "metadata.json").exists() and not list(away.iterdir())
+
+
+def test_threads_of_a_reward_keep_no_command_alive(tmp_path: Path, server: Server) -> None:
+    """A thread that ends by itself loses nothing; one that never ends is left behind, and named once."""
+    late = tmp_path / "late.txt"
+    reward = f"""threading.Thread(target=threading.Event().wait, name="endless").start()
+    threading.Thread(target=lambda: (time.sleep(1), open({str(late)!r}, "a").write("x"))).start()"""
+    arguments = own_environment(tmp_path, reward)
+    environ = {**ENVIRON, "OPENAI_API_KEY": "k"}
+    command = [*COMMAND, *arguments, "-b", server.url]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("not waiting any longer for threads") == 1
+    assert "endless" in done.stderr and "daemon=True" in done.stderr
+    assert "Traceback" not in done.stderr and "right" in done.stdout
+    (results,) = tmp_path.rglob("results.jsonl")
+    assert [each["reward"] for each in read_rollouts(results)] == [1.0] * 40
+    assert late.read_text() == "x" * 40
+
+
+def test_few_descriptors_and_many_requests(tmp_path: Path, server: Server) -> None:
+    """With 256 files and a thousand rollouts at once, all are played and kept, and the limit is named."""
+    arguments = own_environment(tmp_path, "pass")
+    source = (
+        (tmp_path / "environments/wanders/wanders.py")
+        .read_text()
+        .replace("range(40)", "range(600)")
+    )
+    (tmp_path / "environments/wanders/wanders.py").write_text(source)
+    server.pause = 0.5
+    arguments[arguments.index("40")] = "600"
+    words = shlex.join([*COMMAND, *arguments, "-b", server.url, "-c", "1000"])
+    environ = {**ENVIRON, "OPENAI_API_KEY": "k"}
+    done = subprocess.run(
+        ["bash", "-c", f"ulimit -n 256; exec {words}"],
+        cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert done.stderr.count("ulimit -n") == 1 and "-c" in done.stderr
+    (results,) = tmp_path.rglob("results.jsonl")
+    assert [each["reward"] for each in read_rollouts(results)] == [1.0] * 600
+
+
+def test_a_misspelt_sampling_argument_is_named(tmp_path: Path, server: Server) -> None:
+    given = json.dumps({"temprature": 0.5, "enable_thinking": False})
+    arguments = ["addition", "-n", "3", "-r", "2", "-b", server.url, "-S", given]
+    done = call(*arguments, cwd=tmp_path, OPENAI_API_KEY="k")
+    assert done.stderr.count("did you mean temperature?") == 1
+    assert all(each["temprature"] == 0.5 for each in server.requests)
+    sent = [each["chat_template_kwargs"] for each in server.requests]
+    assert sent == [{"enable_thinking": False}] * 6
 
 
 def test_a_full_disk_keeps_what_was_finished(tmp_path: Path) -> None:

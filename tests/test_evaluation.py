@@ -226,3 +226,19 @@ def test_a_function_that_fails_is_called_again() -> None:
     with pytest.raises(KeyError, match="question"):
         env.evaluate(parrot, "parrot", progress=False)
     assert env.evaluate(parrot, "parrot", num_examples=2, progress=False).reward == [1.0] * 2
+
+
+def test_sampling_arguments_are_checked_wherever_they_are_given(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Of the environment and of a call, once each; what belongs to the template is moved there."""
+    rows = Dataset.from_dict({"question": ["?"] * 4, "answer": ["7"] * 4})
+    env = vf.SingleTurnEnv(dataset=rows, sampling_args={"max_token": 9})
+    client = vf.ScriptedClient("7")
+    for _ in range(2):
+        env.evaluate(client, "m", {"temprature": 0.5, "enable_thinking": True}, progress=False)
+    told = [record.getMessage() for record in caplog.records]
+    for meant in ("did you mean max_tokens?", "did you mean temperature?"):
+        assert sum(meant in each for each in told) == 1
+    env.evaluate(client, "m", {"temperature": 0.5, "top_k": 5, "max_tokens": 9}, progress=False)
+    assert [record.getMessage() for record in caplog.records] == told

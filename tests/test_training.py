@@ -241,6 +241,23 @@ def test_a_loss_that_is_not_a_number(tmp_path: Path, nothing_left: None) -> None
     trainer.close()
 
 
+def test_a_run_names_sampling_arguments_that_nobody_knows(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of the environment hold in training, too; they are named once, however many steps there are."""
+    client = vf.ScriptedClient("7")
+    env = vf.load_environment("addition")
+    env.sampling_args = {"temprature": 0.5}
+    args = vf.GRPOConfig(str(tmp_path), use_cpu=True)
+    for seed in range(3):
+        run = env.make_run(
+            {"prompt": ["?"], "answer": ["7"]}, client, "m", args.sampling_args(seed)
+        )
+        assert run.sampling_args["temprature"] == 0.5
+    told = [r.getMessage() for r in caplog.records if "temprature" in r.getMessage()]
+    assert len(told) == 1 and "did you mean temperature?" in told[0]
+
+
 def test_a_constant_reward_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     env = vf.load_environment("addition")
     env.rubric = vf.Rubric([lambda completion, **kwargs: 0.25])

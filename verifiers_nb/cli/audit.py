@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .command import CommandError, CommandParser, run_command, strict_json
+from .command import CommandError, CommandParser, ending, run_command, strict_json
 from .settings import RunSettings, load
 from ..envs.audit import audit
 from ..envs.findings import AuditReport
@@ -43,7 +43,7 @@ def audit_named(given: Any) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Audit an environment; return 0, 1 with warnings, or 2 with errors."""
     given = CommandParser("vf-audit").parse_args(argv)
-    return run_command("vf-audit", lambda: audit_named(given))
+    return ending("vf-audit", run_command("vf-audit", lambda: audit_named(given)), argv)
 
 # %% ../../nbs/cli/09_audit.ipynb #7b4585c4
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -8,16 +8,18 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['READERS', 'METADATA_KINDS', 'COMMANDS', 'data_text', 'json_object', 'whole_number', 'number', 'add_arguments',
            'CommandParser', 'say', 'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams',
-           'run_command', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata',
-           'read_metadata', 'one_row', 'conversation', 'main']
+           'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole',
+           'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'conversation', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
+import atexit
 import json
 import logging
 import os
 import signal
 import sys
+import threading
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -204,6 +206,33 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
         say(f"{prog}: {f'{file}: ' if file else ''}{why or error}")
         return 2
 
+# %% ../../nbs/cli/00_command.ipynb #637f27a5
+def end_despite_threads(prog: str, status: int, seconds: float) -> None:
+    """End the process with `status` if threads still keep it alive after `seconds`."""
+    names: list[str] = []
+    while not names:
+        time.sleep(seconds)
+        others = set(threading.enumerate()) - {threading.main_thread()}
+        names = sorted(thread.name for thread in others if not thread.daemon)
+    say(
+        f"{prog}: not waiting any longer for threads that a reward function or a tool started and "
+        f"that still run: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}. Start such "
+        "threads with daemon=True, or end them"
+    )
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+# %% ../../nbs/cli/00_command.ipynb #b44fc0eb
+def ending(prog: str, status: int, argv: Sequence[str] | None, seconds: float = 5) -> int:
+    """Return the status of a command; without `argv` its process ends with it in any case."""
+    if argv is None:  # the command was called by a shell, and not by a program that goes on
+        given = (prog, status, seconds)
+        threading.Thread(target=end_despite_threads, args=given, daemon=True).start()
+    return status
+
 # %% ../../nbs/cli/00_command.ipynb #7d23ef4c
 def end_on_sigterm() -> None:
     """Handle SIGTERM like Ctrl-C."""
@@ -323,7 +352,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=sorted(COMMANDS), help=about)
     first, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     command = parser.parse_args([first]).command
-    return resolve_name(f"verifiers_nb.cli.{COMMANDS[command]}")(rest)
+    if argv is None:
+        sys.argv[1:] = rest
+    return resolve_name(f"verifiers_nb.cli.{COMMANDS[command]}")(None if argv is None else rest)
 
 # %% ../../nbs/cli/00_command.ipynb #4ecfb88c
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -35,6 +35,7 @@ from .command import (
     CommandParser,
     conversation,
     end_on_sigterm,
+    ending,
     one_row,
     read_metadata,
     run_command,
@@ -646,7 +647,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         show(evaluation)
         return evaluation.status
 
-    return run_command("vf-eval", evaluate_and_show)
+    return ending("vf-eval", run_command("vf-eval", evaluate_and_show), argv)
 
 # %% ../../nbs/cli/03_eval.ipynb #1574bddb
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

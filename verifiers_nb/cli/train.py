@@ -40,6 +40,7 @@ from .command import (
     Presses,
     SafeFormatter,
     data_text,
+    ending,
     one_line_errors,
     run_command,
     say,
@@ -54,6 +55,7 @@ from .settings import (
 )
 from ..environments.load import shipped_environments
 from ..inference.client import SHIPPED_MODEL, base_of, check_saved
+from ..support.belongings import all_put_back
 from ..support.budget import budget_from
 from ..support.calls import REDACTED, without_secrets
 from ..support.files import check_unclaimed, claimed
@@ -630,7 +632,10 @@ def train(settings: TrainSettings, resume: bool, verbose: bool) -> int:
                 write_settings_file(folder / RUN_FILE, without_secrets(kept))
         presses = Presses(exit_at_once)
         try:
-            follow(trainer, StepDisplay(RunHistory(folder), sys.stdout.isatty()), presses, resume)
+            with all_put_back():
+                follow(
+                    trainer, StepDisplay(RunHistory(folder), sys.stdout.isatty()), presses, resume
+                )
         except RuntimeError as error:
             say(f"vf-train: {' '.join(str(error).split())}\n(the traceback is in {log})")
             return 1
@@ -666,7 +671,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         return train(read_settings(given, tables), "resume" in given, "verbose" in given)
 
-    return run_command("vf-train", read_and_train)
+    return ending("vf-train", run_command("vf-train", read_and_train), argv)
 
 # %% ../../nbs/cli/05_train.ipynb #a8321b4f
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

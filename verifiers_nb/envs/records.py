@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value', 'to_line',
-           'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_record',
+__all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'encode_record', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value',
+           'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_record',
            'restore_state', 'restore_rollout']
 
 # %% ../../nbs/envs/01_records.ipynb #e5ade682
 import math
 from collections.abc import Mapping, Sequence
-from json import dumps, loads
+from json import JSONEncoder, dumps, loads
 from typing import Any
 
 import orjson
@@ -57,20 +57,24 @@ def plain_value(value: Any) -> Any:
     return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
 # %% ../../nbs/envs/01_records.ipynb #2ebedbd1
-def to_line(record: dict[str, Any]) -> bytes:
+# It is bound when this module is imported: a reward function may replace `json.dumps`.
+encode_record = JSONEncoder(default=plain_value, ensure_ascii=False).encode
+
+
+def to_line(record: dict[str, Any], run: bytes = b"") -> bytes:
     """Return a record as one line of JSON; pydantic objects become dicts, other objects strings.
 
-    If JSON can't express the record, the values of the state become their repr. In all other parts,
+    `run` is JSON that is added under this name: the settings of a run are the same in each record. If JSON can't express the record, the values of the state become their repr. In all other parts,
     entries whose keys are not strings or numbers are left out.
     """
-    # `dumps` is bound when this module is imported: a reward function may replace `json.dumps`.
     try:
-        text = dumps(record, default=plain_value, ensure_ascii=False)
+        text = encode_record(record)
     except (TypeError, ValueError):  # invalid keys, or a state that contains itself
         state = {str(key): repr(value) for key, value in record["state"].items()}
         parts = {**record, "state": state}
         text = dumps(parts, default=plain_value, ensure_ascii=False, skipkeys=True)
-    return text.encode("utf-8", "surrogatepass") + b"\n"  # models may write half an emoji
+    line = text.encode("utf-8", "surrogatepass")  # models may write half an emoji
+    return line[:-1] + b', "run": ' + run + b"}\n" if run else line + b"\n"
 
 # %% ../../nbs/envs/01_records.ipynb #1574bddb
 def from_line(line: bytes) -> dict[str, Any]:

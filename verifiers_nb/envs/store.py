@@ -164,6 +164,7 @@ class RolloutStore:
         self.path, self.retry_failed = Path(os.path.abspath(path)), retry_failed
         self.seconds, self.began = 0.0, time.monotonic()
         self.settings: dict[str, Any] | None = None
+        self.settings_text = b""
         self.stored_settings: dict[str, Any] | None = None
         self.done, self.failed = dict[int, int](), set[int]()
         self.inputs: dict[int, str] = {}  # of the rollouts that are being played
@@ -195,7 +196,8 @@ class RolloutStore:
         Then open the file, because later this process may have no descriptor left. Raises
         `ValueError`, and leaves the file as it is, if it was written with other settings.
         """
-        self.settings = json.loads(to_line(settings))
+        self.settings_text = to_line(settings)[:-1]
+        self.settings = json.loads(self.settings_text)
         stored = self.stored_settings
         if stored and (changed := changed_settings(stored, self.settings)):
             raise self.mismatch(f"a run with other settings: {'; '.join(changed)}.")
@@ -240,8 +242,7 @@ class RolloutStore:
         if played is not None and played != inputs_text(rollout):  # the environment changed them
             record["inputs"] = input_digests(played)
         record["seconds"] = round(self.seconds + time.monotonic() - self.began, 3)
-        line = to_line(record if self.settings is None else {**record, "run": self.settings})
-        self.done[rollout.index] = file.append(line)
+        self.done[rollout.index] = file.append(to_line(record, self.settings_text))
 
     def close(self) -> None:
         """Close the file, and delete it if this run created it and wrote nothing."""

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'answer_facts', 'answers_of', 'token_count', 'finish_reason',
-           'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys', 'columns_of', 'as_number',
-           'text_counts']
+__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'answer_facts', 'answers_of', 'token_count',
+           'finish_reason', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
+           'columns_of', 'as_number', 'text_counts']
 
 # %% ../../nbs/inference/16_columns.ipynb #dc33393e
 import math
@@ -19,6 +19,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..types import Messages, content_text, reasoning_length
+
+# %% ../../nbs/inference/16_columns.ipynb #8a527bde
+def sent_field(thing: Any, name: str) -> Any:
+    """Return a field of a client's object, or None; OpenAI's objects take long to say that they lack one."""
+    extra = None if isinstance(thing, dict) else getattr(thing, "__pydantic_extra__", None)
+    if extra is None:
+        return getattr(thing, name, None)
+    return extra[name] if name in extra else thing.__dict__.get(name)
 
 # %% ../../nbs/inference/16_columns.ipynb #3e6852e1
 CUT_OFF = frozenset({"length", "max_tokens", "model_length"})  # the last is Mistral's
@@ -33,7 +41,7 @@ def answer_facts(response: Any) -> dict[str, Any]:
     facts: dict[str, Any] = {}
     if reason := getattr(choice, "finish_reason", None):
         facts["finish_reason"] = str(reason)
-    ids = getattr(choice, "token_ids", None)
+    ids = sent_field(choice, "token_ids")
     usage = getattr(response, "usage", None)
     tokens = len(ids) if ids is not None else getattr(usage, "completion_tokens", None)
     if tokens:

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING',
-           'E_NOTATION', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BRACKETS', 'ELLIPSIS', 'parsed_answer',
-           'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight', 'without_marks',
-           'usual_spelling', 'bases_in', 'listed_terms', 'compare_lists', 'compare_spellings', 'parse_fast_first',
-           'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes',
-           'verdict_on', 'equal_answers', 'MathRubric']
+__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'SUPERSCRIPTS', 'RAISED', 'LOWERED', 'FRACTION_SIGN', 'ROOT_SIGN',
+           'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'IN_HTML',
+           'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'BRACKETS', 'ELLIPSIS', 'parsed_answer',
+           'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight',
+           'signs_in_latex', 'without_marks', 'usual_spelling', 'bases_in', 'based_value', 'listed_terms',
+           'compare_lists', 'compare_spellings', 'parse_fast_first', 'answer_questions', 'answer_standard_streams',
+           'start_math_process', 'MathProcess', 'math_processes', 'verdict_on', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -31,6 +32,7 @@ from functools import cache, lru_cache
 from importlib.util import find_spec
 from queue import SimpleQueue
 from typing import IO, Any
+from unicodedata import normalize
 
 from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
@@ -115,13 +117,36 @@ def compare_at_sight(gold: str, response: str) -> bool | None:
         return True
     return compare_plain(gold, response)
 
+# %% ../../nbs/rubrics/03_math.ipynb #42246a63
+SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ"
+RAISED = re.compile(f"[{SUPERSCRIPTS}]+")
+LOWERED = str.maketrans(SUPERSCRIPTS, "0123456789+-()n")
+FRACTION_SIGN = re.compile("[¼-¾⅐-⅞]")  # such as ½
+ROOT_SIGN = re.compile(r"√\s?(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+|\\[a-z]+|[A-Za-z]))")
+
+
+def signs_in_latex(answer: str) -> str:
+    """Write the signs of Unicode for powers, fractions, roots and pi in LaTeX."""
+    if answer.isascii():
+        return answer
+    answer = RAISED.sub(lambda power: f"^{{{power[0].translate(LOWERED)}}}", answer)
+    answer = ROOT_SIGN.sub(lambda root: rf"\sqrt{{{root[1] or root[2] or root[3] or ''}}}", answer)
+    for sign in set(FRACTION_SIGN.findall(answer)):
+        above, _, below = normalize("NFKC", sign).partition("⁄")
+        answer = answer.replace(sign, rf"\frac{{{above}}}{{{below or 1}}}")
+    return answer.replace("⁄", "/").replace("π", r"\pi ").replace("°", r"^\circ ")
+
 # %% ../../nbs/rubrics/03_math.ipynb #1b4b01be
 MARKS = ("**", "__", "`", "$", "*", "_")  # a pair of them around an answer is no part of it
 LATEX_SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
 BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
 GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
-E_NOTATION = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))[eE]([+-]?[0-9]{1,4})")
+E_NOTATION = re.compile(
+    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})([+-]?[0-9]{1,4})"
+)
+TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
+IN_HTML = re.compile(r"<(b|strong|i|em)>(.*)</\1>", re.DOTALL)
 IN_LATEX = str.maketrans({"−": "-", "×": r"\times ", "·": r"\cdot ", "…": r"\ldots "})
 
 
@@ -131,6 +156,8 @@ def without_marks(answer: str) -> str:
         answer = answer.strip()
         if answer.endswith(".") and not answer.endswith(("..", r"\right.", r"\left.")):
             answer = answer[:-1].removesuffix("\\").rstrip()
+        if in_html := IN_HTML.fullmatch(answer):
+            answer = in_html[2]
         for mark in MARKS:
             inner = answer.removeprefix(mark).removesuffix(mark)
             has_both = len(answer) - len(inner) == 2 * len(mark)
@@ -141,7 +168,8 @@ def without_marks(answer: str) -> str:
 # %% ../../nbs/rubrics/03_math.ipynb #395edf24
 def usual_spelling(answer: str) -> str:
     """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
-    answer = without_marks(answer).translate(IN_LATEX).replace(r"\!", "")
+    answer = signs_in_latex(without_marks(answer)).translate(IN_LATEX).replace(r"\!", "")
+    answer = TIMES_TEN.sub(r"\\times ", answer)
     answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
     if GROUPS_OF_THREE.fullmatch(answer):
         return answer.replace(" ", "")
@@ -164,6 +192,20 @@ def bases_in(answer: str) -> list[str]:
     found = (next(filter(None, match.groups())) for match in BASE.finditer(answer))
     names = [re.sub(r"\\text|base|[^0-9a-z]", "", name.lower()) for name in found]
     return sorted(BASES_BY_NAME.get(name, name) for name in names)
+
+# %% ../../nbs/rubrics/03_math.ipynb #b29b5a1b
+BASED = re.compile(r"(-?[0-9][0-9A-F]{0,99})(?:_|\s?\\text\{\s?base|\s?base)")
+
+
+def based_value(answer: str, bases: Sequence[str]) -> str | None:
+    """Return the value of a number in a base, "" if it has none in this base; None for other answers."""
+    number = BASED.match(answer)
+    if number is None or len(bases) != 1:
+        return None
+    try:
+        return str(int(number[1], int(bases[0])))
+    except ValueError:
+        return ""
 
 # %% ../../nbs/rubrics/03_math.ipynb #cefe2fc9
 BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\?[{}]|[][()]")
@@ -194,6 +236,8 @@ def compare_spellings(gold: str, response: str) -> bool | None:
     bases = bases_in(gold), bases_in(response)
     if all(bases) and bases[0] != bases[1]:
         return False
+    if not bases[0] and (value := based_value(response, bases[1])) is not None:
+        return compare_at_sight(gold, value) is True
     listed = compare_lists(gold, response)
     return compare_at_sight(gold, response) if listed is None else listed
 

@@ -366,7 +366,7 @@ class GRPOTrainer(ResumableTrainer):
 
     args: GRPOConfig
     model: Any
-    packing_checked = sampler_checked = False
+    packing_checked = sampler_checked = collapse_told = False
     cold_weights: list[torch.Tensor] | None = None  # those before a warm-up
 
     def __init__(
@@ -382,6 +382,7 @@ class GRPOTrainer(ResumableTrainer):
         budget: Budget | None = None,
     ) -> None:
         check_order(model, env, args, processing_class)
+        args.output_dir = os.path.abspath(args.output_dir)  # a reward may change the directory
         model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
         dataset = training_prompts(env, processing_class, args)
@@ -390,10 +391,9 @@ class GRPOTrainer(ResumableTrainer):
             check_fit(client, model, peft_config, args.vllm_sleep)
         self.env, self.client = env, client
         self.versions = PolicyVersions(client, args.vllm_sleep)
-        self.prompts = PromptOrder(dataset, args)
-        self.delivery, self.step_metrics = Delivery(), list[dict[str, float]]()
-        self.watch, self.reference = RewardWatch(), MovingReference()
-        self.collapse, self.collapse_told = CollapseWatch(), False
+        self.prompts, self.delivery = PromptOrder(dataset, args), Delivery()
+        self.step_metrics, self.watch = list[dict[str, float]](), RewardWatch()
+        self.reference, self.collapse = MovingReference(), CollapseWatch()
         set_seed(args.seed)  # the adapter's first matrix starts at random
         self.goes_on = isinstance(model, PeftModel) or is_adapter(peft_config)
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)

@@ -16,6 +16,7 @@ __all__ = ['LIKELY', 'LEAST_CHANCE', 'Chances', 'logger', 'STORED_ANSWER', 'Give
 import asyncio
 import logging
 import math
+import os
 import threading
 import time
 from collections import defaultdict
@@ -339,7 +340,7 @@ class PolicySlider(Panel):
         max_tokens: int | None = None, temperature: float = 1.0, seed: int = 0,
     ) -> None:  # fmt: skip
         trainer = None if isinstance(run, (str, Path)) else run
-        self.folder = Path(run) if trainer is None else trainer.folder
+        self.folder = Path(os.path.abspath(run)) if trainer is None else trainer.folder
         self.adapters = kept_adapters(self.folder)
         first = next(iter(self.adapters.values()))
         self.env = env or getattr(trainer, "env", None) or plain_env(prompts)

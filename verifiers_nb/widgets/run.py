@@ -287,7 +287,7 @@ class RunHistory:
     """Hold the lines of a run's `metrics.jsonl`; `read` adds the new ones."""
 
     def __init__(self, folder: str | Path) -> None:
-        self.path = Path(folder) / "metrics.jsonl"
+        self.path = Path(os.path.abspath(folder)) / "metrics.jsonl"
         self.clear()
 
     def clear(self, inode: int = 0) -> None:

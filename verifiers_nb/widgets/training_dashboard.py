@@ -12,6 +12,7 @@ __all__ = ['draw_part', 'PHASES', 'MOST_VISITS', 'DashboardState', 'key_figures_
            'TrainingDashboard']
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #77de68da
+import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -288,7 +289,7 @@ def run_folder(run: GRPOTrainer | str | Path) -> Path:
     if not ((Path(run) / "metrics.jsonl").exists() or step_files(Path(run))):
         message = "is not the folder of a run: it has neither metrics.jsonl nor rollouts."
         raise FileNotFoundError(f"{run} {message}")
-    return Path(run)
+    return Path(os.path.abspath(run))
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #7b52009b
 def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
