@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'KEPT_ANSWERS', 'SCORE_PATTERN', 'fill_prompt', 'judge_question',
+__all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'KEPT_ANSWERS', 'logger', 'SCORE_PATTERN', 'fill_prompt', 'judge_question',
            'JudgeClient', 'AskedOnce', 'JudgeRubric', 'read_verdict', 'score_of', 'value_of', 'judge_reward']
 
 # %% ../../nbs/rubrics/02_judge.ipynb #77de68da
 import asyncio
+import logging
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cached_property
@@ -23,6 +24,7 @@ from ..support.budget import judged_state, note_judge
 from ..support.calls import (
     api_key,
     as_async_client,
+    check_sampling_args,
     request_arguments,
     with_retries,
     without_retries,
@@ -116,6 +118,9 @@ class AskedOnce:
             return self.answers[question]
 
 # %% ../../nbs/rubrics/02_judge.ipynb #d435a6cd
+logger = logging.getLogger(__name__)
+
+
 class JudgeRubric(Rubric):
     """Give reward functions a judge model: `await judge(prompt, completion, answer, state)`.
 
@@ -142,7 +147,9 @@ class JudgeRubric(Rubric):
         super().__init__(parser=parser, parallelize_scoring=parallelize_scoring, **kwargs)
         self.judge_client = JudgeClient() if judge_client is None else judge_client
         self.judge_model, self.judge_prompt = judge_model, judge_prompt
-        self.judge_sampling_args = dict(judge_sampling_args or {})
+        self.judge_sampling_args, warnings = check_sampling_args(judge_sampling_args or {})
+        for warning in warnings:
+            logger.warning("In judge_sampling_args: %s", warning)
         self.judge_retries = judge_retries
         self.ask_once = AskedOnce(self.ask)
         names = "judge judge_client judge_model judge_prompt judge_sampling_args".split()
