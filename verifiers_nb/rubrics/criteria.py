@@ -36,12 +36,12 @@ class Criterion:
     weight: float = 1.0
     name: str = ""
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #ae138198
 def short_name(text: str) -> str:
     """Return the first words of a text as a name."""
     return "_".join(re.findall(r"\w+", text.lower())[:4])
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #5c4c85dd
 def as_criteria(given: Sequence[Any] | Mapping[str, str]) -> list[Criterion]:
     """Return criteria with names; raises `ValueError` if there is none, or two of one name."""
     if isinstance(given, Mapping):
@@ -90,7 +90,7 @@ class JudgedPart:
     score: float
     reason: str
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #13f0f442
 def read_part(name: str, part: Any) -> JudgedPart:
     """Return a part of a verdict; raises `ValueError` for anything but a reason and a score from 0 to 10."""
     score: Any = part.get("score") if isinstance(part, Mapping) else None
@@ -98,7 +98,7 @@ def read_part(name: str, part: Any) -> JudgedPart:
         raise ValueError(f"the judge's score for {name} is {score!r}, not a number from 0 to 10")
     return JudgedPart(score / HIGHEST_SCORE, str(part.get("reason") or "")[:2000])
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #36191d2b
 def read_verdict_parts(text: str, names: Sequence[str]) -> dict[str, JudgedPart]:
     """Return the parts of a judge's verdict by name; text around the JSON object, such as thinking, doesn't count."""
     said = text.rpartition("</think>")[2]
@@ -169,7 +169,7 @@ def criteria_prompt(criteria: Sequence[Criterion]) -> str:
         f"of one or two sentences, then a score from 0 (not at all) to 10 (fully). Reply with JSON: {{{{{form}}}}}"
     )
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #f37ed228
 def criterion_reward(criterion: Criterion, rubric: CriteriaJudge) -> RewardFunc:
     """Return the reward function of a criterion, which keeps the judge's reason in the state."""
 
@@ -220,7 +220,7 @@ def shuffled(texts: Sequence[str], seed: int) -> list[str]:
     random.Random(digest).shuffle(order)
     return order
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #ee999a07
 def completion_text(completion: Messages) -> str:
     """Return what a judge reads of a completion: its text, or each message with its role if there are several."""
     if isinstance(completion, str):
@@ -230,7 +230,7 @@ def completion_text(completion: Messages) -> str:
         return texts[0][1]
     return "\n\n".join(f"{role}: {text}" for role, text in texts)
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #6568a7e8
 def fenced(text: str, number: int) -> str:
     """Return a response in its tag, which it can't close itself."""
     inner = re.sub(r"<(?=/?response)", "‹", text)
@@ -249,7 +249,7 @@ def ranking_question(prompt: Messages, texts: Sequence[str], criteria: Sequence[
         '{"response_1": {"reason": "...", "score": 7}, ...}'
     )
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #0b3b20e6
 def agreement(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the share of pairs that two rankings order alike, ties too; 1.0 without a pair."""
     pairs = [(i, j) for i in range(len(first)) for j in range(i)]
@@ -267,7 +267,7 @@ async def rank_texts(
     rubric.watch.note([part.score for part in parts.values()])
     return dict(zip(texts, parts.values(), strict=True))
 
-
+# %% ../../nbs/rubrics/04_criteria.ipynb #73f294eb
 async def rank_group(
     rubric: RankingJudge, prompt: Messages, completions: Sequence[Messages], states: Sequence[State]
 ) -> list[float]:
