@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/cli/09_audit.ipynb #c182fcae
 def audit_status(report: AuditReport) -> int:
-    """Return the exit status for a report: 130 after Ctrl-C, 2 with errors, 1 with warnings, else 0."""
+    """Return the status of a report: 130 after Ctrl-C, 2 with errors, 1 with warnings, else 0."""
     if report.interrupted:
         return 130
     severities = {finding.severity for finding in report.findings}
@@ -40,7 +40,7 @@ def audit_status(report: AuditReport) -> int:
 
 # %% ../../nbs/cli/09_audit.ipynb #7aad0621
 def finding_row(finding: Finding) -> tuple[str, str]:
-    """Return a finding as the cells of a table: severity and kind, then message, example and remedy."""
+    """Return a finding as cells: severity and kind, then message, example and remedy."""
     labelled = {"example": finding.example, "remedy": finding.remedy}
     lines = [f"{label}: {one_row_text(text)}" for label, text in labelled.items() if text]
     return f"{finding.severity}\n{finding.kind}", "\n".join(

@@ -153,10 +153,10 @@ def audit(
 ) -> AuditReport:
     """Return what may go wrong if a model is trained on an environment.
 
-    `client`, `model`: with a client, `n` rows are sampled `rollouts` times each. `solve(row)`: a
-    right completion, where the answer alone doesn't make one. `search`: steps of the search for
-    cheats. `judge_calls`: how many questions may go to a judge. `tricks`: more tricks by name.
-    `sampling_args`: as in `evaluate`; the limit of tokens is 512. Ctrl-C returns what was found.
+    `client`, `model`: sample `n` rows, `rollouts` times each. `solve(row)`: a right completion,
+    where the answer alone doesn't make one. `search`: steps of the search for cheats.
+    `judge_calls`: how many questions may go to a judge. `tricks`: more tricks by name.
+    `sampling_args`: without a limit of tokens, it is 512. Ctrl-C returns what was found.
     """
     options: dict[str, Any] = dict(n=n, solve=solve, search=search, tricks=tricks, seed=seed)
     options |= dict(judge_calls=judge_calls, progress=progress)
@@ -200,7 +200,7 @@ def free_truth(env: Environment, rng: random.Random) -> Iterator[Finding]:
 
 # %% ../../nbs/envs/26_audit.ipynb #a7f07aae
 def free_audit(env: Environment) -> list[Finding]:
-    """Return the errors that a few rows and right and wrong answers show, without tricks and a model."""
+    """Return the errors that a few rows, and right and wrong answers, show without a model."""
     if members := getattr(env, "env_map", None):
         return [finding for member in members.values() for finding in free_audit(member)]
     rng = random.Random(0)
@@ -214,7 +214,7 @@ RIGHT = "a right completion"
 
 
 def paid_texts(env: Environment, n: int = 8, search: int = 50, seed: int = 0) -> list[PaidText]:
-    """Return what right completions earn, named `RIGHT`, and then what tricks do, the best paid first."""
+    """Return what right completions earn, named `RIGHT`, and then tricks, the best paid first."""
     rng = random.Random(seed)
     rows = audited_rows(env, n, rng)
     trials = Trials(env, rows)

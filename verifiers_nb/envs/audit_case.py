@@ -173,7 +173,7 @@ def recorded(trials: Trials, paid: list[tuple[Script | None, Payment]]) -> Calla
 
 # %% ../../nbs/envs/21_audit_case.ipynb #12587196
 def listed_answers(answer: str) -> list[str]:
-    """Return the texts of a list that is written as an answer, such as "['2', 'two']"; [] for any other."""
+    """Return the texts of a list written as an answer, such as "['2', 'two']"; [] for any other."""
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         listed = literal_eval(answer) if answer[:1] == "[" else []
         return [each for each in listed if isinstance(each, str)][:4]

@@ -197,7 +197,7 @@ def audit_rows(
     limit: int | None = None,
     most: int = MOST_ROWS,
 ) -> list[Finding]:
-    """Return what is wrong with the first `most` prompts of an environment, and with some of its rows."""
+    """Return what is wrong with the first `most` prompts of an environment, and with some rows."""
     return [
         *audit_prompts(env, most), *audit_empty(env, rows), *audit_named_answers(rows),
         *audit_lengths(rows, count, limit),

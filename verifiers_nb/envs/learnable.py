@@ -102,7 +102,7 @@ def learnable_rewards(
     answered: int | None = None,
     tag: str = "",
 ) -> Learnable:
-    """Return what finite rewards and their groups tell of learning; the other facts are counted already."""
+    """Return what finite rewards and their groups tell of learning; the rest is counted already."""
     members = indices_of(groups).values()
     several = [[rewards[at] for at in group] for group in members if len(group) > 1]
     differ = [max(group) - min(group) > EQUAL_REWARDS for group in several]

@@ -175,7 +175,7 @@ def bound_micro_batch(model: Any, args: GRPOConfig, samples_here: bool) -> None:
 
 # %% ../../nbs/trainer/18_checks.ipynb #d435a6cd
 class RewardWatch:
-    """Warn when no group of the first generation has anything to learn from; `seen` is what it tells."""
+    """Warn when nothing can be learnt from the first generation; `seen` is what it tells."""
 
     seen: Learnable | None = None
 

@@ -292,7 +292,7 @@ def weighted_tricks(
 
 # %% ../../nbs/widgets/10_reward_bench.ipynb #8fe8c23b
 def cheats_html(tricks: Sequence[PaidText], weights: Mapping[str, float]) -> str:
-    """Draw what tricks earn at these weights beside a right completion; "" before they were tried."""
+    """Draw what tricks earn at these weights; "" before they were tried."""
     if not tricks:
         return ""
     paid = weighted_tricks(tricks, weights)
@@ -305,9 +305,9 @@ class RewardBench(Panel):
     """Weigh and replace reward functions of a stored run, and see what changes.
 
     `run`: a trainer, the folder of a run, a file of rollouts, or results. `env`: the environment
-    with the rubric, by default the trainer's. `weigh`, `replace`, `show`, `find_cheats` and `fork` do the same as
-    the controls; `rubric()` returns the changed rubric, `effects` has the figures. `tokenizer`
-    decodes the tokens of a model that is not on this machine.
+    with the rubric, by default the trainer's. `weigh`, `replace`, `show`, `find_cheats` and `fork`
+    do the same as the controls; `rubric()` returns the changed rubric, `effects` has the figures.
+    `tokenizer` decodes the tokens of a model that is not on this machine.
     """
 
     label = "Reward bench"
@@ -379,7 +379,7 @@ class RewardBench(Panel):
         return with_funcs(self.env.rubric, change)
 
     def find_cheats(self) -> None:
-        """Try the audit's tricks on the changed rubric, and show what they earn beside the rollouts."""
+        """Try the audit's tricks on the changed rubric, and show what they earn."""
         changed = copy.copy(self.env)
         changed.rubric = self.rubric()
         self.tricks = paid_texts(changed)

@@ -440,7 +440,7 @@ MOST_PARSED = 2_000
 
 
 def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
-    """Return what the rows of a table tell of learning; `rubric` tells the highest reward and the parser."""
+    """Return what a table tells of learning; `rubric` tells the highest reward and the parser."""
     good = [row for row in table.rows if not row.failed and math.isfinite(row.reward)]
     parser = getattr(rubric, "parser", None)
     tag, answered = answer_name(parser), None
