@@ -99,7 +99,7 @@ def test_rollouts_run_and_are_looked_at(notebook, page, lab) -> None:
     widget.get_by_role("button", name="Run", exact=True).click()
     widget.get_by_text("20 of 20 rollouts").wait_for(timeout=60_000)
 
-    widget.get_by_role("button", name="Reward").click()
+    widget.get_by_role("button", name="Reward", exact=True).click()
     widget.get_by_role("button", name="Reward", pressed=True).wait_for()  # they are sorted
     widget.locator(".vf-rollouts tbody tr").first.focus()
     page.keyboard.press("j")
@@ -192,3 +192,45 @@ def test_ten_thousand_hostile_rollouts_opened_and_saved(notebook, page, lab) -> 
     page.get_by_text("1–10 of 111").first.wait_for()
     page.get_by_text("which is not fetched").wait_for()
     show(page, output_of(page), "explorer-frozen")
+
+
+BROKEN = """
+import verifiers_nb as vf
+
+
+def reads_a_missing_key(completion, info):
+    return float(info["gold"] in completion[-1]["content"])
+
+
+env = vf.SingleTurnEnv(
+    dataset=[{"question": "1 + 1?", "answer": "2"}], rubric=vf.Rubric([reads_a_missing_key])
+)
+explorer = vf.RolloutExplorer(env)
+explorer.run(samples=2).wait(60)
+explorer.export("grown.jsonl")
+explorer
+"""
+GROWN = 'growing = vf.RolloutExplorer(results="grown.jsonl")\ngrowing'
+
+
+def test_a_reward_that_fails_is_no_wrong_answer(notebook, page, lab) -> None:
+    notebook("broken.ipynb", BROKEN)
+    widget = widget_of(page)
+    widget.get_by_role("button", name="Reward failed 2").click()
+    assert widget.locator(".vf-rollouts .vf-flag", has_text="reward failed").count() == 2
+    widget.get_by_text("The reward function failed: KeyError: 'gold'").wait_for()
+    trace = widget.locator("details", has_text="Trace")
+    trace.locator("summary").click()
+    assert 'info["gold"]' in trace.locator("pre").inner_text()
+    show(page, output_of(page), "explorer-reward-failed")
+
+
+def test_a_file_that_grows_is_followed(notebook, page, lab) -> None:
+    notebook("follow.ipynb", BROKEN.removesuffix("explorer\n") + GROWN)
+    widget = widget_of(page)
+    widget.get_by_text("Follows grown.jsonl while it grows").wait_for()
+    file = lab.folder / "grown.jsonl"
+    line = file.read_text().splitlines(keepends=True)[0]
+    with file.open("a") as growing:
+        growing.write(line.replace('"index": 0', '"index": 2'))
+    widget.get_by_role("button", name="All 3").wait_for()

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LOGITS', 'SERVER_BASE', 'TRAINER_BASE', 'SAVINGS', 'PYTHON', 'MICRO_BATCH', 'FEWEST', 'best_device', 'sampling_dtype',
-           'free_memory', 'keep_reserve', 'release_reserve', 'ModelShape', 'shape_of', 'read_shape', 'step_bytes',
-           'MemoryPlan', 'divide_memory', 'make_plan', 'ProcessorPlan', 'plan_processor']
+__all__ = ['LOGITS', 'SERVER_BASE', 'TRAINER_BASE', 'SAVINGS', 'RESERVE', 'PYTHON', 'MICRO_BATCH', 'FEWEST', 'best_device',
+           'sampling_dtype', 'free_memory', 'keep_reserve', 'release_reserve', 'ModelShape', 'shape_of', 'read_shape',
+           'step_bytes', 'MemoryPlan', 'divide_memory', 'make_plan', 'ProcessorPlan', 'plan_processor']
 
 # %% ../../nbs/support/06_memory.ipynb #77de68da
 import ctypes
@@ -232,6 +232,7 @@ def make_plan(shape: ModelShape, free: float, **settings: Any) -> MemoryPlan:
     return replace(plan, advice="take a smaller model, or give each a GPU of its own")
 
 # %% ../../nbs/support/06_memory.ipynb #f12fcc45
+RESERVE = 2**30  # of freed memory that `keep_reserve` keeps
 PYTHON = 600 * 2**20  # Python with PyTorch and transformers
 MICRO_BATCH = 3 * 2**28  # for a micro-batch on a processor
 FEWEST = 256  # tokens in it, below which products become slower
@@ -250,15 +251,15 @@ class ProcessorPlan:
     @property
     def needed(self) -> int:
         """The bytes that the run takes."""
-        return PYTHON + self.model + self.sampler + self.step
+        return PYTHON + RESERVE + self.model + self.sampler + self.step
 
     def __str__(self) -> str:
         """Return all sizes in one line."""
-        sizes = self.needed, self.free, self.model, self.sampler, self.step, PYTHON
+        sizes = self.needed, self.free, self.model, self.sampler, self.step, PYTHON + RESERVE
         needed, free, model, sampler, step, python = (f"{size / 2**30:.1f}" for size in sizes)
         return (
             f"about {needed} GiB of memory, {free} are free: model {model}, its copies for sampling {sampler}, "
-            f"a step of {self.tokens:,} tokens at once {step}, Python with PyTorch {python}"
+            f"a step of {self.tokens:,} tokens at once {step}, Python and its reserve {python}"
         )
 
 # %% ../../nbs/support/06_memory.ipynb #c8c1d13a

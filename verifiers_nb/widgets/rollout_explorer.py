@@ -166,7 +166,9 @@ class RolloutExplorer(Panel):
         self.rows, self.score, self.whole = PAGE_ROWS, "reward", False
         self.edited: tuple[int, str] | None = None
         self.file_name = "rollouts.jsonl"
+        self.interrupted: LiveRun | None = None  # a stopped run, while rollouts branch off
         self._due = False
+        self._turned = True  # to the page of the rollout that is shown
         self._read_step(None)
         self._followed, self._rest_until = [], 0.0
         if self.source.place:
@@ -203,7 +205,17 @@ class RolloutExplorer(Panel):
             self.selected = self.table.select(self.query)
             if self.at is None and self.selected:
                 self.at = self.selected[0]
+            if not self._turned and not self.by_prompt and self.at in self.selected:
+                self.page = self.selected.index(self.at) // self.rows
+            self._turned = True
+            self._return_to_interrupted()
             super().refresh()
+
+    def _return_to_interrupted(self) -> None:
+        """Offer again to continue a stopped run, when the branches that came between are done."""
+        branches = self.live_run
+        if self.interrupted and branches and not (branches.running or branches.left):
+            self.live_run, self.interrupted = self.interrupted, None
 
     def follow(self) -> bool:
         """Draw again if the file or the folder of a run has changed; return whether to keep polling."""
@@ -239,8 +251,7 @@ class RolloutExplorer(Panel):
                 count = len(self.table)
                 raise IndexError(f"There is no rollout {each}: there are {count}, counted from 0.")
         self.at, self.pinned, self.edited, self.whole = number, beside, None, False
-        if not self.by_prompt and number in self.selected:
-            self.page = self.selected.index(number) // self.rows
+        self._turned = False
         self.refresh()
 
     def compare(self) -> None:
@@ -350,12 +361,16 @@ class RolloutExplorer(Panel):
             records.append(record)
             table.add(records, len(records) - 1, record, state).parent = parent
             if parent is not None:
-                self.at, self.pinned = len(table) - 1, parent
+                self.at, self.pinned, self._turned = len(table) - 1, parent, False
             if not self._due:  # draw once in a quarter of a second, however many finish until then
                 self._due = True
                 background_loop().call_later(0.25, self._draw_now)
 
         client, model = self._make_client, self.model
+        if parent is None:
+            self.interrupted = None
+        elif self.interrupted is None and self.live_run and self.live_run.left:
+            self.interrupted = self.live_run
         self.live_run = LiveRun(env, inputs, client, model, sampling, at_once, finish, self.refresh)
         self.live_run.start()
         self.refresh()
