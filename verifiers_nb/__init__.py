@@ -42,6 +42,7 @@ _EXPORTS = {
     "rubrics.rubric": "Rubric",
     "rubrics.group": "RubricGroup EnvGroupRubric",
     "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT JudgeClient",
+    "rubrics.criteria": "Criterion CriteriaJudge RankingJudge",
     "rubrics.math": "MathRubric",
     "support.interval": "Until MeanSequence",
     "inference.client": "model_path get_model get_tokenizer get_model_and_tokenizer",
@@ -108,7 +109,7 @@ _NAMESPACES = {
         _EXPORTS[f"parsers.{module}"] for module in ("commands", "actions", "function_calls")
     ),
     # verifiers by class, and the checks that a parser or a verifier reports
-    "checks": "register_verifier AuditPage AuditReport Finding Check Explanation checks_table inspect_text survey_completions VerifyResult "
+    "checks": "register_verifier Criterion CriteriaJudge RankingJudge AuditPage AuditReport Finding Check Explanation checks_table inspect_text survey_completions VerifyResult "
     "ChainedVerifier known_verifiers verifier_from_config JSONStructureVerifier "
     "JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
     # tools to hand to a model, and the sandbox that runs its programs

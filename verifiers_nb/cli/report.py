@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table', 'columns_table',
-           'last_message_row', 'examples_table', 'drawn_messages', 'folded_rollout', 'notable_rollouts',
-           'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page', 'write_html_report',
-           'verdict', 'differences_table', 'changes_table', 'comparison_html', 'write_html_comparison', 'meta_of_run',
-           'read_run', 'report_runs', 'main']
+           'last_message_row', 'examples_table', 'drawn_messages', 'judge_reasons', 'folded_rollout',
+           'notable_rollouts', 'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page',
+           'write_html_report', 'verdict', 'differences_table', 'changes_table', 'comparison_html',
+           'write_html_comparison', 'meta_of_run', 'read_run', 'report_runs', 'main']
 
 # %% ../../nbs/cli/02_report.ipynb #77de68da
 import hashlib
@@ -170,6 +170,12 @@ def drawn_messages(messages: Any, label: str) -> str:
         plain.append(message)
     return drawn + (marked_text(conversation(plain), label=label) if plain else "")
 
+# %% ../../nbs/cli/02_report.ipynb #4bad42dd
+def judge_reasons(state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the reasons of a judge in a state, by what it judged."""
+    found = state.get("judge_reasons")
+    return [(str(k), str(v)[:600]) for k, v in found.items()] if isinstance(found, dict) else []
+
 # %% ../../nbs/cli/02_report.ipynb #1574bddb
 def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str:
     """Draw the scores, prompt and completion of a rollout, folded unless `open_`."""
@@ -177,12 +183,14 @@ def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str
     parts = [f"{escaped(name)} {figure(values[i])}" for name, values in results.metrics.items()]
     parts += map(escaped, column_words(results.state[i]))
     head = f"<b>reward {figure(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
+    reasons = judge_reasons(results.state[i])
     body = [
         f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>',
         f'<p class="vf-failed">failed: {escaped(str(error))}</p>' if error else "",
         drawn_messages(results.prompt[i], "Prompt"),
         drawn_messages(results.completion[i], "Completion"),
         f"<p>expected: <code>{escaped(answer)}</code></p>" if answer else "",
+        *(f"<p>the judge on {escaped(name)}: {escaped(said)}</p>" for name, said in reasons),
     ]
     return f"<details{' open' * open_}><summary>{head}</summary>{''.join(body)}</details>"
 

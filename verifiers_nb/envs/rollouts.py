@@ -46,7 +46,7 @@ from ..rubrics.rubric import (
     score_one,
 )
 from ..support.belongings import Belongings, all_put_back
-from ..support.budget import Budget, run_budget
+from ..support.budget import Budget, run_budget, run_policy
 from ..support.calls import without_secrets
 from ..support.interval import Until
 from ..support.threads import as_failure, end_if_forked, watch
@@ -386,6 +386,7 @@ class RolloutRun:
         """Play and score one row, or restore it from the store; the last of a group scores the group."""
         run_limit.set(self.timeout)  # for this task: a reward function can hang, too
         run_budget.set(self.budget)
+        run_policy.set((getattr(self.client, "unmetered", self.client), self.model))
         rollout = self.rows[index]
         if self.store is not None and self.store.restore(rollout):
             self.finish(rollout)

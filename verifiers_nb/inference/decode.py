@@ -7,15 +7,17 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'Decoder', 'RowCache', 'reserve', 'append_rows', 'keep_rows',
-           'prefill_attention', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument', 'prefill',
-           'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two', 'make_decoder', 'draw', 'token_noise',
-           'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
+           'prefill_attention', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument',
+           'shared_beginning', 'prefill', 'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two',
+           'make_decoder', 'draw', 'token_noise', 'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema',
+           'requested_tag', 'make_matcher', 'mask_logits']
 
 # %% ../../nbs/inference/02_decode.ipynb #77de68da
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -121,11 +123,11 @@ def keep_rows(cache: RowCache, order: list[int]) -> None:
 def prefill_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return causal attention over whole sequences, of each token to at most the last `window` ones."""
-    mask, length = None, query.shape[2]
-    if window is not None and window < length:
-        mask = torch.ones(length, length, dtype=torch.bool, device=query.device)
-        mask = mask.tril().triu(1 - window)
+    """Return causal attention of the last tokens of sequences, of each to at most the last `window` ones."""
+    mask, length, whole = None, query.shape[2], key.shape[2]
+    if length < whole or (window is not None and window < length):
+        mask = torch.ones(length, whole, dtype=torch.bool, device=query.device)
+        mask = mask.tril(whole - length).triu(whole - length + 1 - (window or whole))
     # Older GPUs have no fused kernel for heads that share keys, and would store all scores.
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
@@ -140,7 +142,7 @@ def row_attention(
     """Return the attention [B, Q, heads, D] of `query` [B, heads, Q, D].
 
     `key` and `value` are [B, kv_heads, T, D]. In a step Q is 1, and `mask` [B, 1, 1, T] hides columns; a
-    prefill has the whole sequences and no mask. Raises `NotImplementedError` if the model's
+    prefill has the ends of the sequences and no mask. Raises `NotImplementedError` if the model's
     attention has further terms.
     """
     if extra := [n for n in ("softcap", "s_aux", "position_bias") if options.get(n) is not None]:
@@ -206,14 +208,32 @@ def cache_argument(model: torch.nn.Module, cache: Cache) -> dict[str, Any]:
     named = type(model).forward.__annotations__  # a signature takes a tenth of a step
     return {"cache" if "cache" in named else "past_key_values": cache, "use_cache": True}
 
+# %% ../../nbs/inference/02_decode.ipynb #1c9be470
+def shared_beginning(prompts: Sequence[Prompt]) -> int:
+    """Return how many tokens all prompts begin with."""
+    first, last = min(prompts), max(prompts)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return sum(1 for _ in same)
+
 # %% ../../nbs/inference/02_decode.ipynb #7719a1c7
 def prefill(
-    model: PreTrainedModel, cache: RowCache, prompts: list[Prompt], source: list[int]
+    model: PreTrainedModel, cache: RowCache, prompts: list[Prompt], source: list[int], least: int
 ) -> None:
-    """Compute the keys and values of distinct prompts, and append a row for each entry of `source`."""
-    fresh = DynamicCache()
-    ids = pad_sequence([torch.tensor(prompt or [0]) for prompt in prompts], batch_first=True)
-    model.base_model(input_ids=ids.to(model.device), **cache_argument(model.base_model, fresh))
+    """Compute the keys and values of distinct prompts, and append a row for each entry of `source`.
+
+    The beginning that all prompts share is computed once, if that saves `least` tokens or more.
+    """
+    fresh, decoder, shared = DynamicCache(), model.base_model, shared_beginning(prompts)
+    if shared * (len(prompts) - 1) < least:
+        shared = 0
+    if shared:
+        beginning = torch.tensor([prompts[0][:shared]], device=model.device)
+        decoder(input_ids=beginning, **cache_argument(decoder, fresh))
+        fresh.batch_repeat_interleave(len(prompts))
+    ends = [torch.tensor(prompt[shared:] or [0]) for prompt in prompts]
+    ids = pad_sequence(ends, batch_first=True).to(model.device)
+    places = torch.arange(shared, shared + ids.shape[1], device=model.device).expand(ids.shape)
+    decoder(input_ids=ids, position_ids=places, **cache_argument(decoder, fresh))
     append_rows(cache, fresh, source, [len(prompts[row]) for row in source])
 
 # %% ../../nbs/inference/02_decode.ipynb #fc074d50
@@ -249,6 +269,10 @@ def cached_step(model: PreTrainedModel, cache: RowCache, tokens: list[int]) -> T
 class CachedDecoder:
     """Decode with a cache that is written in place. Replaces the model's attention."""
 
+    least_saved = (
+        512  # tokens, below which a shared beginning is not worth a forward pass of its own
+    )
+
     def __init__(self, model: PreTrainedModel):
         use_row_attention(model)
         self.model, self.cache = model, RowCache()
@@ -256,7 +280,7 @@ class CachedDecoder:
     def join(self, prompts: Sequence[Sequence[int]]) -> None:
         """Append a row per prompt; each distinct prompt is computed once."""
         for batch, source in prefill_batches(tuple(prompt[:-1]) for prompt in prompts):
-            prefill(self.model, self.cache, batch, source)
+            prefill(self.model, self.cache, batch, source, self.least_saved)
         self.token_bytes = sum(each[0, :, 0].nbytes for each in self.cache.buffers)
 
     def step(self, tokens: list[int]) -> Tensor:
@@ -277,8 +301,8 @@ Decoder: TypeAlias = PlainDecoder | CachedDecoder
 
 
 def logits_of_two(decoder: Decoder) -> Tensor:
-    """Return the logits of two steps after prompts of different lengths; leaves no rows."""
-    decoder.join([[1, 2, 3], [3, 2, 1, 0, 1]])
+    """Return the logits of two steps after prompts of different lengths that begin alike; leaves no rows."""
+    decoder.join([[1, 2, 3], [1, 2, 1, 0, 1]])
     logits = torch.cat([decoder.step([3, 1]), decoder.step([2, 0])])
     decoder.keep([])
     return logits
@@ -298,8 +322,9 @@ def make_decoder(model: PreTrainedModel) -> Decoder:
             "use client=EmbeddedEngine(model, dtype=torch.float32)."
         )
     try:
-        decoder = CachedDecoder(model)
-        gap = (logits_of_two(decoder) - plain).abs().max().item()
+        decoder, gap = CachedDecoder(model), 0.0
+        for decoder.least_saved in (1, CachedDecoder.least_saved):
+            gap = max(gap, (logits_of_two(decoder) - plain).abs().max().item())
         # In half precision each layer rounds; a wrong mask or position causes a far larger gap.
         if not gap <= (1e-3 if model.dtype == torch.float32 else 0.1) * plain.abs().max().item():
             raise NotImplementedError(f"its logits differ by {gap:.2g}")

@@ -192,6 +192,15 @@ class Endpoints:
                 claimed.callback(each.client.release)
             claimed.pop_all()
 
+    @property
+    def base(self) -> Any:
+        """A client of the base model on any of the servers, without the adapter."""
+
+        async def create(**request: Any) -> Reply:
+            return await send_to_any(self, "base.chat.completions", request)
+
+        return SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+
     def release(self) -> None:
         """Release all servers."""
         for endpoint in self.endpoints:

@@ -11,7 +11,7 @@ __all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO
            'ServedModel', 'check_prompt', 'merge_adapter', 'adapted_weights', 'StopDetector', 'SampledSequence',
            'Batch', 'limit_threads', 'receive', 'rows_that_fit', 'put_back', 'admit', 'recover', 'run_scheduler',
            'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'move_tool_calls', 'warn_of_tools',
-           'complete_chat', 'complete_text', 'EmbeddedEngine']
+           'complete_chat', 'complete_text', 'EngineBase', 'EmbeddedEngine']
 
 # %% ../../nbs/inference/03_engine.ipynb #77de68da
 import asyncio
@@ -554,12 +554,16 @@ class Scheduler:
         )
         self.thread.start()
 
-    def submit(self, new: list[SampledSequence]) -> None:
-        """Run sequences, with all others of this iteration of the running event loop."""
+    def submit(self, new: list[SampledSequence], base: dict[str, Tensor] | None = None) -> None:
+        """Run sequences, with all others of this iteration of the running event loop.
+
+        `base`: the weights of the base model, for sequences without the adapter.
+        """
         with self.changed:
             self.check_open()
+            chosen = (self.version, self.weights) if base is None else (0, base)
             for each in new:
-                each.policy_version, each.weights = self.version, self.weights
+                each.policy_version, each.weights = chosen
             self.wave += new
         asyncio.get_running_loop().call_soon(self.send)
 
@@ -592,9 +596,9 @@ class Scheduler:
 
 # %% ../../nbs/inference/03_engine.ipynb #e403fa87
 async def sample_prompt(
-    engine: EmbeddedEngine, prompt: list[int], options: Options
+    engine: EmbeddedEngine, prompt: list[int], options: Options, base: bool = False
 ) -> list[SampledSequence]:
-    """Return `options.n` sampled answers to a prompt of token ids."""
+    """Return `options.n` sampled answers to a prompt of token ids; `base`: without the adapter."""
     served = engine.served
     check_prompt(prompt, served.vocabulary, engine.max_model_len)
     room = engine.max_model_len - len(prompt)
@@ -616,7 +620,7 @@ async def sample_prompt(
         )
         for index in range(options.n)
     ]
-    engine.scheduler.submit(samples)
+    engine.scheduler.submit(samples, served.base if base else None)
     try:
         await asyncio.gather(*(asyncio.wrap_future(each.done) for each in samples))
     finally:  # those that still run end: the request was cancelled, or one of them failed
@@ -708,6 +712,22 @@ async def complete_text(engine: Any, *, prompt: str | Sequence[int], **request: 
     options = read_options(engine.model, {"max_tokens": 16, **request})
     return await make_reply(engine, "text_completion", engine.served.encode(prompt), options)
 
+# %% ../../nbs/inference/03_engine.ipynb #5ad72c20
+class EngineBase:
+    """The base model of an engine, with the interface of OpenAI's client."""
+
+    def __init__(self, engine: EmbeddedEngine) -> None:
+        self.engine, self.served, self.model = engine, engine.served, engine.model
+        self.request_numbers = engine.request_numbers
+        self.chat = SimpleNamespace(
+            completions=SimpleNamespace(create=partial(complete_chat, self))
+        )
+        self.completions = SimpleNamespace(create=partial(complete_text, self))
+
+    async def sample(self, prompt: list[int], options: Options) -> list[SampledSequence]:
+        """Return `options.n` sampled answers to a prompt of token ids."""
+        return await sample_prompt(self.engine, prompt, options, base=True)
+
 # %% ../../nbs/inference/03_engine.ipynb #03b749bf
 class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
     """Run a model in a thread of this process, with the interface of OpenAI's client.
@@ -755,6 +775,11 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
     async def sample(self, prompt: list[int], options: Options) -> list[SampledSequence]:
         """Return `options.n` sampled answers to a prompt of token ids."""
         return await sample_prompt(self, prompt, options)
+
+    @property
+    def base(self) -> EngineBase:
+        """A client of the base model, without the adapter."""
+        return EngineBase(self)
 
     @property
     def version(self) -> int:

@@ -238,6 +238,11 @@ class HTTPClient:
         """Return the address of a path below `/v1`, or below the server's root if it begins with `/`."""
         return URL(self.base_url).join(URL(path))
 
+    @property
+    def base(self) -> Any:
+        """A client of the base model: the client itself, as it has no adapters."""
+        return self
+
     def session(self) -> aiohttp.ClientSession:
         """Return the session of the running loop, and close those of loops that have ended."""
         loop = asyncio.get_running_loop()

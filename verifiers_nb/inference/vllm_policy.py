@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE', 'call_server', 'served_model', 'load_on_server',
            'unload_from_server', 'exact_request', 'compare_with_peft', 'retire', 'drop_unused', 'version_folder',
            'check_served', 'send_to_current', 'was_down', 'survive_restart', 'push_through_restarts', 'claim_lock',
-           'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'VLLMClient']
+           'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'create_by_base', 'VLLMClient']
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #77de68da
 import asyncio
@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -299,6 +300,12 @@ def remove_adapters(client: HTTPClient, versions: Versions, folders: AdapterFold
     if not any(version.in_use for version in versions.loaded):
         folders.close()
 
+# %% ../../nbs/inference/13_vllm_policy.ipynb #54cd2e16
+async def create_by_base(client: VLLMClient, url: URL, **request: Any) -> Reply:
+    """Return a completion of the server's base model, without the adapter."""
+    asked = {**request, "model": client.model}
+    return await survive_restart(client.server, lambda: HTTPClient.create(client, url, **asked))
+
 # %% ../../nbs/inference/13_vllm_policy.ipynb #d80a103e
 class VLLMClient(HTTPClient):
     """A client for one vLLM server and a policy whose adapter changes.
@@ -366,6 +373,13 @@ class VLLMClient(HTTPClient):
                 with self.versions.loading():
                     # By the same name: a shorter one may be that of another client's adapter.
                     version.name = load_on_server(self, version.name, version.folder)
+
+    @property
+    def base(self) -> Any:
+        """A client of the base model, without the adapter."""
+        chat = SimpleNamespace(create=partial(create_by_base, self, self.url("chat/completions")))
+        text = SimpleNamespace(create=partial(create_by_base, self, self.url("completions")))
+        return SimpleNamespace(chat=SimpleNamespace(completions=chat), completions=text)
 
     def check(self, config: PeftConfig) -> None:
         """Raise `ValueError` if the server can't serve adapters with this config."""

@@ -177,12 +177,18 @@ class JudgeRubric(Rubric):
 
     async def ask(self, judge_prompt: str) -> str:
         """Send one request and return the text of the answer."""
-        messages = [{"role": "user", "content": judge_prompt}]
-        options = request_arguments(self.judge_sampling_args)
-        request = dict(model=self.judge_model, messages=messages, **options)
-        create = self.async_client.chat.completions.create
+        return await self.ask_model(self.async_client, self.judge_model, judge_prompt)
+
+    async def ask_model(
+        self, client: Any, model: str, question: str, sampling_args: SamplingArgs | None = None
+    ) -> str:
+        """Ask a model, with the judge's own sampling arguments by default; count what it used."""
+        messages = [{"role": "user", "content": question}]
+        options = request_arguments(sampling_args or self.judge_sampling_args)
+        create = client.chat.completions.create
+        request = dict(model=model, messages=messages, **options)
         response = await with_retries(lambda: create(**request), self.judge_retries or 0)
-        note_judge(self.judge_model, response)
+        note_judge(model, response)
         return content_text(response.choices[0].message.content)
 
 # %% ../../nbs/rubrics/02_judge.ipynb #0f3da7be

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Prices', 'ANY_MODEL', 'BUDGET_LIMITS', 'run_budget', 'judged_state', 'JUDGE_USAGE', 'tokens_used', 'check_prices',
-           'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredClient', 'note_judge',
-           'judge_totals', 'budget_from']
+__all__ = ['Prices', 'ANY_MODEL', 'BUDGET_LIMITS', 'run_budget', 'judged_state', 'run_policy', 'JUDGE_USAGE', 'tokens_used',
+           'check_prices', 'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredClient',
+           'note_judge', 'judge_totals', 'budget_from']
 
 # %% ../../nbs/support/17_budget.ipynb #db5b86b8
 from collections.abc import Mapping, Sequence
@@ -169,6 +169,11 @@ class MeteredClient:
             raise AttributeError(name)
         return getattr(self.client, name)
 
+    @property
+    def unmetered(self) -> Any:
+        """The client itself, for judges, which are counted but never refused."""
+        return self.client
+
     async def ask(self, resource: Any, **request: Any) -> Any:
         """Send a request to one of the client's resources, and count its response."""
         self.budget.admit()
@@ -177,9 +182,11 @@ class MeteredClient:
         return response
 
 # %% ../../nbs/support/17_budget.ipynb #a45e86d3
-# The budget of the run, and the state of the rollout that is scored now.
+# The budget of the run, and the state of the rollout that a judge is asked about.
 run_budget: ContextVar[Budget | None] = ContextVar("run_budget", default=None)
 judged_state: ContextVar[dict[str, Any] | None] = ContextVar("judged_state", default=None)
+# The client and the model of the run, for a judge that has none of its own.
+run_policy: ContextVar[tuple[Any, str] | None] = ContextVar("run_policy", default=None)
 JUDGE_USAGE = "judge_usage"
 
 

@@ -260,7 +260,8 @@ def rewards_html(record: Record, weights: Mapping[str, float]) -> str:
     metrics = [*(record.get("metrics") or {}).items()][:40]
     parts = [(name, as_score(score), weights.get(name)) for name, score in metrics]
     errors, traces = reward_notes(record, "reward_errors"), reward_notes(record, "reward_traces")
-    return fill("conversation.html", "rewards", parts, errors, traces) if parts else ""
+    reasons = reward_notes(record, "judge_reasons")
+    return fill("conversation.html", "rewards", parts, errors, traces, reasons) if parts else ""
 
 # %% ../../nbs/widgets/06_conversation.ipynb #21ffa440
 def stored_weights(record: Record) -> dict[str, float]:

@@ -54,7 +54,12 @@ RUN_SETTINGS: dict[str, tuple[str, str, str, Callable[[str], Any]]] = {
     "examples": ("Examples", "8", "a count, numbers as in 0-3, 17, or all", read_examples),
     "samples": ("Samples", "4", "", int),
     "temperature": ("Temperature", "1.0", "", float),
-    "max_tokens": ("Most tokens", "", "no limit", lambda text: int(text) if text.strip() else None),
+    "max_tokens": (
+        "Most tokens",
+        "512",
+        "no limit",
+        lambda text: int(text) if text.strip() else None,
+    ),
     "max_concurrent": ("At once", "16", "", int),
 }
 

@@ -52,10 +52,12 @@ from ..envs.statistics import answer_endings, ending_lines
 from ..inference.columns import (
     CUT_OFF,
     Column,
+    answers_of,
     as_number,
     column_keys,
     column_values,
     text_counts,
+    token_count,
 )
 from ..types import (
     GenerateOutputs,
@@ -559,7 +561,7 @@ class LiveRun:
     """Run rollouts in the background loop; `start`, `stop`, and `start` again to continue.
 
     `on_finish(record, state)` is called there for each finished rollout, `on_change()` when the run begins
-    or ends. `done` of `count` have finished, in `seconds` of running; `error` is what ended a run early. `make_client`
+    or ends. `done` of `count` have finished, with `tokens` sampled in `seconds` of running; `error` is what ended a run early. `make_client`
     is called in a thread, because it may be slow.
     """
 
@@ -573,6 +575,7 @@ class LiveRun:
     on_change: Callable[[], None] = lambda: None
     error: BaseException | None = None
     failed: int = 0
+    tokens: int = 0
 
     def __post_init__(self) -> None:
         self.rows = rollout_rows(self.inputs)
@@ -630,6 +633,7 @@ class LiveRun:
             number = left[rollout.index]
             self.failed += bool(rollout.error)
             self.left.remove(number)
+            self.tokens += token_count("", answers_of(rollout.state)) or 0
             record = {**rollout_record(rollout), "index": number, "run": run.settings}
             self.on_finish(record, rollout.state)
 
