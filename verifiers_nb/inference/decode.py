@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 class RowCache(Cache):
     """Keys and values of the running sequences: sequence i has row i of every buffer.
 
-    `buffers` alternates keys and values, layer by layer, `[row capacity, heads, column capacity, D]`.
-    Row i fills the columns from `starts[i]` up to `end`, where the next token of every row goes.
+    `buffers` alternates keys and values, layer by layer, `[row capacity, heads, column capacity,
+    D]`. Row i fills the columns from `starts[i]` up to `end`, where the next token of every row
+    goes.
     """
 
     def __init__(self) -> None:
@@ -51,7 +52,7 @@ class RowCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one column, `[rows, heads, 1, D]`, and return views of all keys and values so far."""
+        """Write one column, `[rows, heads, 1, D]`, and return views of all so far."""
         rows, stop = len(self.starts), self.end + 1
         keys, values = self.buffers[2 * layer_idx : 2 * layer_idx + 2]
         keys[:rows, :, self.end] = key_states[:, :, 0]
@@ -63,7 +64,7 @@ class RowCache(Cache):
         return self.end - self.begin
 
     def new_buffer(self, states: Tensor) -> Tensor:
-        """Return a buffer for keys or values of the shape of `states`, `[rows, heads, columns, D]`."""
+        """Return a buffer for keys or values, shaped as `states`, `[rows, heads, columns, D]`."""
         # Zeros, because masked columns have weight 0, and 0 times uninitialised memory may be NaN.
         rows, columns = self.capacity
         return states.new_zeros(rows, states.shape[1], columns, states.shape[3])
@@ -123,7 +124,7 @@ def keep_rows(cache: RowCache, order: list[int]) -> None:
 def prefill_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return causal attention of the last tokens of sequences, of each to at most the last `window` ones."""
+    """Return causal attention of the last tokens, of each to at most the last `window` ones."""
     mask, length, whole = None, query.shape[2], key.shape[2]
     if length < whole or (window is not None and window < length):
         mask = torch.ones(length, whole, dtype=torch.bool, device=query.device)
@@ -141,9 +142,9 @@ def row_attention(
 ) -> tuple[Tensor, None]:
     """Return the attention [B, Q, heads, D] of `query` [B, heads, Q, D].
 
-    `key` and `value` are [B, kv_heads, T, D]. In a step Q is 1, and `mask` [B, 1, 1, T] hides columns; a
-    prefill has the ends of the sequences and no mask. Raises `NotImplementedError` if the model's
-    attention has further terms.
+    `key` and `value` are [B, kv_heads, T, D]. In a step Q is 1, and `mask` [B, 1, 1, T] hides
+    columns; a prefill has the ends of the sequences and no mask. Raises `NotImplementedError` if
+    the model's attention has further terms.
     """
     if extra := [n for n in ("softcap", "s_aux", "position_bias") if options.get(n) is not None]:
         raise NotImplementedError(f"attention with {', '.join(extra)}")
@@ -241,7 +242,10 @@ ATTENTION = "verifiers_nb_rows"
 
 
 def use_row_attention(model: PreTrainedModel) -> None:
-    """Replace a model's attention by ours; raises `NotImplementedError` if the model doesn't allow it."""
+    """Replace a model's attention by ours.
+
+    Raises `NotImplementedError` if the model doesn't allow it.
+    """
     AttentionInterface.register(ATTENTION, row_attention)
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if other := kinds - {"full_attention", "sliding_attention"}:
@@ -288,7 +292,10 @@ class CachedDecoder:
         return cached_step(self.model, self.cache, tokens)
 
     def keep(self, order: list[int]) -> None:
-        """Keep only some rows: row `order[i]` becomes row i. Without any rows, the memory is freed."""
+        """Keep only some rows: row `order[i]` becomes row i.
+
+        Without any rows, the memory is freed.
+        """
         keep_rows(self.cache, order)
 
     @property
@@ -301,7 +308,10 @@ Decoder: TypeAlias = PlainDecoder | CachedDecoder
 
 
 def logits_of_two(decoder: Decoder) -> Tensor:
-    """Return the logits of two steps after prompts of different lengths that begin alike; leaves no rows."""
+    """Return the logits of two steps after prompts of different lengths that begin alike.
+
+    Leaves no rows.
+    """
     decoder.join([[1, 2, 3], [1, 2, 1, 0, 1]])
     logits = torch.cat([decoder.step([3, 1]), decoder.step([2, 0])])
     decoder.keep([])
@@ -310,7 +320,7 @@ def logits_of_two(decoder: Decoder) -> Tensor:
 # %% ../../nbs/inference/02_decode.ipynb #cb7a1d77
 @torch.inference_mode()
 def make_decoder(model: PreTrainedModel) -> Decoder:
-    """Return the fast decoder if its logits are right for this model, else warn and return the plain one.
+    """Return the fast decoder if its logits are right, else warn and return the plain one.
 
     Changes the model's attention, so pass a copy.
     """
@@ -318,8 +328,8 @@ def make_decoder(model: PreTrainedModel) -> Decoder:
     plain = logits_of_two(PlainDecoder(model))
     if plain.isnan().any():
         raise FloatingPointError(
-            f"The logits of {type(model).__name__} are NaN in {model.dtype}: if its weights are intact, "
-            "use client=EmbeddedEngine(model, dtype=torch.float32)."
+            f"The logits of {type(model).__name__} are NaN in {model.dtype}: if its weights are "
+            "intact, use client=EmbeddedEngine(model, dtype=torch.float32)."
         )
     try:
         decoder, gap = CachedDecoder(model), 0.0
@@ -470,7 +480,7 @@ def requested_tag(response_format: dict[str, Any] | None) -> StructuralTag | Non
 def make_matcher(
     tag: StructuralTag, tokenizer: PreTrainedTokenizerBase, vocab_size: int, ends: Sequence[int]
 ) -> GrammarMatcher:
-    """Return a matcher for one sequence, which allows the end tokens `ends` after a complete text."""
+    """Return a matcher for one sequence, which allows `ends` after a complete text."""
     from xgrammar import GrammarMatcher
 
     from ..parsers.structural_tags import compile_for_tokenizer
