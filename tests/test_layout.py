@@ -262,6 +262,18 @@ def test_four_cells_in_ten_are_tests() -> None:
     assert sum(bool(TEST.search(source)) for source in cells) / len(cells) >= 0.4
 
 
+def test_exported_lines_have_at_most_100_columns() -> None:
+    long = [
+        f"{each.path}: {line.strip()}"
+        for each in exporting().values()
+        for cell in code_cells(NBS / each.path)
+        if re.search(r"^#\| *export\b", cell.source, flags=re.M)
+        for line in cell.source.splitlines()
+        if len(line) > 100
+    ]
+    assert not long, "\n".join(long)
+
+
 def test_no_function_is_longer_than_40_lines() -> None:
     lengths = {
         f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1

@@ -18,27 +18,32 @@ from typing import Any
 _EXPORTS = {
     "types": "ChatMessage Message Messages MessageType ModelResponse Info State SamplingArgs "
     "RewardFunc JsonPrimitive ChatCompletion ChatCompletionToolParam "
-    "ChatCompletionMessageParam ChatCompletionMessageToolCall ChatCompletionRole Completion FunctionParameters "
-    "FunctionDefinition GenerateInputs GenerateOutputs RolloutScore RolloutScores "
-    "ProcessedOutputs maybe_await sanitize_tool_calls messages_to_printable "
-    "cleanup_messages print_prompt_completions_sample setup_logging",
+    "ChatCompletionMessageParam ChatCompletionMessageToolCall ChatCompletionRole "
+    "Completion FunctionParameters FunctionDefinition GenerateInputs GenerateOutputs "
+    "RolloutScore RolloutScores ProcessedOutputs maybe_await sanitize_tool_calls "
+    "messages_to_printable cleanup_messages print_prompt_completions_sample setup_logging",
     "parsers.base": "Parser Check Explanation checks_table",
-    "parsers.think": "ThinkParser extract_boxed_answer extract_hash_answer THINK_BOXED_SYSTEM_PROMPT "
+    "parsers.think": "ThinkParser extract_boxed_answer extract_hash_answer "
+    "THINK_BOXED_SYSTEM_PROMPT "
     "BOXED_SYSTEM_PROMPT BoxedParser ThinkBoxedParser think_tag",
     "parsers.xml": "XMLParser OneAnswerParser xml_tag",
     "parsers.commands": "Argument Command BASH_COMMAND command_docs",
     "parsers.actions": "FormatError FunctionCallingFormatError ActionParser ActionOnlyParser "
     "ThoughtActionParser XMLThoughtActionParser EditFormat Identity BashCodeBlockParser "
     "SingleBashCodeBlockParser",
-    "parsers.function_calls": "XMLFunctionCallingParser FunctionCallingParser JsonParser ParseFunction "
-    "action_parser action_tag tools_tag",
-    "parsers.structural_tags": "StructuralTag StructuralTagItem AnyTextFormat ConstStringFormat JSONSchemaFormat "
+    "parsers.function_calls": "XMLFunctionCallingParser FunctionCallingParser JsonParser "
+    "ParseFunction action_parser "
+    "action_tag tools_tag",
+    "parsers.structural_tags": "StructuralTag StructuralTagItem AnyTextFormat ConstStringFormat "
+    "JSONSchemaFormat "
     "GrammarFormat RegexFormat QwenXMLParameterFormat OrFormat SequenceFormat TagFormat "
     "TriggeredTagsFormat TagsWithSeparatorFormat json_tag regex_tag",
-    "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier known_verifiers "
+    "verifiers.base": "Verifier VerifyResult ChainedVerifier get_verifier register_verifier "
+    "known_verifiers "
     "verifier_from_config",
     "verifiers.json": "JSONStructureVerifier JSONSchemaVerifier",
-    "verifiers.regex_and_bleu": "RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
+    "verifiers.regex_and_bleu": "RegexFormatVerifier XMLFormatVerifier BLEUVerifier "
+    "StructuralTagVerifier",
     "rubrics.rubric": "Rubric",
     "rubrics.group": "RubricGroup EnvGroupRubric",
     "rubrics.judge": "JudgeRubric DEFAULT_JUDGE_PROMPT JudgeClient",
@@ -109,17 +114,20 @@ _NAMESPACES = {
         _EXPORTS[f"parsers.{module}"] for module in ("commands", "actions", "function_calls")
     ),
     # verifiers by class, and the checks that a parser or a verifier reports
-    "checks": "register_verifier Criterion CriteriaJudge RankingJudge AuditPage AuditReport Finding Check Explanation checks_table inspect_text survey_completions VerifyResult "
+    "checks": "register_verifier Criterion CriteriaJudge RankingJudge AuditPage AuditReport "
+    "Finding "
+    "Check Explanation checks_table inspect_text survey_completions VerifyResult "
     "ChainedVerifier known_verifiers verifier_from_config JSONStructureVerifier "
-    "JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier BLEUVerifier StructuralTagVerifier",
+    "JSONSchemaVerifier RegexFormatVerifier XMLFormatVerifier BLEUVerifier "
+    "StructuralTagVerifier",
     # tools to hand to a model, and the sandbox that runs its programs
     "tools": _EXPORTS["envs.tools"] + " " + _EXPORTS["support.sandbox"],
     # functions that read, summarise, compare and report evaluations
     "results": " ".join(
         _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
     )
-    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Budget Until MeanSequence "
-    + _EXPORTS["cli.report"],
+    + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Budget Until "
+    "MeanSequence " + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
     # your runs and environments in other trainers
@@ -154,7 +162,10 @@ _EXTRAS = {
 
 # %% ../nbs/01_init.ipynb #0e317423
 def _load(name: str) -> Any:
-    """Return a public name from its module; raises `ImportError` with the extra if a package is missing."""
+    """Return a public name from its module.
+
+    Raises `ImportError` with the extra if a package is missing.
+    """
     try:
         return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     except ModuleNotFoundError as error:

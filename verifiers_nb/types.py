@@ -63,9 +63,9 @@ class Turn:
 class Rollout:
     """Hold one rollout: its dataset row, its completion and its reward.
 
-    `index` is its position in the run. `group` is the number of its prompt: rollouts of one prompt have
-    the same. `turns` are its exact tokens, empty if the server returned none. `error` says why a
-    rollout failed.
+    `index` is its position in the run. `group` is the number of its prompt: rollouts of one prompt
+    have the same. `turns` are its exact tokens, empty if the server returned none. `error` says why
+    a rollout failed.
     """
 
     prompt: Messages
@@ -237,7 +237,10 @@ def thought_text(value: Any, depth: int = 4) -> str:
 
 # %% ../nbs/00_types.ipynb #c2e3f8a2
 def reasoning_text(message: Mapping[str, Any]) -> str | None:
-    """Return the reasoning beside a message's text; "" if it is encrypted, and `None` if there is none."""
+    """Return the reasoning beside a message's text.
+
+    "" if it is encrypted, and `None` if there is none.
+    """
     content = message.get("content")
     if ANY_REASONING.isdisjoint(message) and not isinstance(content, (list, tuple)):
         return None
@@ -302,14 +305,14 @@ def cleanup_message(message: ChatMessage) -> ChatMessage:
 
 # %% ../nbs/00_types.ipynb #a4cdd5a6
 def cleanup_messages(messages: Messages) -> Messages:
-    """Copy messages without the empty and foreign keys that a dataset adds to them, and leave all else."""
+    """Copy messages without the empty and foreign keys that a dataset adds to them."""
     if not isinstance(messages, list):
         return messages
     return [cleanup_message(m) if isinstance(m, dict) else m for m in messages]
 
 # %% ../nbs/00_types.ipynb #1ae05874
 def tool_call_dict(call: Any) -> dict[str, Any]:
-    """Return a tool call as a dictionary, from an object of OpenAI's shape, a mapping or JSON text."""
+    """Return a tool call as a dictionary, from an object, a mapping or JSON text."""
     if isinstance(call, str):
         return json.loads(call)
     if isinstance(call, Mapping):
@@ -331,7 +334,7 @@ def plain_messages(messages: Messages, write: Callable[[Any], Any] = dict) -> Me
 
 # %% ../nbs/00_types.ipynb #a98ba1c5
 def sanitize_tool_calls(messages: Messages) -> Messages:
-    """Copy messages for a dataset column: each tool call, and reasoning that isn't text, is JSON text."""
+    """Copy messages for a dataset column, with tool calls and odd reasoning as JSON text."""
     sanitized = plain_messages(messages, json.dumps)
     if isinstance(sanitized, str):
         return sanitized
@@ -347,7 +350,7 @@ def sanitize_tool_calls(messages: Messages) -> Messages:
 # %% ../nbs/00_types.ipynb #ba49ec9b
 async def settled(result: Any) -> Any:
     """Return the result of a call, awaited if it is awaitable."""
-    # Same as `inspect.isawaitable` except for generators, at a tenth of the cost: this runs every turn.
+    # As `inspect.isawaitable` but for generators, at a tenth of the cost: this runs every turn.
     # A state or a boolean is a finished result, even if its class is awaitable.
     if isinstance(result, (dict, int)) or not hasattr(result, "__await__"):
         return result

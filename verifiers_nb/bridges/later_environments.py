@@ -7,14 +7,15 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['REQUEST', 'OLDER_CALL', 'CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'request_of', 'play_turns', 'answer_of',
-           'play_older_turns', 'from_row', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'PlainTool',
-           'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MissingKeyError', 'ensure_keys',
-           'tool_definition', 'names_since']
+           'play_older_turns', 'from_row', 'with_system_prompt', 'calling', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
+           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MissingKeyError',
+           'ensure_keys', 'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #0ad8f1c7
 import asyncio
 import atexit
 import copy
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ from .later_parts import (
     turn_of,
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
-from ..envs.environment import merge_sampling_args
+from ..envs.environment import merge_sampling_args, taken_options
 from ..envs.multiturn import (
     MultiTurnEnv,
     SingleTurnEnv,
@@ -90,7 +91,7 @@ REQUEST = "state prompt client model oai_tools sampling_args".split()
 
 
 def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, Any]:
-    """Return the arguments of a request: those of a call in the later style, else those in its state.
+    """Return the arguments of a request: of a call in the later style, else in its state.
 
     Sampling arguments are added to the run's, which also ask for tokens and log-probabilities.
     """
@@ -181,9 +182,30 @@ def with_system_prompt(system_prompt: str, row: Mapping[str, Any]) -> dict[str, 
         return {"prompt": prompt}
     return {"prompt": followed_by([MESSAGES["system"](content=system_prompt)], prompt)}
 
+# %% ../../nbs/bridges/02_later_environments.ipynb #eeb24c0e
+def calling(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an `a_generate` that calls an override of `generate`, with the options that it takes."""
+
+    async def a_generate(
+        self: Any, inputs: Any, client: Any = None, model: Any = None, sampling_args: Any = None,
+        score_rollouts: bool = True, max_concurrent: int = -1, **options: Any,
+    ) -> Any:  # fmt: skip
+        """Run and score rollouts as the override does."""
+        if not score_rollouts:
+            options["score_rollouts"] = False
+        if max_concurrent != -1:
+            options["max_concurrent"] = max_concurrent
+        given = dict(client=client, model=model, sampling_args=sampling_args)
+        return await generate(self, inputs, **given, **taken_options(generate, options))
+
+    return a_generate
+
 # %% ../../nbs/bridges/02_later_environments.ipynb #9327c2bb
 class LaterMultiTurnEnv(MultiTurnEnv):
-    """A multi-turn environment in the older or the later style; `max_turns` is unlimited by default."""
+    """A multi-turn environment in the older or the later style.
+
+    `max_turns` is unlimited by default.
+    """
 
     is_later, wants_messages, wants_state = False, False, True
     env_id, env_args = "", None  # set by load_environment
@@ -203,6 +225,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def __init_subclass__(cls, either: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.is_later = cls.is_later or not either and is_written_later(cls)
+        if inspect.iscoroutinefunction(vars(cls).get("generate")):
+            cls.a_generate = calling(vars(cls)["generate"])  # type: ignore[method-assign]
         later = cls.is_later or is_since(current_version(), 0, 1, 8)
         if later and "rollout" in vars(cls) and first_argument(cls.rollout) != "client":
             cls.rollout = from_row(cls.rollout)  # type: ignore[method-assign]
@@ -213,7 +237,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def format_dataset(
         self, dataset: Any, system_prompt: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        """Return `dataset` with prompts; in the later style the system prompt is put before existing ones."""
+        """Return `dataset` with prompts.
+
+        In the later style the system prompt is put before existing ones.
+        """
         if self.is_later and system_prompt and "prompt" in dataset.column_names:
             dataset = dataset.map(partial(with_system_prompt, system_prompt))
         return super().format_dataset(dataset, system_prompt, *args, **kwargs)
@@ -224,7 +251,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     @stop(priority=100)
     async def has_error(self, state: State) -> bool:
-        """Stop if the environment has put an error into the state; in the older style it goes on."""
+        """Stop if the environment has put an error into the state.
+
+        In the older style it goes on.
+        """
         return self.is_later and state.get("error") is not None
 
     @stop
@@ -283,7 +313,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         state["trajectory"].append(trajectory_step)
 
     async def render_completion(self, state: State) -> None:
-        """Add the environment's last answer to the completion; an override may replace the completion."""
+        """Add the environment's last answer to the completion.
+
+        An override may replace the completion.
+        """
         if (last := state.get("final_env_response")) is not None:
             whole = followed_by(messages_so_far(state), last)
             state["completion"] = whole[len(state["prompt"]) :]
@@ -299,7 +332,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         sampling_args: SamplingArgs | None = None,
         **kwargs: Any,
     ) -> Any:
-        """Play a row and return its state; or play as in 0.1.3, and return the completion and the state."""
+        """Play a row and return its state.
+
+        Or play as in 0.1.3, and return the completion and the state.
+        """
         state: Any = await self.init_state(input, client, model, sampling_args)
         try:
             try:
@@ -323,6 +359,12 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         results = await self.a_generate(inputs, client, model, *args[:1])
         scored = zip(results.state, results.reward, strict=True)
         return [{**state, "reward": reward} for state, reward in scored]
+
+    def generate(self, *given: Any, **kwargs: Any) -> Any:
+        """Run and score rollouts; an async override awaits what `super().generate` returns."""
+        if inspect.iscoroutinefunction(type(self).generate):
+            return MultiTurnEnv.a_generate(self, *given, **kwargs)
+        return MultiTurnEnv.generate(self, *given, **kwargs)
 
     generate_sync, evaluate_sync = MultiTurnEnv.generate, MultiTurnEnv.evaluate
 
@@ -376,7 +418,10 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
         return bool(last) and not last[0].get("tool_calls")
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Return the results of the last message's tool calls; in the older style, also the state."""
+        """Return the results of the last message's tool calls.
+
+        In the older style, also the state.
+        """
         state.setdefault("tools_called", []), state.setdefault("tool_errors", 0)
         answered, state = await ToolEnv.env_response(self, messages, state, **kwargs)
         return as_messages(answered) if self.is_later else (answered, state)
@@ -385,7 +430,10 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
         return isinstance(error, (*self.stop_errors, ERRORS["ToolCallError"]))
 
     async def answer_call(self, call: Any, messages: Messages, state: State) -> ChatMessage:
-        """Run a call, also of a function in `tool_map`; an override of `call_tool` also gets unknown tools."""
+        """Run a call, also of a function in `tool_map`.
+
+        An override of `call_tool` also gets unknown tools.
+        """
         asked = tool_call_dict(call)
         name, text = asked["function"]["name"], asked["function"]["arguments"]
         if name in self.tool_map:
@@ -395,7 +443,10 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
         return await super().answer_call(call, messages, state)
 
     def content_of(self, result: Any) -> Any:
-        """Return a tool's result as the content of a message; in the later style, its parts are kept."""
+        """Return a tool's result as the content of a message.
+
+        In the later style, its parts are kept.
+        """
         parts = result if self.is_later and isinstance(result, list) else [None]
         is_kept = all(isinstance(each, dict) and each.get("type") in PARTS for each in parts)
         return result if is_kept else super().content_of(result)
@@ -408,7 +459,10 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #9a309b2d
 class LaterStatefulToolEnv(LaterToolEnv, StatefulToolEnv, either=True):
-    """A tool environment with hidden arguments; `update_tool_args` may take the tool's name first."""
+    """A tool environment with hidden arguments.
+
+    `update_tool_args` may take the tool's name first.
+    """
 
     async def prepare_args(self, tool: Tool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call's arguments as `update_tool_args` changes them."""
@@ -418,7 +472,10 @@ class LaterStatefulToolEnv(LaterToolEnv, StatefulToolEnv, either=True):
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #7c89ffe4
 class LaterTextArenaEnv(LaterMultiTurnEnv, either=True):
-    """Play a word game of TextArena in the older or the later style; each row's answer is its secret word."""
+    """Play a word game of TextArena in the older or the later style.
+
+    Each row's answer is its secret word.
+    """
 
     def __init__(
         self,
@@ -471,7 +528,10 @@ class LaterTextArenaEnv(LaterMultiTurnEnv, either=True):
         return bool(state.get("is_finished"))
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Make the move of the last response; the answer is the text of the game, or why it ended."""
+        """Make the move of the last response.
+
+        The answer is the text of the game, or why it ended.
+        """
         game = state["ta_env"]
         state["is_finished"], _ = game.step(str(self.parser.parse_answer(messages)))
         has_ended = self.is_later and state["is_finished"]
@@ -516,7 +576,7 @@ LATER_NAMES: dict[str, Any] = {
 
 
 def names_since(version: str) -> dict[str, Any]:
-    """Return the names that differ from ours in a version of `verifiers`, and those that later ones added."""
+    """Return the names that differ from ours in a version of `verifiers`, and later ones."""
     boxed = boxed_reader(version)
     math = replace(EXAMPLE_SETS["math"], read=partial(read_math, boxed=boxed))
     load = partial(load_example_dataset, sets={**EXAMPLE_SETS, "math": math})

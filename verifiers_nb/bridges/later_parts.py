@@ -116,7 +116,10 @@ def as_message(message: ChatMessage, calls: bool = True) -> LaterMessage:
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #8961a956
 def as_messages(messages: Any, calls: bool = True) -> Any:
-    """Return messages in the classes of their roles; a string stays a string, one message becomes a list."""
+    """Return messages in the classes of their roles.
+
+    A string stays a string, one message becomes a list.
+    """
     if isinstance(messages, str):
         return messages
     given = [messages] if isinstance(messages, dict) else messages or ()
@@ -175,11 +178,12 @@ LATER_KEYS = ("trajectory", "final_env_response")
 
 
 def key_of(node: ast.AST) -> Any:
-    """Return the key that an expression reads or sets, as in `state["turn"]` or `state.get("turn")`."""
+    """Return the key that an expression uses, as in `state["turn"]` or `state.get("turn")`."""
     if isinstance(node, ast.Subscript):
         return getattr(node.slice, "value", None)
     is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    if is_call and node.func.attr in ("get", "pop", "setdefault") and node.args:  # type: ignore[attr-defined]
+    method = node.func.attr if is_call else ""  # type: ignore[attr-defined]
+    if method in ("get", "pop", "setdefault") and node.args:  # type: ignore[attr-defined]
         return getattr(node.args[0], "value", None)  # type: ignore[attr-defined]
     return None
 
@@ -212,7 +216,7 @@ def later_signs(kind: type) -> dict[str, bool]:
 
 
 def is_written_later(kind: type) -> bool:
-    """Return whether a class is written in the later style: by the declared version, or else by signs."""
+    """Return whether a class has the later style, by the declared version or by signs."""
     return is_since(current_version(), 0, 1, 8) or any(later_signs(kind).values())
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #0cde481b
@@ -236,7 +240,10 @@ ERRORS["EmptyModelResponseError"].is_scored = True
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #9555e250
 def note_end(state: State, error: RolloutError) -> None:
-    """Record in the state the error that ended a rollout; raise it again if the rollout has failed."""
+    """Record in the state the error that ended a rollout.
+
+    Raise it again if the rollout has failed.
+    """
     if not error.is_scored:
         raise error
     if isinstance(error, ERRORS["OverlongPromptError"]):
@@ -255,7 +262,10 @@ def check_not_empty(response: Any) -> None:
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #dc2bf202
 class LaterState(AwaitableState):
-    """A state whose `input` is computed from its other keys; `run_args` are the run's sampling arguments."""
+    """A state whose `input` is computed from its other keys.
+
+    `run_args` are the run's sampling arguments.
+    """
 
     run_args: SamplingArgs | None = None
     first_prompt: Any = None  # the prompt before `setup_state`
@@ -302,7 +312,10 @@ def messages_so_far(state: State) -> Any:
 async def later_state(
     env: Any, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None
 ) -> LaterState:
-    """Return the state that a rollout of a row begins with; in a chat, a string becomes a user message."""
+    """Return the state that a rollout of a row begins with.
+
+    In a chat, a string becomes a user message.
+    """
     is_text = env.message_type == "completion"
     row = {name: input[name] for name in DEFAULTS}
     row["prompt"] = followed_by("" if is_text else [], row["prompt"], env.is_later)
@@ -320,7 +333,7 @@ async def later_state(
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #16c73264
 def note_completion(state: State) -> None:
-    """Record that a rollout is completed, whether a turn was cut off, and how long the rollout took."""
+    """Record that a rollout is completed, whether a turn was cut off, and its duration."""
     cut = any(turn.get("is_truncated") for turn in state["trajectory"])
     state.update(is_completed=True, is_truncated=cut or state.get("is_truncated", False))
     if "start_time" in (times := state.get("timing") or {}):
@@ -341,7 +354,10 @@ def turn_of(prompt: Any, added: Any, response: Any, trajectory_id: str) -> dict[
 def judge_later_presence(
     judge: Judge, at: int, field: Sequence[Tag], text: str, spans: FieldSpans
 ) -> Verdict:
-    """Judge the presence of field number `at`; beside a complete field, one of its tags is enough."""
+    """Judge the presence of field number `at`.
+
+    Beside a complete field, one of its tags is enough.
+    """
     if spans[at] == (0, len(text)):  # no content between tags is that long: see `parsed_spans`
         return 1.0, ((0, len(text)), f"parse finds {field[0][1]} in its own way")
     score, note = judge(text, spans)
@@ -375,8 +391,8 @@ def parsed_spans(
 class LaterXMLParser(XMLParser):
     """Read and score tags as `verifiers` does.
 
-    Any text scores 0.2, and an unclosed tag counts as a field. A field with several names has a value only under the
-    name of its tag. `extract_fn` is not called.
+    Any text scores 0.2, and an unclosed tag counts as a field. A field with several names has a
+    value only under the name of its tag. `extract_fn` is not called.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -385,7 +401,7 @@ class LaterXMLParser(XMLParser):
         self._fields = [(names[0], list(names)) for names in self._names]
 
     def __getattr__(self, name: str) -> Any:
-        """Make what `__init__` makes, for a subclass that sets only `_fields` and `answer_field`."""
+        """Make what `__init__` makes, for a subclass with only `_fields` and `answer_field`."""
         if vars(self).keys() >= {"_fields", "answer_field"} and name in vars(XMLParser([])):
             LaterXMLParser.__init__(self, [names for _, names in self._fields], self.answer_field)
         return super().__getattribute__(name)
@@ -395,7 +411,10 @@ class LaterXMLParser(XMLParser):
         return super().parse(text, last=last)
 
     def parse_answer(self, completion: Messages) -> Any:
-        """Return the first answer of the last assistant message that has one; of a string, the last."""
+        """Return the first answer of the last assistant message that has one.
+
+        Of a string, the last.
+        """
         if isinstance(completion, str):
             return super().parse_answer(completion)
         parsed = map(self.parse, reversed(assistant_texts(completion)))
@@ -407,14 +426,20 @@ class LaterXMLParser(XMLParser):
         return later_rules(super().make_rules(), self._field_tags)
 
     def find_spans(self, text: str) -> FieldSpans:
-        """Return the span of each field; a subclass with its own `parse` decides which are there."""
+        """Return the span of each field.
+
+        A subclass with its own `parse` decides which are there.
+        """
         spans = super().find_spans(text)
         own = overrides(self, "parse", LaterXMLParser)
         return parsed_spans(self.parse(text), self._names, text, spans) if own else spans
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #666d4e0f
 def content_of_box(text: str, start: int) -> str:
-    """Return the content of the box that starts at `start`; the text if there is none, or it is never closed."""
+    """Return the content of the box that starts at `start`.
+
+    The text if there is none, or it is never closed.
+    """
     content, depth = start + len(BOX), 1
     for brace in re.finditer(r"[{}]", text[content:]) if start >= 0 else ():
         depth += 1 if brace.group() == "{" else -1
@@ -452,7 +477,10 @@ class MaybeThinkParser(Parser):
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #84e5ebb5
 class LaterBoxedParser(ThinkParser):
-    """Read a `\\boxed{}` after the thinking; if `is_later`, the last one, and the thinking may be missing."""
+    """Read a `\\boxed{}` after the thinking.
+
+    If `is_later`, the last one, and the thinking may be missing.
+    """
 
     is_later = False
 
@@ -470,7 +498,7 @@ def last_answer(parser: Any, completion: Messages) -> Any:
 
 
 def read_as_later(parser: Any) -> None:
-    """Have a parser read the assistant's last message, unless it has its own way, and the last box."""
+    """Have a parser read the assistant's last message and last box, unless it has its own way."""
     if isinstance(parser, LaterBoxedParser):
         parser.is_later = True
     if getattr(type(parser), "parse_answer", None) is Parser.parse_answer:
@@ -478,7 +506,7 @@ def read_as_later(parser: Any) -> None:
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #b63a5eb8
 async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> RolloutScores:
-    """Score a group with a rubric's `score_group(states)`, or each of its states with `score_rollout(state)`."""
+    """Score a group with `score_group(states)`, or each state with `score_rollout(state)`."""
     states = columns[ROW.index("state")]
     with with_scored_errors(states):
         if type(rubric).score_group is not LaterRubric.score_group:
@@ -491,7 +519,10 @@ async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> R
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #b6a39b38
 def with_seen_prompt(rollout: Rollout) -> Rollout:
-    """Return a rollout with the prompt that `setup_state` may have changed; in the older style, only in place."""
+    """Return a rollout with the prompt that `setup_state` may have changed.
+
+    In the older style, only in place.
+    """
     state = rollout.state
     if not isinstance(state, LaterState):
         return rollout
@@ -505,7 +536,10 @@ def last_scores(names: list[str], scores: list[float], weights: list[float]) -> 
 
 
 class LaterRubric(Rubric):
-    """Score rollouts, or states in place; in the later style reward functions get the prompt of the state."""
+    """Score rollouts, or states in place.
+
+    In the later style reward functions get the prompt of the state.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -522,11 +556,11 @@ class LaterRubric(Rubric):
         return overrides(self, name, LaterRubric)
 
     def own_arguments(self, offered: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call unchanged: a function may change the rollout, as it may there."""
+        """Return the arguments of a call unchanged: there, too, a function may change them."""
         return offered
 
     def check_function(self, func: Any) -> None:
-        """Warn of a function that needs an argument which nobody has: it scores 0.0, as it does there."""
+        """Warn of a function that needs an argument which nobody has: it scores 0.0, as there."""
         try:
             super().check_function(func)
         except TypeError as error:
@@ -613,5 +647,5 @@ class LaterMathRubric(MathRubric, LaterRubric):
             self.reward_funcs[-1] = self.correct_answer
 
     async def correct_answer(self, *args: Any, **kwargs: Any) -> float:
-        """Score 1.0 if the answer in `completion` equals `answer`: the metric's name since 0.1.9."""
+        """Score 1.0 if the answer equals `answer`: the metric's name since 0.1.9."""
         return await self.correct_answer_reward_func(*args, **kwargs)

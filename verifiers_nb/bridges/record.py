@@ -80,10 +80,10 @@ def note_answer(
 def recorded_request(
     request: Mapping[str, Any], sampling_args: SamplingArgs | None, learns: bool
 ) -> dict[str, Any]:
-    """Return the arguments of the request to the model for an agent's request, without its messages.
+    """Return the arguments of the model's request for an agent's, without messages.
 
-    `learns`: the model is a policy in training, which returns its tokens and ignores the agent's own
-    sampling settings.
+    `learns`: the model is a policy in training, which returns its tokens and ignores the agent's
+    own sampling settings.
     """
     left_out = ["model", "messages", "stream", "stream_options", "n"]
     left_out += NEUTRAL_SAMPLING if learns else ()
@@ -119,8 +119,8 @@ async def score_tape(tape: Tape, rubric: Rubric, row: Mapping[str, Any]) -> list
 class Tape:
     """The conversations of one run of an agent, which sends its requests to `url` with `key`.
 
-    `conversations` are states; the one with the latest answer is the last. `refused` has the errors of
-    requests without an answer, and `asked` counts the requests to the model.
+    `conversations` are states; the one with the latest answer is the last. `refused` has the errors
+    of requests without an answer, and `asked` counts the requests to the model.
     """
 
     client: Any
@@ -139,12 +139,15 @@ class Tape:
         return {"OPENAI_BASE_URL": self.url, "OPENAI_API_KEY": self.key, "OPENAI_MODEL": self.model}
 
     async def score(self, rubric: Rubric | Environment, **row: Any) -> list[Rollout]:
-        """Return a scored rollout for each conversation; `row` has the `answer`, `task` and `info`."""
+        """Return a scored rollout for each conversation.
+
+        `row` has the `answer`, `task` and `info`.
+        """
         return await score_tape(self, rubric if isinstance(rubric, Rubric) else rubric.rubric, row)
 
 # %% ../../nbs/bridges/05_record.ipynb #a0000019
 async def ask_model(tape: Tape, request: Any) -> dict[str, Any]:
-    """Send an agent's request to the model, record the answer, and return it as a chat completion."""
+    """Send an agent's request, record the answer, and return it as a chat completion."""
     messages = request.get("messages") if isinstance(request, dict) else None
     if not messages or not all(isinstance(m, dict) and "role" in m for m in messages):
         raise ValueError("A request needs messages, each with a role.")
@@ -193,7 +196,8 @@ async def record(
 ) -> AsyncIterator[Tape]:
     """Serve a model to one run of an agent, on this machine, and yield the tape that records it.
 
-    `sampling_args` override the agent's. `port`: 0 picks a free one. `retries`: as in `Environment`.
+    `sampling_args` override the agent's. `port`: 0 picks a free one. `retries`: as in
+    `Environment`.
     """
     model = check_model(client, model or getattr(client, "model", None))
     tape = Tape(rollout_client(client, retries), model, sampling_args, retries)
@@ -215,8 +219,8 @@ async def run_program(
 ) -> str:
     """Run a program with a row as JSON on its standard input, and return its output.
 
-    The program ends with this process and with the task that waits for it. Raises `RuntimeError` if the
-    program fails.
+    The program ends with this process and with the task that waits for it. Raises `RuntimeError` if
+    the program fails.
     """
     pipes: dict[str, Any] = dict(stdin=PIPE, stdout=PIPE, stderr=STDOUT)
     program = start_guarded(command, grace=2.0, env={**os.environ, **environ}, **pipes)
@@ -249,9 +253,9 @@ def run_state(tape: Tape, **known: Any) -> State:
 class AgentEnv(Environment):
     """Play rollouts with an agent that calls a model over OpenAI's protocol.
 
-    `agent`: a function, async or not, that may take `base_url`, `api_key`, `model`, `prompt`, `task`
-    and `info`; or a command as a list of words, see `run_program`. `state["result"]` is the function's
-    result or the command's output.
+    `agent`: a function, async or not, that may take `base_url`, `api_key`, `model`, `prompt`,
+    `task` and `info`; or a command as a list of words, see `run_program`. `state["result"]` is the
+    function's result or the command's output.
     """
 
     def __init__(self, agent: Callable[..., Any] | Sequence[str], **kwargs: Any) -> None:

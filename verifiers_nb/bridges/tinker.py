@@ -41,10 +41,10 @@ from ..trainer.samples import StepBatch
 
 # %% ../../nbs/bridges/04_tinker.ipynb #02040c1a
 def datum_columns(sample: Sample) -> dict[str, list[Any]]:
-    """Return the columns of Tinker's form of a sample: input tokens, and three lists on the next tokens.
+    """Return the columns of Tinker's sample: input tokens, and three lists on the next ones.
 
-    Advantages are multiplied by the weight of the sample's tokens in the loss, and are 0 for tokens that
-    the policy didn't sample.
+    Advantages are multiplied by the weight of the sample's tokens in the loss, and are 0 for tokens
+    that the policy didn't sample.
     """
     sequence, scaled = sample.sequence, sample.advantage * sample.weight
     return {
@@ -66,8 +66,8 @@ def tinker_loss(args: GRPOConfig) -> tuple[str, dict[str, float] | None]:
 
 # %% ../../nbs/bridges/04_tinker.ipynb #64c673b4
 AT_DEFAULT = (
-    "entropy_coef delta importance_sampling_level importance_sampling_mode importance_floor temperature "
-    "repetition_penalty presence_penalty frequency_penalty top_entropy_quantile"
+    "entropy_coef delta importance_sampling_level importance_sampling_mode importance_floor "
+    "temperature repetition_penalty presence_penalty frequency_penalty top_entropy_quantile"
 ).split()
 
 
@@ -89,7 +89,7 @@ def check_tinker(args: GRPOConfig) -> None:
 def tinker_metrics(
     samples: Sequence[Sample], logprobs: Sequence[Sequence[float]], args: GRPOConfig
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """Return the loss of samples and means over their tokens, from the server's log-probabilities."""
+    """Return the loss of samples and token means, from the server's log-probabilities."""
     rows: list[tuple[float, ...]] = []
     for sample, computed in zip(samples, logprobs, strict=True):
         columns, mask = datum_columns(sample), sample.sequence.mask[1:]
@@ -163,7 +163,10 @@ class TinkerPolicy(torch.nn.Module):
         return folder
 
     def learn(self, samples: Sequence[Sample], args: GRPOConfig, rate: float) -> list[list[float]]:
-        """Take an optimizer step; return the log-probabilities of each sample's tokens before it."""
+        """Take an optimizer step.
+
+        Return the log-probabilities of each sample's tokens before it.
+        """
         import tinker
 
         self.fresh = False
@@ -245,7 +248,10 @@ class TinkerClient:
 def connect_policy(
     model: str, rank: int, seed: int, base_url: str | None, api_key: str | None
 ) -> TinkerPolicy:
-    """Return a fresh policy on a server; a wrong address, key or model raises an error of one sentence."""
+    """Return a fresh policy on a server.
+
+    A wrong address, key or model raises an error of one sentence.
+    """
     with needs_extra("Training on Tinker", "tinker"):
         import tinker
     url = (base_url or os.environ.get("TINKER_BASE_URL") or HOSTED).rstrip("/")
@@ -268,10 +274,11 @@ STATE = "tinker.json"
 class TinkerTrainer(GRPOTrainer):
     """Train a LoRA adapter with GRPO on a server that speaks Tinker's API.
 
-    `model`: the name of a base model that the server has. `processing_class`: its tokenizer, by default
-    the one of this name. `rank`: the rank of the adapter. `base_url`, `api_key`: the server's, by
-    default Thinking Machines' and the environment variable TINKER_API_KEY. Everything else is as in
-    `GRPOTrainer`, but weights and optimizer state stay on the server, and a checkpoint has their address.
+    `model`: the name of a base model that the server has. `processing_class`: its tokenizer, by
+    default the one of this name. `rank`: the rank of the adapter. `base_url`, `api_key`: the
+    server's, by default Thinking Machines' and the environment variable TINKER_API_KEY. Everything
+    else is as in `GRPOTrainer`, but weights and optimizer state stay on the server, and a
+    checkpoint has their address.
     """
 
     def __init__(
@@ -313,8 +320,8 @@ class TinkerTrainer(GRPOTrainer):
         loss, means = tinker_metrics(batch.samples, logprobs, self.args)
         if not loss.isfinite():
             raise FloatingPointError(
-                f"The loss of step {step} is not finite, and the server has already taken the step: "
-                "call trainer.roll_back('last') to go back to the last checkpoint."
+                f"The loss of step {step} is not finite, and the server has already taken the "
+                "step: call trainer.roll_back('last') to go back to the last checkpoint."
             )
         return loss, means
 

@@ -55,7 +55,10 @@ def start_row(rollout: Rollout) -> dict[str, Any]:
 async def score_completions(
     env: Any, completions: Sequence[Messages], columns: dict[str, Any]
 ) -> list[RolloutScore | None]:
-    """Return scores of completions of a single-turn environment; `columns` has their prompts, answers and so on."""
+    """Return scores of completions of a single-turn environment.
+
+    `columns` has their prompts, answers and so on.
+    """
     rollouts = list(rollout_rows({"answer": [""] * len(completions), **columns}))
     for rollout, completion in zip(rollouts, completions, strict=True):
         state = initial_state(**start_row(rollout), message_type=env.message_type)
@@ -88,7 +91,7 @@ def rubric_reward(env: Environment) -> Callable[..., Awaitable[list[float | None
 
 # %% ../../nbs/bridges/00_trl.ipynb #f1abd670
 def template_message(message: ChatMessage) -> ChatMessage:
-    """Return a message for a chat template: without None, and with the arguments of calls as objects."""
+    """Return a message for a chat template: without None, with arguments as objects."""
     return message_for_template({key: value for key, value in message.items() if value is not None})
 
 # %% ../../nbs/bridges/00_trl.ipynb #b3f0c7f6
@@ -104,8 +107,9 @@ def rows_by_prompt(*sources: RolloutRows) -> dict[str, dict[str, Any]]:
     for row in map(start_row, chain(*sources)):
         if by_prompt.setdefault(prompt_key(row["prompt"]), row) != row:
             raise ValueError(
-                f"The prompt {row['prompt']!r:.200} is in several rows that differ in answer, task or "
-                "info. TRL's rollout function gets only prompts: make these prompts different."
+                f"The prompt {row['prompt']!r:.200} is in several rows that differ in answer, "
+                "task or info. TRL's rollout function gets only prompts: make these prompts "
+                "different."
             )
     return by_prompt
 
@@ -124,9 +128,9 @@ def last_sequence(state: State) -> TokenSequence | None:
 
 # %% ../../nbs/bridges/00_trl.ipynb #c6e47277
 def trl_columns(outputs: GenerateOutputs, end: int) -> dict[str, list[Any]]:
-    """Return the columns of TRL's rollout function, and scores; a failed rollout is one masked `end` token.
+    """Return the columns of TRL's rollout function, and scores.
 
-    Raises `RuntimeError` if every rollout failed.
+    A failed rollout is one masked `end` token. Raises `RuntimeError` if every rollout failed.
     """
     names = ("prompt_ids", "completion_ids", "logprobs", "env_mask", SCORES)
     rows = []
@@ -197,9 +201,9 @@ def trl_sampling(trainer: Any) -> dict[str, Any]:
 class TRLRollouts:
     """Play an environment's rollouts as the `rollout_func` of TRL's `GRPOTrainer`.
 
-    The trainer's sampling settings replace the environment's; `max_completion_length` limits the tokens
-    of one turn. `client`: a policy client, for training in one process. By default each process has an
-    embedded engine over a copy of its model, which must not be sharded.
+    The trainer's sampling settings replace the environment's; `max_completion_length` limits the
+    tokens of one turn. `client`: a policy client, for training in one process. By default each
+    process has an embedded engine over a copy of its model, which must not be sharded.
     """
 
     def __init__(self, env: Environment, rows: Sequence[RolloutRows], client: Any = None) -> None:
@@ -219,7 +223,8 @@ class TRLRollouts:
         """Return the environment's row of a prompt."""
         if (key := prompt_key(prompt)) not in self.rows:
             raise ValueError(
-                f"The environment has no row with the prompt {prompt!r:.200}: use to_trl's datasets."
+                f"The environment has no row with the prompt {prompt!r:.200}: use to_trl's "
+                "datasets."
             )
         return self.rows[key]
 
@@ -237,12 +242,12 @@ class TRLRollouts:
 def to_trl(env: Environment, client: Any = None) -> dict[str, Any]:
     """Return an environment's data and functions as keyword arguments of TRL's `GRPOTrainer`.
 
-    For a single-turn environment without tools, TRL generates the answers, and `rollout_func` is None.
-    Any other environment plays its own rollouts. `client` is the policy client that answers them, by
-    default an embedded engine; with a client, every environment plays its own rollouts.
+    For a single-turn environment without tools, TRL generates the answers, and `rollout_func` is
+    None. Any other environment plays its own rollouts. `client` is the policy client that answers
+    them, by default an embedded engine; with a client, every environment plays its own rollouts.
 
-    Raises `ValueError` without a training set, and also, if there is a `rollout_func`, for different
-    rows with the same prompt.
+    Raises `ValueError` without a training set, and also, if there is a `rollout_func`, for
+    different rows with the same prompt.
     """
     train, held_out = env.get_dataset(), env.eval_dataset
     trl_generates = client is None and isinstance(env, SingleTurnEnv) and not env.oai_tools
@@ -264,8 +269,8 @@ def best_rollouts(results: GenerateOutputs, min_reward: float, per_prompt: int |
         kept += sorted(good, key=lambda i: -results.reward[i])[:per_prompt]
     if not kept:
         raise ValueError(
-            f"None of {len(failed)} rollouts reached min_reward={min_reward:.4g}, and {sum(failed)} "
-            "failed. Lower min_reward, or make rollouts with a stronger model."
+            f"None of {len(failed)} rollouts reached min_reward={min_reward:.4g}, and "
+            f"{sum(failed)} failed. Lower min_reward, or make rollouts with a stronger model."
         )
     return sorted(kept)
 
@@ -289,9 +294,10 @@ def sft_dataset(
     """Return the best rollouts as a dataset for supervised training, in their order.
 
     `results`: rollouts, or the path of a JSONL file of them. `per_prompt`: how many of a prompt's
-    rollouts to keep, best first; None keeps all that reach `min_reward`. `tools`: the schemas that the
-    model was given (`env.oai_tools`); those in a rollout's `info` take precedence. Chats have a column
-    `messages` and, if any had tools, `tools`; text completions have `prompt` and `completion`.
+    rollouts to keep, best first; None keeps all that reach `min_reward`. `tools`: the schemas that
+    the model was given (`env.oai_tools`); those in a rollout's `info` take precedence. Chats have a
+    column `messages` and, if any had tools, `tools`; text completions have `prompt` and
+    `completion`.
 
     Raises `ValueError` if no rollout reaches `min_reward`, or if there are both chats and text
     completions.

@@ -56,7 +56,10 @@ def json_object(text: str) -> dict[str, Any]:
 
 # %% ../../nbs/cli/00_command.ipynb #342bbc66
 def whole_number(least: int, also: int | None = None, most: float = inf) -> Callable[[str], int]:
-    """Return a function that reads a whole number from `least` to `most`; `also` is accepted too."""
+    """Return a function that reads a whole number from `least` to `most`.
+
+    `also` is accepted too.
+    """
 
     def read(text: str) -> int:
         try:
@@ -93,7 +96,10 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser, settings: type | None = None) -> None:
-    """Add the arguments of a command from `data/help/flags.toml`; `settings` is a dataclass with defaults."""
+    """Add the arguments of a command from `data/help/flags.toml`.
+
+    `settings` is a dataclass with defaults.
+    """
     texts = tomllib.loads(data_text("help/flags.toml"))
     defaults = {each.name: each.default for each in fields(settings)} if settings else {}
     shared = texts["shared"] if "env" in defaults else {}
@@ -111,7 +117,7 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type | None = None)
 
 # %% ../../nbs/cli/00_command.ipynb #c1dfd96e
 class CommandParser(argparse.ArgumentParser):
-    """The parser of a command, whose errors are one sentence, with a suggestion for a misspelled flag.
+    """The parser of a command: errors are one sentence, with a suggestion for a typing error.
 
     `settings`: a dataclass with the defaults of the flags. An omitted flag then sets no attribute.
     """

@@ -70,7 +70,7 @@ def save_notebook(nb: NotebookNode, path: Path) -> None:
 
 # %% ../../nbs/cli/08_demo.ipynb #d435a6cd
 def notebook_client(nb: NotebookNode, path: Path, cwd: Path, out: TextIO) -> Any:
-    """Return a client that runs a notebook in `cwd`, shows its output and saves it to `path` after every cell."""
+    """Return a client that runs a notebook in `cwd`, shows its output and saves it."""
     from jupyter_client.kernelspec import KernelSpecManager
     from jupyter_client.manager import AsyncKernelManager
     from nbclient import NotebookClient
@@ -163,7 +163,7 @@ def notebook_page(nb: NotebookNode, title: str) -> str:
 # %% ../../nbs/cli/08_demo.ipynb #85214b49
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A tutorial that a demo runs: its notebook in a clone, the folder of its results, and the name of its page there."""
+    """A tutorial that a demo runs: its notebook, its folder of results, and its page there."""
 
     notebook: Path
     output: Path
@@ -212,7 +212,7 @@ def prepare_folder(output: Path) -> str:
 
 # %% ../../nbs/cli/08_demo.ipynb #18bc6b88
 def add_costs(output: Path, started: float) -> dict[str, Any]:
-    """Add `cpu_seconds` and `wall_seconds` since `started` (monotonic) to the run's summary and return it."""
+    """Add `cpu_seconds` and `wall_seconds` since `started` to the run's summary."""
     path = output / "summary.json"
     summary = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     summary["cpu_seconds"] = round(sum(os.times()[:4]), 1)
@@ -224,9 +224,11 @@ def add_costs(output: Path, started: float) -> dict[str, Any]:
 def closing_text(demo: Demo, summary: Mapping[str, Any]) -> str:
     """Return the figures of a run, where its files are, and how to open its notebook."""
     text = """
-{steps} steps: reward {reward_first5:.2f} -> {reward_last5:.2f}, held-out greedy accuracy {greedy_before:.2f} -> {greedy_after:.2f}
+{steps} steps: reward {reward_first5:.2f} -> {reward_last5:.2f}, \
+held-out greedy accuracy {greedy_before:.2f} -> {greedy_after:.2f}
 {cpu_seconds:.0f} s of processor time, {wall_seconds:.0f} s in all
-The executed notebook is {output}/{page}.html; the rollouts, the checkpoints and the adapter are beside it.
+The executed notebook is {output}/{page}.html; \
+the rollouts, the checkpoints and the adapter are beside it.
 Open the same notebook in JupyterLab: make lab, then {notebook}"""
     named = {"output": demo.output, "page": demo.page, "notebook": demo.notebook.name}
     return text.format(**named, **summary)

@@ -124,14 +124,17 @@ def runs_folder(settings: EvalSettings) -> Path:
 
 # %% ../../nbs/cli/03_eval.ipynb #bc98e06d
 def new_folder(settings: EvalSettings, model: str) -> Path:
-    """Return a folder for a new evaluation; its name starts with the date, so that runs sort by time."""
+    """Return a folder for a new evaluation.
+
+    Its name starts with the date, so that runs sort by time.
+    """
     env = settings.env.strip().replace("_", "-")
     unique = f"{datetime.now():%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:4]}"
     return runs_folder(settings) / f"{env}--{model.replace('/', '--')}" / unique
 
 # %% ../../nbs/cli/03_eval.ipynb #6da14e49
 def find_stopped(settings: EvalSettings) -> Path:
-    """Return the folder of the run to resume: by default the latest that was stopped or has failures."""
+    """Return the folder of the run to resume: by default the latest unfinished one."""
     wanted = str(settings.resume)
     if wanted != "latest" and (Path(wanted) / "metadata.json").is_file():
         return Path(wanted)
@@ -176,8 +179,9 @@ def resume_call(settings: EvalSettings, folder: Path) -> str:
 
 # %% ../../nbs/cli/03_eval.ipynb #e82f2b63
 SETTINGS_OF_RUN = (
-    "env_args endpoints_path model api_key_var api_base_url num_examples rollouts_per_example max_tokens temperature "
-    "sampling_args endpoint adapter verifier verifier_args offline pass_reward"
+    "env_args endpoints_path model api_key_var api_base_url num_examples rollouts_per_example "
+    "max_tokens temperature sampling_args endpoint adapter verifier verifier_args offline "
+    "pass_reward"
 ).split()
 
 
@@ -209,7 +213,10 @@ Metadata = dict[str, Any]
 def start_metadata(
     settings: EvalSettings, folder: Path | None, model: str, endpoint: str
 ) -> Metadata:
-    """Return the metadata of an evaluation before it runs; for a stopped one, with its earlier usage."""
+    """Return the metadata of an evaluation before it runs.
+
+    For a stopped one, with its earlier usage.
+    """
     before = read_metadata(folder) if folder is not None else {}
     saved = asdict(settings)
     metadata: Metadata = {"env_id": settings.env, "model": model, "base_url": endpoint}
@@ -229,7 +236,7 @@ def start_metadata(
 def figures_of(
     results: GenerateOutputs, env: Environment, settings: EvalSettings, keys: Sequence[str] = ()
 ) -> Metadata:
-    """Return the metadata that a run gains when it is finished: scores with errors, pass rates, failures.
+    """Return the metadata of a finished run: scores with errors, pass rates, failures.
 
     `keys`: the example of each rollout, needed if rollouts are missing. Failed rollouts are
     counted, and in no other figure.
@@ -298,7 +305,10 @@ def show_samples(results: GenerateOutputs) -> list[RenderableType]:
 # %% ../../nbs/cli/03_eval.ipynb #b0a8c3ef
 @dataclass
 class Evaluation:
-    """A finished evaluation: its outputs, figures and folder; `rescored` compares it with the one before."""
+    """A finished evaluation: its outputs, figures and folder.
+
+    `rescored` compares it with the one before.
+    """
 
     settings: EvalSettings
     results: GenerateOutputs
@@ -309,7 +319,10 @@ class Evaluation:
 
     @property
     def status(self) -> int:
-        """0; 1 if a rollout failed or the mean reward is too low; 3 if a reward function failed; 4 if a budget ended it."""
+        """0; 1 if a rollout failed or the mean reward is too low; 3 if a reward function failed.
+
+        4 if a budget ended it.
+        """
         low, mean = self.settings.fail_under, self.metadata["avg_reward"]
         if self.metadata["failed"] > 0 or (low is not None and not mean >= low):
             return 1
@@ -327,7 +340,10 @@ def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) 
     if folder is None or error.errno == errno.ESTALE:  # something changed the file of results
         return reason
     if not (folder / "results.jsonl").exists():
-        return f"{reason} No rollouts were saved: choose a folder that you can write to, or omit -s and --report."
+        return (
+            f"{reason} No rollouts were saved: choose a folder that you can write to, or omit "
+            "-s and --report."
+        )
     command = f"resume the run once this is fixed with: {resume_call(settings, folder)}"
     return f"{reason} Finished rollouts are saved in {folder}; {command}"
 
@@ -409,7 +425,10 @@ def ask_rollouts(
 
 # %% ../../nbs/cli/03_eval.ipynb #7a15f902
 def spending_text(metadata: Metadata) -> str:
-    """Return what judges used and what all cost, as the rest of a sentence; "" if neither is known."""
+    """Return what judges used and what all cost, as the rest of a sentence.
+
+    "" if neither is known.
+    """
     usage, dollars = metadata["usage"], metadata.get("dollars")
     tokens = usage.get("judge_prompt_tokens", 0) + usage.get("judge_completion_tokens", 0)
     text = ""
@@ -577,7 +596,7 @@ def eval_environment(
     hf_hub_dataset_name: str = "",
     **further: Any,
 ) -> GenerateOutputs:
-    """Evaluate a model in an environment as `vf-eval` does, print the figures and return the outputs.
+    """Evaluate a model as `vf-eval` does, print the figures and return the outputs.
 
     `further`: other fields of `EvalSettings`. Raises `ValueError` if the evaluation can't run.
     """
@@ -591,7 +610,7 @@ def eval_environment(
 
 # %% ../../nbs/cli/03_eval.ipynb #667d78f9
 def with_environment(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the settings of a call with an environment: the given one, or the folder's if it is ours."""
+    """Return a call's settings with an environment: the given one, or our own of a folder."""
     if "env" in given:
         return given
     from ..environments.load import shipped_environments
@@ -628,8 +647,8 @@ def rescore_folder(given: dict[str, Any]) -> Evaluation:
 def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate a model and return the status.
 
-    0 is success, 1 a failed rollout or a low reward, 2 a wrong call, 3 a failed reward function, 4 a
-    budget that ended the run, and 130 an interrupt.
+    0 is success, 1 a failed rollout or a low reward, 2 a wrong call, 3 a failed reward function, 4
+    a budget that ended the run, and 130 an interrupt.
     """
     given: dict[str, Any] = vars(CommandParser("vf-eval", EvalSettings).parse_args(argv))
     end_on_sigterm()

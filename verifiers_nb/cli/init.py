@@ -115,7 +115,7 @@ class Known(NamedTuple):
 
 # %% ../../nbs/cli/06_init.ipynb #4bb87f47
 def known_environments(folder: str | Path = ENVIRONMENTS) -> list[Known]:
-    """Return our environments, those of installed packages, and those in a folder, sorted by name."""
+    """Return our environments, installed ones, and those in a folder, sorted by name."""
     from ..environments.load import is_installed, list_environments, plugged_environments
 
     found = {}
@@ -161,7 +161,7 @@ def git_requirement(address: str, branch: str | None, subfolder: str = "") -> st
 
 # %% ../../nbs/cli/06_init.ipynb #eca159fe
 def requirements_of(packages: Sequence[str]) -> list[str]:
-    """Return the requirements from this package's extras for packages, given by their import names."""
+    """Return this package's requirements for packages, given by their import names."""
     known = {}
     # A source tree that was never installed is no distribution.
     ours = (dist.requires or () for dist in metadata.distributions(name="verifiers_nb"))
@@ -177,7 +177,8 @@ def pip_arguments(
 ) -> list[str]:
     """Return pip's arguments to install a name, or [] if nothing is missing.
 
-    `repository`: a git address, or "" for this package's own. Raises `CommandError` for an unknown name.
+    `repository`: a git address, or "" for this package's own. Raises `CommandError` for an unknown
+    name.
     """
     if GIT.search(name):
         return [git_requirement(name, branch)]

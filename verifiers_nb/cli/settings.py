@@ -56,9 +56,10 @@ def own_folder(env: str, folder: str | Path = ENVIRONMENTS) -> Path:
 
 # %% ../../nbs/cli/01_settings.ipynb #8f5aba9f
 def load(settings: RunSettings, verbose: bool = False) -> Environment:
-    """Load the environment of a command, installed or in its own folder; raise `CommandError` if that fails.
+    """Load the environment of a command, installed or in its own folder.
 
-    With `offline`, it uses samples instead of datasets, if it has them. `verbose`: print the traceback.
+    Raise `CommandError` if that fails. With `offline`, it uses samples instead of datasets, if it
+    has them. `verbose`: print the traceback.
     """
     from ..environments.load import find_environment, load_environment
 
@@ -139,7 +140,7 @@ OPENAI_URL = "https://api.openai.com/v1"
 
 @dataclass(frozen=True, slots=True)
 class EndpointChoice:
-    """The endpoint of a command: no `url` means this process, no `model` the one that the server has.
+    """The endpoint of a command: no `url` is this process, no `model` the server's own.
 
     `note`: a message for a user who did not choose the endpoint.
     """
@@ -151,13 +152,16 @@ class EndpointChoice:
 
 # %% ../../nbs/cli/01_settings.ipynb #6c0f2a9d
 def is_local(model: str) -> bool:
-    """Return whether a model runs in this process without an endpoint: one of ours, a folder or a GGUF file."""
+    """Return whether a model runs in this process: one of ours, a folder or a GGUF file."""
     ours = model.startswith(SHIPPED_PREFIX) or model in INSTALLED_MODELS
     return ours or is_gguf(model) or Path(model).expanduser().is_dir()
 
 # %% ../../nbs/cli/01_settings.ipynb #190a37bc
 def default_endpoint(model: str | None, key: str | None, url: str | None) -> EndpointChoice:
-    """Return the choice if the user names no endpoint; `url` is the server for models that are not local."""
+    """Return the choice if the user names no endpoint.
+
+    `url` is the server for models that are not local.
+    """
     if model and is_local(model):
         return EndpointChoice(None, model)
     if key or url:

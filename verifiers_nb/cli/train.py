@@ -100,7 +100,7 @@ Tables = Mapping[str, Mapping[str, Setting]]
 
 
 def training_settings() -> dict[str, dict[str, Setting]]:
-    """Return the settings of GRPO and of LoRA, by table and name, with the defaults of a first run."""
+    """Return the settings of GRPO and of LoRA by table and name, with first-run defaults."""
     with one_line_errors("training"):
         from peft import LoraConfig, PeftConfig
 
@@ -114,7 +114,10 @@ def training_settings() -> dict[str, dict[str, Setting]]:
 
 # %% ../../nbs/cli/05_train.ipynb #2d669672
 def readings(text: str) -> list[Any]:
-    """Return the possible values of a text, the likeliest first: JSON, a Python number, a list, the text."""
+    """Return the possible values of a text, the likeliest first.
+
+    These are JSON, a Python number, a list, and the text.
+    """
     found: list[Any] = []
     for word in (text, text.lower()):  # accept True for true
         with suppress(ValueError):
@@ -232,7 +235,7 @@ SERVER_KEY = "VLLM_API_KEY"
 
 @dataclass(frozen=True)
 class TrainSettings(RunSettings):
-    """The settings of a run: environment, model, endpoint, and those of `GRPOConfig` and `LoraConfig`."""
+    """The settings of a run: environment, model, endpoint, `GRPOConfig`, `LoraConfig`."""
 
     model: str | None = None
     adapter: str | None = None
@@ -261,7 +264,10 @@ OWN = {name: Setting(kind) for name, kind in get_type_hints(TrainSettings).items
 
 # %% ../../nbs/cli/05_train.ipynb #376e57ad
 def check_trained_on(settings: TrainSettings) -> None:
-    """Raise `CommandError` for an adapter that is missing, has other LoRA settings beside it, or lies in the run's folder."""
+    """Raise `CommandError` for an adapter that this run can't start from.
+
+    It is missing, has other LoRA settings beside it, or lies in the run's folder.
+    """
     if settings.adapter is None:
         return
     try:
@@ -286,7 +292,7 @@ def with_suitable_defaults(settings: TrainSettings) -> TrainSettings:
 
 # %% ../../nbs/cli/05_train.ipynb #5e63add7
 def train_parser(tables: Tables) -> CommandParser:
-    """Return the parser of the command line, with a flag for each setting of `tables`, stored as `table.name`.
+    """Return the parser of the command line, with a flag for each setting of `tables`.
 
     An omitted flag sets no attribute. The help shows only the flags of the data file.
     """
@@ -307,7 +313,7 @@ def train_parser(tables: Tables) -> CommandParser:
 
 # %% ../../nbs/cli/05_train.ipynb #35f7da83
 def settings_files(given: Mapping[str, Any]) -> list[Path]:
-    """Return the settings files of a call: that of the resumed run, then the one from `--config`."""
+    """Return the settings files of a call: of the resumed run, then from `--config`."""
     files = [Path(given["config"])] if "config" in given else []
     if (folder := given.get("resume")) is None:
         return files
@@ -319,8 +325,9 @@ def settings_files(given: Mapping[str, Any]) -> list[Path]:
 
 # %% ../../nbs/cli/05_train.ipynb #24b476dd
 HARMLESS_STRINGS = set(
-    "model adapter budget serve advantage_estimator loss_type importance_sampling_level importance_sampling_mode scale_rewards "
-    "optim lr_scheduler_type eval_strategy save_strategy logging_strategy run_name target_modules bias".split()
+    "model adapter budget serve advantage_estimator loss_type importance_sampling_level "
+    "importance_sampling_mode scale_rewards optim lr_scheduler_type eval_strategy save_strategy "
+    "logging_strategy run_name target_modules bias".split()
 )
 
 
@@ -336,7 +343,7 @@ def untrusted_settings(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 # %% ../../nbs/cli/05_train.ipynb #8d4b9572
 def check_untrusted(given: Mapping[str, Any], kept: Tables, files: Sequence[Tables]) -> None:
-    """Raise `CommandError` for untrusted settings in a run's own file that the call does not repeat."""
+    """Raise `CommandError` for untrusted settings of a run that the call does not repeat."""
     named = {name.rpartition(".")[2] for name in given}
     named |= {name for tables in files for values in tables.values() for name in values}
     unnamed = {name: v for name, v in untrusted_settings(kept).items() if name not in named}
@@ -348,7 +355,7 @@ def check_untrusted(given: Mapping[str, Any], kept: Tables, files: Sequence[Tabl
 
 # %% ../../nbs/cli/05_train.ipynb #f7117434
 def read_settings(given: Mapping[str, Any], tables: Tables) -> TrainSettings:
-    """Return the settings of a call: those of a stopped run, overridden by a file, then by flags."""
+    """Return the settings of a call: of a stopped run, then of a file, then of flags."""
     merged: dict[str, Any] = {"": {}, "grpo": {}, "lora": {}}
     files = [read_settings_file(path, {"": OWN, **tables}) for path in settings_files(given)]
     if "resume" in given:
@@ -384,12 +391,15 @@ def check_writable(folder: Path) -> None:
     """Raise `CommandError` if a run's folder can't be created or written to."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     if not (there.is_dir() and os.access(there, os.W_OK)):
-        message = f"{folder} can't be written, because {there} is not a writable folder. Nothing was changed. Name another folder with -o, or copy this one and --resume the copy"
+        message = (
+            f"{folder} can't be written, because {there} is not a writable folder. Nothing was "
+            "changed. Name another folder with -o, or copy this one and --resume the copy"
+        )
         raise CommandError(message)
 
 # %% ../../nbs/cli/05_train.ipynb #eb4e1c24
 def facts_of_step(metrics: Mapping[str, Any], seconds_left: float | None) -> str:
-    """Return the results of a step on one line: reward and its parts, length, speed, and time left."""
+    """Return the results of a step on one line: reward, its parts, speed, and time left."""
     parts = {k.removeprefix("rewards/"): v for k, v in metrics.items() if k.startswith("rewards/")}
     scores = {"reward": metrics["reward"], **parts}
     facts = [f"{name} {value:.3f}" for name, value in scores.items()]
@@ -413,7 +423,7 @@ def step_line(metrics: Mapping[str, Any], max_steps: int, seconds_left: float | 
 
 # %% ../../nbs/cli/05_train.ipynb #a3f71c2b
 class StepDisplay:
-    """Show the steps of a run: one line that is redrawn in a terminal, elsewhere a line for each step."""
+    """Show the steps of a run: a redrawn line in a terminal, elsewhere a line each."""
 
     def __init__(self, history: RunHistory, drawn: bool) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
@@ -450,7 +460,10 @@ def named_servers(settings: TrainSettings) -> tuple[list[str], str | None]:
 
 # %% ../../nbs/cli/05_train.ipynb #83d06f2d
 def named_client(settings: TrainSettings) -> Any:
-    """Return a client of the servers that `endpoint` names; raise `CommandError` if it can't connect."""
+    """Return a client of the servers that `endpoint` names.
+
+    Raise `CommandError` if it can't connect.
+    """
     from openai import OpenAIError
 
     from ..inference.endpoints import connect
@@ -464,7 +477,7 @@ def named_client(settings: TrainSettings) -> Any:
 
 # %% ../../nbs/cli/05_train.ipynb #ecc403e7
 def server_options(settings: TrainSettings, args: Any, rank: int) -> dict[str, Any]:
-    """Return the options of the server to start, and print the memory plan for it and the trainer."""
+    """Return the options of the server to start, and print the memory plan."""
     from ..inference.vllm_memory import plan_memory, vllm_gpus
 
     cache = settings.kv_cache_gb
@@ -602,7 +615,7 @@ def next_steps(settings: TrainSettings, adapter: Path) -> str:
 
 # %% ../../nbs/cli/05_train.ipynb #b95c252b
 def resume_advice(folder: Path, untrusted: Mapping[str, Any]) -> str:
-    """Return the last checkpoint of a stopped run and the command that resumes it on as many processes.
+    """Return the last checkpoint of a stopped run and the command that resumes it.
 
     `untrusted`: the settings that the command must confirm with `--config`.
     """
@@ -653,7 +666,10 @@ def train(settings: TrainSettings, resume: bool, verbose: bool) -> int:
 
 # %% ../../nbs/cli/05_train.ipynb #aeacfa68
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train and return the status: 0 is success, 1 a failed run, 2 a wrong call, 4 a spent budget, 130 an interrupt."""
+    """Train and return the status.
+
+    0 is success, 1 a failed run, 2 a wrong call, 4 a spent budget, 130 an interrupt.
+    """
     if int(os.environ.get("RANK", "0")):  # only the first process prints
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 

@@ -73,7 +73,10 @@ def scores_line(record: dict[str, Any]) -> Text:
 
 # %% ../../nbs/cli/04_tui.ipynb #00883cff
 def checked_message(role: str, text: str, checks: Sequence[Any], head: Text | None = None) -> Text:
-    """Return a message with its checks below and `head` above; spans where a check lost points are underlined."""
+    """Return a message with its checks below and `head` above.
+
+    Spans where a check lost points are underlined.
+    """
     marked = Text(text)
     for check in checks:
         if check.lost > 0 and check.span:
@@ -91,7 +94,10 @@ def checked_message(role: str, text: str, checks: Sequence[Any], head: Text | No
 
 # %% ../../nbs/cli/04_tui.ipynb #37760830
 def reasoning_block(message: dict[str, Any], unfolded: bool = False) -> Text:
-    """Return the reasoning beside the content of a message, or only its length; empty if there is none."""
+    """Return the reasoning beside the content of a message, or only its length.
+
+    Empty if there is none.
+    """
     if not (note := reasoning_note(message)):
         return Text()
     if not unfolded:
@@ -111,7 +117,10 @@ def message_block(
     thinking: bool,
     unfolded: bool,
 ) -> Text:
-    """Return a message as text with its format checks, if `checks_of` returns any; see `rollout_text`."""
+    """Return a message as text with its format checks, if `checks_of` returns any.
+
+    See `rollout_text`.
+    """
     text, before = conversation([message]).partition(": ")[2], ""
     if thinking and checks_of:
         own = content_text(message.get("content"))
@@ -129,7 +138,8 @@ def rollout_text(
 ) -> Text:
     """Return a whole rollout as text; `checks_of` returns the format checks of a message.
 
-    `thinking`: the format takes reasoning beside the content as thinking. `unfolded`: show all of it.
+    `thinking`: the format takes reasoning beside the content as thinking. `unfolded`: show all of
+    it.
     """
     parts = [scores_line(record)]
     if record.get("error"):
@@ -153,7 +163,10 @@ def rollout_row(record: dict[str, Any]) -> str:
     reward = record.get("reward")
     step = f"{record['step']:>4} " if "step" in record else ""
     shown = "failed" if record.get("error") else "–" if reward is None else f"{reward:.3f}"
-    return f"{step}{record.get('index', '?'):>6} {shown:>7}  {one_row(question[2] or question[0], 200)}"
+    return (
+        f"{step}{record.get('index', '?'):>6} {shown:>7}  "
+        f"{one_row(question[2] or question[0], 200)}"
+    )
 
 # %% ../../nbs/cli/04_tui.ipynb #33451bbe
 @dataclass(frozen=True)
@@ -198,7 +211,7 @@ def evaluation_run(path: Path) -> SavedRun:
 
 # %% ../../nbs/cli/04_tui.ipynb #b5103946
 def find_runs(path: str | Path) -> list[SavedRun]:
-    """Return the runs below a folder, or the one of a file or run folder, by environment, model and name."""
+    """Return the runs below a folder, or a file's or a run's, by environment, model and name."""
     root = Path(path).expanduser()
     for file in (root, root / "results.jsonl"):
         if file.is_file():
@@ -215,7 +228,7 @@ def find_runs(path: str | Path) -> list[SavedRun]:
 
 # %% ../../nbs/cli/04_tui.ipynb #9176bcba
 class Place(NamedTuple):
-    """Where a rollout is stored: its file, its offset, and that of its reward, which is NaN if missing."""
+    """Where a rollout is stored: its file, its offset, and its reward, NaN if missing."""
 
     path: Path
     start: int
@@ -246,7 +259,10 @@ def find_rollouts(files: Iterable[Path]) -> list[Place]:
 
 # %% ../../nbs/cli/04_tui.ipynb #8df87a01
 def read_rollout(place: Place) -> dict[str, Any]:
-    """Return the record at a place, with its step in a training run; an unreadable one has only an error."""
+    """Return the record at a place, with its step in a training run.
+
+    An unreadable one has only an error.
+    """
     try:
         record = read_at(place.path, place.start)
     except (OSError, ValueError) as error:
@@ -292,7 +308,7 @@ def ordered_places(places: Sequence[Place], order: str) -> Sequence[Place]:
 
 # %% ../../nbs/cli/04_tui.ipynb #ef18c970
 def search_rollouts(places: Sequence[Place], text: str) -> list[Place]:
-    """Return the places of rollouts that contain a text in prompt, completion, answer, task or info.
+    """Return the places of rollouts that contain a text in any of their parts.
 
     The case of letters does not matter.
     """

@@ -34,10 +34,9 @@ def read_arguments(argv: Sequence[str]) -> tuple[str, dict[str, Any], list[str]]
 def announce(server: Any) -> str:
     """Return the facts about a server that is ready, and the variables for other programs."""
     return (
-        f"model  {server.model}\nurl    {server.url}\nkey    {server.api_key}\nlog    {server.log}\n\n"
-        f"For other programs:\n"
-        f"  export OPENAI_BASE_URL={server.url} OPENAI_API_KEY={server.api_key}\n\n"
-        "Ctrl-C stops it."
+        f"model  {server.model}\nurl    {server.url}\nkey    {server.api_key}\nlog    "
+        f"{server.log}\n\nFor other programs:\n  export OPENAI_BASE_URL={server.url} "
+        f"OPENAI_API_KEY={server.api_key}\n\nCtrl-C stops it."
     )
 
 # %% ../../nbs/cli/07_vllm.ipynb #8262d87c
@@ -58,7 +57,10 @@ def serve_until_stopped(model: str, options: dict[str, Any], rest: Sequence[str]
 
 # %% ../../nbs/cli/07_vllm.ipynb #7c8c7b86
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start a server; return 0 after Ctrl-C, 1 if it died, 2 if it did not start, 130 for an early Ctrl-C."""
+    """Start a server.
+
+    Return 0 after Ctrl-C, 1 if it died, 2 if it did not start, 130 for an early Ctrl-C.
+    """
     arguments = read_arguments(sys.argv[1:] if argv is None else argv)
     end_on_sigterm()
 

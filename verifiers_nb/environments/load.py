@@ -92,7 +92,7 @@ def search_environment(name: str) -> Callable[..., Environment] | None:
 # %% ../../nbs/environments/00_load.ipynb #1d985454
 @contextmanager
 def with_import_hooks(name: str) -> Iterator[None]:
-    """Enter `importing` of each registered hook, which gets the modules that may define an environment."""
+    """Enter each hook's `importing`, which gets modules that may define an environment."""
     point = plugged_environments().get(name)
     modules = [name, point.module] if point else [name]
     with ExitStack() as stack:
@@ -125,7 +125,7 @@ def unknown_argument(given: str, known: Sequence[str]) -> str:
 
 # %% ../../nbs/environments/00_load.ipynb #a0ae57ab
 def check_taken(load: Callable[..., Any], given: Sequence[str]) -> None:
-    """Raise `TypeError` for an argument that a `load_environment` without `**kwargs` doesn't take."""
+    """Raise `TypeError` for an argument that `load_environment` doesn't take."""
     parameters = inspect.signature(load).parameters.values()
     if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         known = named_parameters(load)
@@ -135,7 +135,7 @@ def check_taken(load: Callable[..., Any], given: Sequence[str]) -> None:
 
 # %% ../../nbs/environments/00_load.ipynb #1aceae5e
 def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) -> None:
-    """Log a warning for each argument that neither a signature nor the environment's module names."""
+    """Log a warning for each argument that no signature and no module names."""
     own = named_parameters(load)
     known: set[str] = set()
     for each in type(made).__mro__:
@@ -150,15 +150,19 @@ def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) ->
 
 # %% ../../nbs/environments/00_load.ipynb #5b1a245f
 def explain_unknown(name: str) -> str:
-    """Return why there is no environment of a name, and what to do; a continuation of a sentence."""
+    """Return why there is no environment of a name, and what to do.
+
+    A continuation of a sentence.
+    """
     known = sorted({*shipped_environments(), *plugged_environments()})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     missing = f"There is no installed module {name!r} with a load_environment function"
     if (folder := Path("environments", name)).is_dir():
         return (
-            f": {missing}. Only commands such as vf-eval look into ./environments. Install the folder with "
-            f"pip install -e {folder}, or call sys.path.insert(0, {str(folder)!r}) first."
+            f": {missing}. Only commands such as vf-eval look into ./environments. Install the "
+            f"folder with pip install -e {folder}, or call sys.path.insert(0, {str(folder)!r}) "
+            "first."
         )
     return f"{hint} {missing}; known are {', '.join(known)}."
 
@@ -166,8 +170,9 @@ def explain_unknown(name: str) -> str:
 def load_environment(env_id: str, **env_args: Any) -> Environment:
     """Load an environment by its name (dashes or underscores), with its own arguments.
 
-    It is an installed module, a module on `sys.path`, or one of ours. Commands also look into `./environments`.
-    Raises `ValueError` for an unknown name, `RuntimeError` when the environment itself fails.
+    It is an installed module, a module on `sys.path`, or one of ours. Commands also look into
+    `./environments`. Raises `ValueError` for an unknown name, `RuntimeError` when the environment
+    itself fails.
     """
     name = env_id.strip().replace("-", "_")
     if not name.isidentifier():

@@ -31,8 +31,8 @@ def load_environment(
 ) -> EnvGroup:
     """Make the group of GSM8K and MATH, a thousand training rows of each.
 
-    `offline` takes our samples, `dataset` rows of your own for `gsm8k`, for `math` or for both, in the
-    columns `question` and `answer`. Other arguments go to `EnvGroup`.
+    `offline` takes our samples, `dataset` rows of your own for `gsm8k`, for `math` or for both, in
+    the columns `question` and `answer`. Other arguments go to `EnvGroup`.
     """
     rows = dict(dataset or {})
     for name in ("gsm8k", "math"):

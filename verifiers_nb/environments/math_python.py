@@ -70,8 +70,9 @@ def load_environment(
     """Make the environment with an interpreter.
 
     `dataset_name`: one of `load_example_dataset`. -1 takes all rows. `offline` takes our sample,
-    `dataset` rows of your own in the columns `question` and `answer`. `allow_unconfined` runs programs
-    where the sandbox does not hold, too. Other arguments, such as `max_turns`, go to `ToolEnv`.
+    `dataset` rows of your own in the columns `question` and `answer`. `allow_unconfined` runs
+    programs where the sandbox does not hold, too. Other arguments, such as `max_turns`, go to
+    `ToolEnv`.
     """
     if dataset is None:
         dataset = load_example_dataset(dataset_name, dataset_split, offline=offline)

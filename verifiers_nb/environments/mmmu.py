@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/environments/mmmu.ipynb #c1dfd96e
 def png_url(image: Any) -> str:
-    """Return a picture as a `data:` URL: an image of Pillow's, or a file of our sample by its name."""
+    """Return a picture as a `data:` URL: an image of Pillow's, or a file of our sample."""
     if isinstance(image, str):
         data = sample_file(f"mmmu/{image}").read_bytes()
     else:
@@ -40,7 +40,7 @@ def png_url(image: Any) -> str:
 
 # %% ../../nbs/environments/mmmu.ipynb #01facfed
 def message_parts(text: str, images: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the parts of a message, each `<image n>` of the text replaced by `images["image_n"]`."""
+    """Return the parts of a message, each `<image n>` replaced by `images["image_n"]`."""
     parts: list[dict[str, Any]] = []
     for i, piece in enumerate(re.split(r"<image (\d+)>", text)):
         image = images.get(f"image_{piece}") if i % 2 else None
@@ -76,10 +76,11 @@ def accuracy(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -
 
 # %% ../../nbs/environments/mmmu.ipynb #0716d970
 SUBJECTS = (
-    "Accounting Agriculture Architecture_and_Engineering Art Art_Theory Basic_Medical_Science Biology "
-    "Chemistry Clinical_Medicine Computer_Science Design Diagnostics_and_Laboratory_Medicine "
-    "Economics Electronics Energy_and_Power Finance Geography History Literature Manage Marketing "
-    "Materials Math Mechanical_Engineering Music Pharmacy Physics Psychology Public_Health Sociology"
+    "Accounting Agriculture Architecture_and_Engineering Art Art_Theory Basic_Medical_Science "
+    "Biology Chemistry Clinical_Medicine Computer_Science Design "
+    "Diagnostics_and_Laboratory_Medicine Economics Electronics Energy_and_Power Finance "
+    "Geography History Literature Manage Marketing Materials Math Mechanical_Engineering Music "
+    "Pharmacy Physics Psychology Public_Health Sociology"
 ).split()
 
 # %% ../../nbs/environments/mmmu.ipynb #9e6a55b6

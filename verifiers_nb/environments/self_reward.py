@@ -47,8 +47,8 @@ def load_environment(
     if dataset is None:
         if not (dataset_name or offline):
             raise ValueError(
-                "self-reward needs questions: give dataset_name='...', dataset=..., or offline=True "
-                "for a small sample that comes with the package."
+                "self-reward needs questions: give dataset_name='...', dataset=..., or "
+                "offline=True for a small sample that comes with the package."
             )
         dataset = load_rows(dataset_name or "", sample="questions", offline=offline)
     rubric = JudgeRubric(

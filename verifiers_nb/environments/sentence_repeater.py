@@ -37,7 +37,7 @@ def five_sentences(paragraph: str) -> list[str]:
 
 # %% ../../nbs/environments/sentence_repeater.ipynb #b1d57811
 def repeater_row(sentences: list[str], seed: int, index: int) -> dict[str, Any]:
-    """Return a row: the paragraph with the first question, and in `info` all questions and answers."""
+    """Return a row: the paragraph with the first question, and in `info` all of them."""
     order = row_random(seed, index).sample(range(5), 5)
     questions = [f"What is the {ORDINALS[i]} sentence of the paragraph?" for i in order]
     return {
@@ -80,8 +80,8 @@ def load_environment(
 ) -> SentenceRepeaterEnv:
     """Make the environment of five questions on a paragraph.
 
-    `seed` orders the questions. `offline` takes our sample, `dataset` rows of your own with a `text`.
-    Other arguments go to `MultiTurnEnv`.
+    `seed` orders the questions. `offline` takes our sample, `dataset` rows of your own with a
+    `text`. Other arguments go to `MultiTurnEnv`.
     """
     from datasets import Dataset
 

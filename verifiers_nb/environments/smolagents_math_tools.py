@@ -78,8 +78,8 @@ def load_environment(
     """Make the environment of two tools.
 
     `use_few_shot`: begin each conversation with an example. `offline` takes our samples, `dataset`
-    and `eval_dataset` rows of your own in the columns `question` and `answer`. Other arguments, such
-    as `max_turns`, go to `XMLToolEnv`.
+    and `eval_dataset` rows of your own in the columns `question` and `answer`. Other arguments,
+    such as `max_turns`, go to `XMLToolEnv`.
     """
     from datasets import concatenate_datasets
 

@@ -42,7 +42,7 @@ LEAST_LENGTH, MOST_LENGTH = 0.25, 0.5
 
 
 def summary_likeness(summary: str, text: str) -> float:
-    """Return the share of a summary's words that a text has in that order, less for a wrong length."""
+    """Return the share of a summary's words that a text has in order, less for a wrong length."""
     words, source = (re.findall(r"\w+", part.lower()) for part in (summary, text))
     if not words or not source:
         return 0.0
@@ -62,8 +62,8 @@ summary_reward.__name__ = "lcs_reward_func"  # the name of the metric
 
 # %% ../../nbs/environments/summarize_text.ipynb #1574bddb
 SUMMARY_PROMPT = (
-    "Summarize the text in exactly three sentences, with words of the text in their order, and in a "
-    "quarter to half of its length. Reply in this form:\n{form}"
+    "Summarize the text in exactly three sentences, with words of the text in their order, and "
+    "in a quarter to half of its length. Reply in this form:\n{form}"
 )
 
 
@@ -72,8 +72,8 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Make the environment of summaries.
 
-    `offline` takes our sample, `dataset` rows of your own with the column `text`. Other arguments go
-    to `SingleTurnEnv`.
+    `offline` takes our sample, `dataset` rows of your own with the column `text`. Other arguments
+    go to `SingleTurnEnv`.
     """
     from datasets import Dataset
 

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/environments/toxicity_explanation.ipynb #c1dfd96e
 TOXICITY_QUESTION = (
-    'Is this comment toxic? Begin with "toxic" or "non-toxic", then explain in a few sentences what '
+    'Is this comment toxic? Begin with "toxic" or "non-toxic", then explain in a few sentences '
+    "what "
     "in it speaks for that.\n\n<comment>\n{text}\n</comment>"
 )
 TOXICITY_KINDS = "toxicity severe_toxicity obscene threat insult identity_attack sexual_explicit"

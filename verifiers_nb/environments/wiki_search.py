@@ -42,7 +42,10 @@ Page: TypeAlias = dict[str, str]
 
 
 def page_sections(text: str, name: str) -> Page:
-    """Return the sections of a page by their headings; the title is the first heading, or else `name`."""
+    """Return the sections of a page by their headings.
+
+    The title is the first heading, or else `name`.
+    """
     pieces = [*map(str.strip, re.split(r"^#{1,6} +(.+)$", text, flags=re.MULTILINE))]
     pieces = [name, *pieces] if pieces[0] else pieces[1:]
     page: Page = {}
@@ -56,8 +59,8 @@ def read_pages(folder: Path) -> dict[str, Page]:
     found = sorted(folder.glob("*.md"))
     if not found:
         raise OSError(
-            f"There are no pages in {str(folder)!r}. Give wiki_dir='...', a folder of markdown files, "
-            "or offline=True for a dozen pages that come with the package."
+            f"There are no pages in {str(folder)!r}. Give wiki_dir='...', a folder of markdown "
+            "files, or offline=True for a dozen pages that come with the package."
         )
     return {file.stem: page_sections(file.read_text(encoding="utf-8"), file.stem) for file in found}
 
@@ -72,7 +75,7 @@ Embed: TypeAlias = Callable[[Sequence[str]], list[list[float]]]
 
 
 def embed_words(texts: Sequence[str], size: int = 1024) -> list[list[float]]:
-    """Return vectors of length 1 in which the words of a text are counted, each at a hashed place."""
+    """Return vectors of length 1 with the counts of a text's words, at hashed places."""
     vectors = []
     for text in texts:
         words = re.findall(r"[a-z0-9]{3,}", text.lower())
@@ -183,7 +186,7 @@ verdict_reward = judge_reward(lambda verdict: value_of(verdict, {"yes": 1.0}, "v
 
 # %% ../../nbs/environments/wiki_search.ipynb #47dec548
 def wiki_rubric(client: Any, model: str, tools: Sequence[Callable[..., Any]]) -> JudgeRubric:
-    """Return the rubric: the judge's verdict, calls that worked, form, and metrics for each tool."""
+    """Return the rubric: the judge's verdict, working calls, form, and metrics of tools."""
     parser = OneAnswerParser(PARSER_FIELDS)
     rubric = JudgeRubric(parser, judge_client=client, judge_model=model, funcs=[verdict_reward])
     add_tool_rewards(rubric, tools)

@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 # %% ../../nbs/environments/xlam_function_calling.ipynb #c1dfd96e
-XLAM_PROMPT = """Answer a request with calls of the tools that are given, all of them that it needs and no others. Think first, then write the calls as one JSON array of objects: [{"name": "the tool's name", "arguments": {"the argument's name": "its value"}}]. Leave out arguments that the request does not ask for. Reply in this form:
+XLAM_PROMPT = """Answer a request with calls of the tools that are given, all of them that it \
+needs and no others. Think first, then write the calls as one JSON array of objects: [{"name": \
+"the tool's name", "arguments": {"the argument's name": "its value"}}]. Leave out arguments that \
+the request does not ask for. Reply in this form:
 """
 
 
@@ -60,7 +63,7 @@ def read_calls(text: str) -> Counter[str] | None:
 def correct_calls_reward_func(
     completion: Messages, answer: str, parser: OneAnswerParser, **kwargs: Any
 ) -> float:
-    """Score 1.0 when the one `<tool>` of a reply holds exactly the calls of the answer, else 0.0."""
+    """Score 1.0 if the one `<tool>` of a reply has exactly the calls of the answer."""
     text = "".join(assistant_texts(completion)[-1:])
     given = parser.parse_answer(completion) if parser.count_answers(text) == 1 else None
     calls = None if given is None else read_calls(given)

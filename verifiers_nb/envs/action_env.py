@@ -80,7 +80,10 @@ class ActionEnv(MultiTurnEnv):
     async def env_response(
         self, messages: Messages, state: State, **kwargs: Any
     ) -> tuple[list[ChatMessage], State]:
-        """Run the action of the last response; answer with the observation unless the episode ended."""
+        """Run the action of the last response.
+
+        Answer with the observation unless the episode ended.
+        """
         message: Any = messages[-1]
         try:
             thought, action = self.reader(response_of(message), self.commands, self.strict)

@@ -29,7 +29,10 @@ from ..types import Rollout
 
 # %% ../../nbs/envs/26_audit.ipynb #9b11f316
 def prompt_measure(client: Any) -> tuple[Count | None, int | None]:
-    """Return a function that counts the tokens of a text, and the model's context; None for what a client doesn't tell."""
+    """Return a function that counts the tokens of a text, and the model's context.
+
+    None for what a client doesn't tell.
+    """
     tokenizer = getattr(getattr(client, "served", None), "tokenizer", None)
     if tokenizer is None:
         return None, None
@@ -41,7 +44,10 @@ def judge_is_missing(case: Case) -> bool:
     return any(payment.unknown for payment in case.payments)
 
 
-NO_JUDGE = "The rewards need a judge, which was not asked, so only the rows were checked: judge_calls=2000 allows 2,000 questions."
+NO_JUDGE = (
+    "The rewards need a judge, which was not asked, so only the rows were checked: "
+    "judge_calls=2000 allows 2,000 questions."
+)
 
 # %% ../../nbs/envs/26_audit.ipynb #10842b7a
 def audit_cheats(
@@ -59,7 +65,8 @@ def add_late_notes(case: Case, report: AuditReport) -> None:
             "Some trials were not made: give more judge_calls, or mend what ended their process."
         )
     report.notes.append(
-        f"Right completions were written as {case.how}; they earn {case.honest:.2f} of {case.most:g}."
+        f"Right completions were written as {case.how}; they earn {case.honest:.2f} of "
+        f"{case.most:g}."
     )
     report.honest = case.honest
 
@@ -139,9 +146,10 @@ def audit(
 ) -> AuditReport:
     """Return what may go wrong if a model is trained on an environment.
 
-    `client`, `model`: with a client, `n` rows are sampled `rollouts` times each. `solve(row)`: a right completion, a text or messages, where
-    the answer alone doesn't make one. `search`: steps of the search for cheats. `judge_calls`: how many questions may go to a
-    judge. `tricks`: more tricks by name. `sampling_args`: as in `evaluate`; without a limit of tokens, it is 512. Ctrl-C returns what was found so far.
+    `client`, `model`: with a client, `n` rows are sampled `rollouts` times each. `solve(row)`: a
+    right completion, where the answer alone doesn't make one. `search`: steps of the search for
+    cheats. `judge_calls`: how many questions may go to a judge. `tricks`: more tricks by name.
+    `sampling_args`: as in `evaluate`; the limit of tokens is 512. Ctrl-C returns what was found.
     """
     options: dict[str, Any] = dict(n=n, solve=solve, search=search, tricks=tricks, seed=seed)
     options |= dict(judge_calls=judge_calls, progress=progress)

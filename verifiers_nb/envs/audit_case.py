@@ -45,7 +45,7 @@ def write_fields(parser: Any, answer: str) -> str:
 
 # %% ../../nbs/envs/21_audit_case.ipynb #a4af5a4e
 def ways_to_write(parser: Parser) -> dict[str, Write]:
-    """Return functions that write an answer as a completion: in the parser's format, and in usual ones."""
+    """Return functions that write an answer as a completion: as the parser asks, and usual."""
     ways: dict[str, Write] = {}
     if hasattr(parser, "format") and hasattr(parser, "answer_field"):
         ways["the parser's format"] = partial(write_fields, parser)
@@ -59,11 +59,12 @@ def fill_shape(shape: str, answer: str) -> str:
 # %% ../../nbs/envs/21_audit_case.ipynb #a9ee10e9
 @dataclass
 class Case:
-    """What the checks of an audit share: sampled rows, right completions and what was paid for them.
+    """What the checks of an audit share: rows, right completions and what was paid for them.
 
-    `most`: the highest reward that the weights allow. `honest`: the mean reward of right completions.
-    `known`: whether right completions could be written. `ask`: pays for trials; `paid` has all of them.
-    `samples`: sampled rollouts with their rewards, whose `group` is the number of their row.
+    `most`: the highest reward that the weights allow. `honest`: the mean reward of right
+    completions. `known`: whether right completions could be written. `ask`: pays for trials; `paid`
+    has all of them. `samples`: sampled rollouts with their rewards, whose `group` is the number of
+    their row.
     """
 
     env: Environment
@@ -139,7 +140,7 @@ def best_samples(samples: Iterable[Rollout]) -> dict[int, Rollout]:
 
 # %% ../../nbs/envs/21_audit_case.ipynb #04bc3a8a
 def right_from_samples(case: Case) -> None:
-    """Take the best samples as right completions, where they were paid better than what was written."""
+    """Take the best samples as right completions, where they were paid better."""
     better = {
         at: sample
         for at, sample in best_samples(case.samples).items()
@@ -153,7 +154,10 @@ def right_from_samples(case: Case) -> None:
 
 # %% ../../nbs/envs/21_audit_case.ipynb #1ccc1037
 def recorded(trials: Trials, paid: list[tuple[Script | None, Payment]]) -> Callable[..., Any]:
-    """Return a function that pays for trials and adds them to `paid`; `fresh`: in a fresh process."""
+    """Return a function that pays for trials and adds them to `paid`.
+
+    `fresh`: in a fresh process.
+    """
 
     def ask(given: Sequence[Trial], fresh: bool = False) -> list[Payment]:
         if fresh:

@@ -165,7 +165,8 @@ def audit_lengths(
 ) -> Iterable[Finding]:
     """Find prompts of more than `limit` tokens.
 
-    `count`: counts the tokens of a text. Without a limit, it is the usual one of a training, which leaves such prompts out.
+    `count`: counts the tokens of a text. Without a limit, it is the usual one of a training, which
+    leaves such prompts out.
     """
     measure, most = count or about_tokens, limit or USUAL_LIMIT
     lengths = [measure(prompt_text(row.prompt)) for row in rows]
@@ -173,7 +174,10 @@ def audit_lengths(
     if long:
         about = "" if count else "about "
         whose = "" if limit else ", the default of GRPOConfig, which leaves them out"
-        message = f"{share(long, len(rows))} prompts have more than {about}{most:,} tokens{whose}; the longest has {about}{max(lengths):,}."
+        message = (
+            f"{share(long, len(rows))} prompts have more than {about}{most:,} tokens{whose}; "
+            f"the longest has {about}{max(lengths):,}."
+        )
         severity = (
             "error" if long > len(rows) / 2 else "warning" if long > len(rows) / 20 else "note"
         )

@@ -128,7 +128,7 @@ SECONDS = 6.0  # about how long a search may take, by what a right completion ta
 
 
 def first_texts(case: Case) -> list[str]:
-    """Return texts to begin with: tricks of the table, samples, and right completions of some rows."""
+    """Return texts to begin with: tricks, samples, and right completions of some rows."""
     plain = [each for each in TRICKS.values() if isinstance(each, str) and "{" not in each]
     texts = [each.removeprefix("raw:") for each in plain]
     texts += [said(sample.completion) for sample in case.samples]
@@ -138,7 +138,7 @@ def first_texts(case: Case) -> list[str]:
 
 # %% ../../nbs/envs/24_audit_search.ipynb #fc6aa15e
 def affordable_steps(case: Case, steps: int) -> int:
-    """Return how many of the steps there is time for, 0 where rewards ask a judge or answers don't differ."""
+    """Return how many steps there is time for, 0 where rewards ask a judge."""
     judged = any(isinstance(member, JudgeRubric) for member in case.env.rubric.members)
     if judged or len({str(row.answer) for row in case.rows}) < 2:
         return 0
@@ -153,16 +153,17 @@ def best_tried(tried: Iterable[Tried]) -> list[Tried]:
 
 # %% ../../nbs/envs/24_audit_search.ipynb #e0911b8d
 def pick_text(rng: random.Random, kept: Sequence[Tried], texts: Sequence[str], words: str) -> str:
-    """Return a text to change: what was paid, half of the time, the words of the reward's source, or one of the first texts."""
+    """Return a text to change: what was paid, words of the reward's source, or a first text."""
     if kept and rng.random() < 0.5:
         return kept[int(len(kept) * rng.random() ** 2)].text
     return words if words and rng.random() < 0.3 else rng.choice(texts)
 
 # %% ../../nbs/envs/24_audit_search.ipynb #59aeac32
 def search_cheat(case: Case, steps: int) -> Tried:
-    """Return the best-paid text that commits to no answer, after `steps` changes of texts; the case's chance decides which.
+    """Return the best-paid text that commits to no answer, after `steps` changes of texts.
 
-    A step with a text that is paid as much as an honest one ends the search.
+    The case's chance decides which. A step with a text that is paid as much as an honest one ends
+    the search.
     """
     honest = case.honest if case.known else case.most
     rng, words = case.rng, source_words(case.env)
@@ -199,7 +200,7 @@ def shortened(case: Case, found: Tried) -> Tried:
 def pay_cheats(
     case: Case, tricks: Mapping[str, Trick] | None = None, steps: int = 200
 ) -> list[PaidText]:
-    """Return what tricks earn, the best paid first, and what a search finds if it is paid better."""
+    """Return what tricks earn, the best paid first, and what a search finds beyond them."""
     paid = pay_tricks(case, tricks)
     best = paid[0].reward if paid else 0.0
     steps = affordable_steps(case, steps)
@@ -226,7 +227,10 @@ def cheat_finding(case: Case, paid: Sequence[PaidText]) -> list[Finding]:
     )
     if others:
         names = ", ".join(each.name for each in others[:5])
-        message += f" {len(others)} other tricks earn half or more: {names}{', …' if len(others) > 5 else ''}."
+        message += (
+            f" {len(others)} other tricks earn half or more: "
+            f"{names}{', …' if len(others) > 5 else ''}."
+        )
     severity = "error" if best.reward >= 0.9 * honest else "warning"
     example = f"{one_row_text(best.text)} earns {best.reward:.2f}"
     return [

@@ -56,7 +56,7 @@ class SamplePlan:
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #d8a7fe78
 def limited_args(env: Environment, plan: SamplePlan) -> dict[str, Any]:
-    """Return the sampling arguments with a seed, a temperature of 1.0 and a limit of tokens, unless they have their own."""
+    """Return the sampling arguments with a seed, temperature 1.0 and a limit, unless set."""
     given = merge_sampling_args(env.sampling_args, dict(plan.sampling_args))
     usual: dict[str, Any] = {"seed": plan.seed, "temperature": 1.0}
     if not (given.get("max_tokens") or given.get("max_completion_tokens")):
@@ -110,7 +110,8 @@ def sample_groups(
     )
     if unknown := len(played) - len(failed) - len(scored):
         notes.append(
-            f"{share(unknown, len(played))} sampled rollouts could not be scored: give more judge_calls."
+            f"{share(unknown, len(played))} sampled rollouts could not be scored: give more "
+            "judge_calls."
         )
     return scored, notes
 
@@ -122,7 +123,7 @@ def reward_groups(samples: Sequence[Rollout]) -> list[list[float]]:
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #15ae633b
 def group_sentence(groups: Sequence[Sequence[float]], size: int) -> str:
-    """Return how many groups of `size` would teach something, with its interval, and the group size to take."""
+    """Return how many groups of `size` would teach, with its interval, and a better size."""
     rate = teaching_share(groups, size)
     low, high = success_interval(round(rate * len(groups)), len(groups))
     least = least_group_size(groups)
@@ -131,7 +132,10 @@ def group_sentence(groups: Sequence[Sequence[float]], size: int) -> str:
         if least
         else f"not even {GROUP_SIZES[-1]} rollouts of each prompt would make it half"
     )
-    return f"At {size} rollouts of each prompt {rate:.0%} of the groups would teach something ({low:.0%} to {high:.0%}); {larger}"
+    return (
+        f"At {size} rollouts of each prompt {rate:.0%} of the groups would teach something "
+        f"({low:.0%} to {high:.0%}); {larger}"
+    )
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #f6d153ab
 def check_signal(seen: Learnable, samples: Sequence[Rollout], size: int) -> Iterable[Finding]:
@@ -165,7 +169,7 @@ RARE, USUAL = 0.05, 0.95  # success rates that leave little to learn from
 
 
 def solved_by_prompt(samples: Sequence[Rollout], honest: float) -> list[tuple[int, int]]:
-    """Return how many samples of each prompt earn at least 0.9 of what right completions do, and how many there are."""
+    """Return how many samples of each prompt earn 0.9 of the right completions' reward."""
     groups = indices_of([sample.group for sample in samples]).values()
     enough = 0.9 * honest
     return [(sum(samples[at].reward >= enough for at in group), len(group)) for group in groups]
@@ -242,7 +246,10 @@ def check_length(samples: Sequence[Rollout]) -> Iterable[Finding]:
     if abs(value) < 0.4 or abs(value) * math.sqrt(free / max(1e-9, 1 - value**2)) < 3.3:
         return
     which = "longer" if value > 0 else "shorter"
-    message = f"Within groups {which} answers earn more: the correlation of reward and length is {value:+.2f} over {len(whole):,} samples."
+    message = (
+        f"Within groups {which} answers earn more: the correlation of reward and length is "
+        f"{value:+.2f} over {len(whole):,} samples."
+    )
     severity = "warning" if value > 0 else "note"
     remedy = "compare the answer alone, or subtract for length: GRPOConfig(overlong_buffer=...)"
     yield Finding("length_bias", severity, message, shown_sample(whole), remedy)
@@ -252,14 +259,18 @@ def part_shares(samples: Sequence[Rollout], weights: Mapping[str, float]) -> dic
     """Return each weighted function's share of the variance within groups, {} if nothing varies."""
     spread = {}
     for name, weight in weights.items():
-        centred = within_groups(samples, lambda each, name=name: each.metrics.get(name, 0.0))  # type: ignore[misc]
+
+        def metric(sample: Rollout, name: str = name) -> float:
+            return sample.metrics.get(name, 0.0)
+
+        centred = within_groups(samples, metric)
         spread[name] = weight**2 * math.fsum(value**2 for value in centred)
     total = math.fsum(spread.values())
     return {name: each / total for name, each in spread.items()} if total > EQUAL_REWARDS else {}
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #60e17f8e
 def check_dominance(samples: Sequence[Rollout], case: Case) -> Iterable[Finding]:
-    """Find a reward function that decides nearly all of the differences within groups, though others have a weight."""
+    """Find a reward function that alone decides most differences within groups."""
     rubric = case.env.rubric
     names = zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=False)
     weights = {name: weight for name, weight in names if weight}
@@ -272,7 +283,10 @@ def check_dominance(samples: Sequence[Rollout], case: Case) -> Iterable[Finding]
         return
     still = [name for name, part in shares.items() if part < 0.01]
     rest = f"; {', '.join(still)} hardly vary" if still else ""
-    message = f"{first} makes {shares[first]:.0%} of the differences within groups, with {due:.0%} of the weight{rest}."
+    message = (
+        f"{first} makes {shares[first]:.0%} of the differences within groups, with {due:.0%} of "
+        f"the weight{rest}."
+    )
     remedy = f"a lower weight for {first}, or easier rows, until the other parts vary"
     yield Finding("one_part_dominates", "warning", message, shown_sample(samples), remedy)
 

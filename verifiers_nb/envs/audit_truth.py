@@ -53,14 +53,18 @@ def check_gold(case: Case) -> Iterable[Finding]:
         return
     answer = str(case.rows[low[0]].answer)
     message = (
-        f"{share(len(low), len(case.payments))} right completions, written as {case.how}, earn less than 0.95 of "
-        f"the {case.most:g} that the weights allow; the mean is {case.honest:.2f}."
+        f"{share(len(low), len(case.payments))} right completions, written as {case.how}, earn "
+        f"less than 0.95 of the {case.most:g} that the weights allow; the mean is "
+        f"{case.honest:.2f}."
     )
     can_write = case.how == "solve" or (
         isinstance(case.env, SingleTurnEnv) and 0 < len(answer) <= 60
     )
     severity = "error" if not case.known else "warning"
-    remedy = "compare what the reward reads with the row's answer; give solve=... if it must be written otherwise"
+    remedy = (
+        "compare what the reward reads with the row's answer; give solve=... if it must be "
+        "written otherwise"
+    )
     if not can_write:
         severity, remedy = "note", "give a right completion: vf.audit(env, solve=lambda row: ...)"
     example = f"{one_row_text(str(case.right[low[0]]))} earns {case.payments[low[0]].reward:g}"
@@ -97,7 +101,10 @@ def check_spellings(case: Case) -> Iterable[Finding]:
     ]
     if lost:
         shown = dict.fromkeys(repr(texts[number][1]) for number in lost)
-        message = f"{share(len(lost), len(trials))} right answers in another usual spelling earn less: {', '.join([*shown][:6])}."
+        message = (
+            f"{share(len(lost), len(trials))} right answers in another usual spelling earn "
+            f"less: {', '.join([*shown][:6])}."
+        )
         remedy = (
             "compare numbers, not texts: MathRubric, or a reward that strips spaces and full stops"
         )
@@ -120,7 +127,10 @@ def check_ignores(case: Case) -> Iterable[Finding]:
     paid = case.ask([(at, case.right[other]) for at, other in pairs])
     earned = mean_reward(paid)
     if earned >= 0.95 * case.honest:
-        message = f"The right completions of other rows earn {earned:.2f}, and the row's own {case.honest:.2f}."
+        message = (
+            f"The right completions of other rows earn {earned:.2f}, and the row's own "
+            f"{case.honest:.2f}."
+        )
         example = f"{one_row_text(str(case.right[pairs[0][1]]))} earns {paid[0].reward:g}"
         yield Finding(
             "ignores_answer", "error", message, example, "compare with the argument `answer`"
@@ -172,7 +182,10 @@ def miss_finding(
     """Return the finding of near misses, of which those numbered `earning` are paid."""
     best = max(earning, key=lambda i: paid[i].reward)
     at, miss = misses[best]
-    message = f"{share(len(earning), len(paid))} near misses earn at least half of the honest {case.honest:.2f}."
+    message = (
+        f"{share(len(earning), len(paid))} near misses earn at least half of the honest "
+        f"{case.honest:.2f}."
+    )
     example = f"{miss!r} for {case.rows[at].answer!r} earns {paid[best].reward:g}"
     severity = "error" if paid[best].reward >= 0.9 * case.honest else "warning"
     return Finding("wrong_pays", severity, message, example, "compare whole answers for equality")
@@ -199,7 +212,10 @@ def check_variation(case: Case) -> Iterable[Finding]:
     if constant and len(payments) > 3:
         every = len(constant) == sum(map(bool, weights.values()))
         value = payments[0].metrics.get(constant[0])
-        message = f"{', '.join(constant)} gave all {len(payments)} trials {value:g}, right and wrong ones."
+        message = (
+            f"{', '.join(constant)} gave all {len(payments)} trials {value:g}, right and wrong "
+            "ones."
+        )
         can_tell = case.known or case.how == "solve" or isinstance(case.env, SingleTurnEnv)
         severity = "note" if not can_tell else "error" if every else "warning"
         yield Finding(
@@ -235,15 +251,18 @@ def check_same_again(case: Case) -> Iterable[Finding]:
             "keep nothing between calls; a function of a group takes `completions`",
         ),
     ):
-        differ = [
-            i
-            for i, (one, two) in enumerate(zip(forward, other, strict=True))
-            if abs(one.reward - two.reward) > 1e-9
-        ]
+        pairs = enumerate(zip(forward, other, strict=True))
+        differ = [i for i, (one, two) in pairs if abs(one.reward - two.reward) > 1e-9]
         if differ and not any(p.error for p in (forward[differ[0]], other[differ[0]])):
             first = differ[0]
-            example = f"{one_row_text(str(trials[first][1]))} earns {forward[first].reward:g}, then {other[first].reward:g}"
-            message = f"{share(len(differ), len(trials))} rewards differ when the same completions are scored again"
+            example = (
+                f"{one_row_text(str(trials[first][1]))} earns {forward[first].reward:g}, then "
+                f"{other[first].reward:g}"
+            )
+            message = (
+                f"{share(len(differ), len(trials))} rewards differ when the same completions "
+                "are scored again"
+            )
             message += " in reverse order." if kind == "depends_on_order" else "."
             yield Finding(kind, severity, message, example, remedy)
             return
@@ -258,7 +277,10 @@ def check_speed(case: Case) -> Iterable[Finding]:
     trials: list[Trial] = [(0, case.write("a " * (length // 2))) for length in (4_000, 16_000)]
     short, long = case.ask(trials)
     if not long.unknown and long.seconds > 0.1 and long.seconds > 8 * short.seconds:
-        message = f"A text of 4,000 characters takes {short.seconds:.3f} s to score, and one of 16,000 {long.seconds:.3f} s."
+        message = (
+            f"A text of 4,000 characters takes {short.seconds:.3f} s to score, and one of "
+            f"16,000 {long.seconds:.3f} s."
+        )
         yield Finding(
             "slow",
             "warning",

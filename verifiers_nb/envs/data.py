@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/envs/13_data.ipynb #6b1f0a3e
 def sample_file(name: str) -> Traversable:
-    """Return a file of the samples, prompts and word lists that lie beside the ready environments."""
+    """Return a file of the samples, prompts and word lists of the ready environments."""
     return files("verifiers_nb.environments") / "data" / name
 
 
@@ -74,7 +74,10 @@ def load_rows(
             return datasets.load_dataset(path, config, split=split)
     except Exception as error:
         reason = " ".join(str(error).split()).rstrip(".")
-        message = f"The dataset {path!r} could not be loaded ({reason}). Pass offline=True for a small sample, or dataset=... with your own rows."
+        message = (
+            f"The dataset {path!r} could not be loaded ({reason}). Pass offline=True for a "
+            "small sample, or dataset=... with your own rows."
+        )
         raise OSError(message) from None  # the traceback of the reason is long
 
 # %% ../../nbs/envs/13_data.ipynb #b3f0c7f6
@@ -114,7 +117,10 @@ def generated_sets(
     `ValueError` for invalid numbers of rows, for which -1 has no meaning.
     """
     if min(train, held_out) < 0 or train + held_out < 1:
-        message = f"num_train_examples and num_eval_examples must be 0 or more, and not both 0, since the rows are generated; they are {train} and {held_out}."
+        message = (
+            "num_train_examples and num_eval_examples must be 0 or more, and not both 0, since "
+            f"the rows are generated; they are {train} and {held_out}."
+        )
         raise ValueError(message)
     middle = first + train
     splits = {"dataset": range(first, middle), "eval_dataset": range(middle, middle + held_out)}

@@ -113,7 +113,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_rubric(rubric: Rubric | None) -> Rubric | None:
-    """Return the rubric; raises `TypeError` if it isn't one, or if a function has unknown parameters."""
+    """Return the rubric.
+
+    Raises `TypeError` if it isn't one, or if a function has unknown parameters.
+    """
     if rubric is not None and not isinstance(rubric, Rubric):
         raise TypeError(f"rubric is a {type(rubric).__name__}: give vf.Rubric([function, ...]).")
     for each in rubric.members if rubric else []:
@@ -147,7 +150,7 @@ def taken_options(func: Callable[..., Any], options: Mapping[str, Any]) -> dict[
 
 # %% ../../nbs/envs/07_environment.ipynb #f734b0fa
 def check_budget(budget: Budget | None, model: str, rubric: Rubric) -> None:
-    """Raise `TypeError` if a budget isn't one, and `ValueError` if the model or a judge has no price in it."""
+    """Raise `TypeError` if a budget isn't one, `ValueError` if it lacks a price."""
     if budget is not None and not isinstance(budget, Budget):
         raise TypeError(f"budget is a {type(budget).__name__}: give vf.Budget(tokens=...).")
     judges = [getattr(member, "judge_model", None) for member in rubric.members]
@@ -241,13 +244,13 @@ class Environment(ABC):
         return with_prompts(dataset, system_prompt, few_shot, question_key, answer_key)
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
-        """Return the first `n` rows of the training set (all if n < 1), shuffled if there is a seed."""
+        """Return the first `n` rows of the training set (all if n < 1), shuffled by a seed."""
         if self.dataset is None:
             raise ValueError("This environment has no training set: pass dataset=... to it.")
         return pick_rows(self.dataset, n, seed)
 
     def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Dataset:
-        """Return rows of the evaluation set like `get_dataset`, or of the training set without one."""
+        """Return rows of the evaluation set as `get_dataset` does, or of the training set."""
         if self.eval_dataset is None:
             if not self.fell_back:
                 self.fell_back = True
@@ -373,13 +376,13 @@ class Environment(ABC):
         `max_concurrent`: rollouts in flight, -1 for a sensible maximum. `save_path`: a JSONL file
         to which each scored rollout is appended. Rollouts that the file has already are not run
         again, unless a reward compares the rollouts of a prompt and the file has only some of them.
-        All columns but rewards and metrics are read from the file on access: call `load()`
-        on the outputs before you delete it, or run its failed rollouts again. Raises
-        `BlockingIOError` if another process writes to the file. `progress`: show rate, time left
-        and mean reward. `keep_failed=False` leaves out failed rollouts. `retry_failed`: run those
-        again that failed before. `budget`: limits of the run; the outputs have the rollouts that were
-        finished. `until`: end when the interval of the mean is at most this wide, an anytime-valid
-        interval of 95 % (see `Until`). Further keywords go to `rollout`.
+        All columns but rewards and metrics are read from the file on access: call `load()` on the
+        outputs before you delete it, or run its failed rollouts again. Raises `BlockingIOError` if
+        another process writes to the file. `progress`: show rate, time left and mean reward.
+        `keep_failed=False` leaves out failed rollouts. `retry_failed`: run those again that failed
+        before. `budget`: limits of the run; the outputs have the rollouts that were finished.
+        `until`: end when the interval of the mean is at most this wide, an anytime-valid interval
+        of 95 % (see `Until`). Further keywords go to `rollout`.
         """
         with claimed(save_path) if save_path else nullcontext():
             store = RolloutStore(save_path, retry_failed) if save_path else None
@@ -443,7 +446,10 @@ class Environment(ABC):
         hub_name: str | None = None,
         state_columns: list[str] | None = None,
     ) -> Dataset:
-        """Return a dataset with a row for each rollout; metrics and `state_columns` become columns."""
+        """Return a dataset with a row for each rollout.
+
+        Metrics and `state_columns` become columns.
+        """
         dataset = results_dataset(results, state_columns or ())
         if push_to_hub:
             if not hub_name:

@@ -23,7 +23,10 @@ SEVERITIES = ("error", "warning", "note")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A fault of an environment. `severity` is one of `SEVERITIES`; `example` is a text and what it earns."""
+    """A fault of an environment. `severity` is one of `SEVERITIES`.
+
+    `example` is a text and what it earns.
+    """
 
     kind: str
     severity: str
@@ -36,8 +39,8 @@ class Finding:
 class PaidText:
     """A text that doesn't commit to the right answer: its name, an example, and what it earned.
 
-    `reward`: the mean over the rows that it was tried on, of which each counts its worst variant. `parts`: the mean scores by
-    reward function.
+    `reward`: the mean over the rows that it was tried on, of which each counts its worst variant.
+    `parts`: the mean scores by reward function.
     """
 
     name: str
@@ -60,10 +63,11 @@ def worst_first(findings: Iterable[Finding]) -> list[Finding]:
 # %% ../../nbs/envs/19_findings.ipynb #2f6ed172
 @dataclass
 class AuditReport:
-    """The findings of an audit, the worst first. `notes` says what was tried, and what could not be.
+    """The findings of an audit, the worst first.
 
-    `verdict`: whether GRPO can learn from the sampled rollouts, "" without a client. `honest`: what right completions earn
-    on average. `tricks`: what each trick earned, the best paid first.
+    `notes` says what was tried, and what could not be. `verdict`: whether GRPO can learn from the
+    sampled rollouts, "" without a client. `honest`: what right completions earn on average.
+    `tricks`: what each trick earned, the best paid first.
     """
 
     findings: list[Finding] = field(default_factory=list)

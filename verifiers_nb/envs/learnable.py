@@ -34,7 +34,10 @@ def share(part: int, whole: int) -> str:
 
 # %% ../../nbs/envs/18_learnable.ipynb #0e4ca079
 def answer_name(parser: Any) -> str:
-    """Return what the parser looks for, such as "`<answer>`"; "" if it takes any text as an answer."""
+    """Return what the parser looks for, such as "`<answer>`".
+
+    "" if it takes any text as an answer.
+    """
     if name := getattr(parser, "answer_field", ""):
         return f"`<{name}>`"
     if "Boxed" in type(parser).__name__:
@@ -53,8 +56,9 @@ def finds_answer(parser: Any, completion: Any) -> bool:
 class Learnable:
     """What a set of rollouts tells of learning; failed rollouts are left out.
 
-    `groups`: how many prompts have several rollouts; `teaching`: in how many of these the rewards differ. `solved`: how
-    many rollouts earn `most`. `answered`: in how many the parser found what `tag` names, None if it takes any text.
+    `groups`: how many prompts have several rollouts; `teaching`: in how many of these the rewards
+    differ. `solved`: how many rollouts earn `most`. `answered`: in how many the parser found what
+    `tag` names, None if it takes any text.
     """
 
     rollouts: int
@@ -84,7 +88,7 @@ class Learnable:
 
 # %% ../../nbs/envs/18_learnable.ipynb #cb6b379c
 def most_possible(rubric: Any) -> float:
-    """Return the reward of a rollout with the full score of every function, 0.0 if it isn't known."""
+    """Return a rollout's reward if every function gave its full score, 0.0 if unknown."""
     with suppress(Exception):  # a rubric of one's own may have no functions
         return float(sum(weight for weight in rubric.get_reward_weights() if weight > 0))
     return 0.0
@@ -176,7 +180,10 @@ def nothing_learnt(seen: Learnable) -> str:
         end = ", the most there is" if seen.solved else f" of {seen.most:g}"
         head = f"All {seen.rollouts:,} rollouts earn {seen.high:g}{end}"
     else:
-        head = f"Within each of {seen.groups:,} groups the rewards are equal, from {seen.low:g} to {seen.high:g}"
+        head = (
+            f"Within each of {seen.groups:,} groups the rewards are equal, from {seen.low:g} to "
+            f"{seen.high:g}"
+        )
     about = f": {', '.join(facts)}" if facts else ""
     return f"{head}{about}. GRPO learns nothing from this. Try: {'; '.join(advice_for(seen))}."
 
@@ -193,7 +200,10 @@ logger = logging.getLogger(__name__)
 
 
 def learnable_results(results: GenerateOutputs, rubric: Any = None) -> Learnable:
-    """Return what results tell of learning; rollouts of equal task, prompt and answer are a group."""
+    """Return what results tell of learning.
+
+    Rollouts of equal task, prompt and answer are a group.
+    """
     good = [at for at, error in enumerate(results.errors) if not error]
     keys = [repr((results.task[at], results.prompt[at], results.answer[at])) for at in good]
     columns = [results.state[at] for at in good], [results.completion[at] for at in good]
@@ -210,7 +220,7 @@ def warn_of_results(results: GenerateOutputs, rubric: Any) -> None:
 
 # %% ../../nbs/envs/18_learnable.ipynb #c341634c
 def chance_equal(rewards: Sequence[float], size: int) -> float:
-    """Return the chance that all rewards of a group of `size` are equal, from sampled rewards of its prompt."""
+    """Return the chance that all rewards of a group of `size` are equal, from samples."""
     counts: dict[float, int] = defaultdict(int)
     for reward in rewards:
         counts[round(reward, 9)] += 1

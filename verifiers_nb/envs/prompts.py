@@ -40,10 +40,13 @@ logger = logging.getLogger(__name__)
 
 
 def warn_if_numeric(dataset: Dataset) -> None:
-    """Log a warning if the answers are numbers: the strings that a parser returns never equal them."""
+    """Log a warning if answers are numbers: the strings of a parser never equal them."""
     dtype = str(getattr(dataset.features.get("answer"), "dtype", ""))
     if dtype.startswith(("int", "float", "uint", "decimal")):
-        message = "The answers are numbers (the first is %r), but a parser returns strings: convert the column to strings, or compare with str(answer) in reward functions."
+        message = (
+            "The answers are numbers (the first is %r), but a parser returns strings: convert "
+            "the column to strings, or compare with str(answer) in reward functions."
+        )
         logger.warning(message, dataset[0]["answer"])
 
 # %% ../../nbs/envs/00_prompts.ipynb #0ade7c2c
@@ -177,7 +180,10 @@ class RolloutRows(Sequence[Rollout]):
 
 # %% ../../nbs/envs/00_prompts.ipynb #5dd61eee
 def check_names(names: Collection[str]) -> None:
-    """Raise `ValueError` if there are no prompts; log a warning if there are no answers and infos."""
+    """Raise `ValueError` if there are no prompts.
+
+    Log a warning if there are no answers and infos.
+    """
     if "prompt" not in names:
         raise ValueError(f"The inputs need a 'prompt' column; they have {sorted(names)}.")
     if "answer" not in names and "info" not in names:
@@ -209,7 +215,10 @@ BLOCK, CACHED_BLOCKS = 64, 128
 
 
 def dataset_reader(dataset: Dataset) -> RowReader:
-    """Return the function that reads a row of a dataset; raises `ValueError` if no rollout can start from a row."""
+    """Return the function that reads a row of a dataset.
+
+    Raises `ValueError` if no rollout can start from a row.
+    """
     check_names(dataset.column_names)
     if getattr(dataset.features.get("info"), "dtype", None) == "string":
         batches = dataset.select_columns("info").iter(1000)

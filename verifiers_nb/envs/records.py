@@ -24,7 +24,7 @@ from ..types import Rollout, State, Turn, plain_messages, tool_call_dict
 
 # %% ../../nbs/envs/01_records.ipynb #ee99a348
 def reply_usage(responses: Sequence[Any]) -> dict[str, int]:
-    """Return the number of responses, and the numbers of prompt and completion tokens they report."""
+    """Return the numbers of responses, and of prompt and completion tokens they report."""
     usages = [getattr(response, "usage", None) for response in responses]
     names = ("prompt_tokens", "completion_tokens")
     totals = {name: sum(getattr(usage, name, None) or 0 for usage in usages) for name in names}
@@ -53,7 +53,7 @@ def rollout_record(rollout: Rollout) -> dict[str, Any]:
 
 # %% ../../nbs/envs/01_records.ipynb #3d1582bb
 def plain_value(value: Any) -> Any:
-    """Return an object that JSON can't express as a dict if it is a pydantic object, else as a string."""
+    """Return what JSON can't express: a pydantic object as a dict, another as a string."""
     return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
 # %% ../../nbs/envs/01_records.ipynb #2ebedbd1
@@ -64,7 +64,8 @@ encode_record = JSONEncoder(default=plain_value, ensure_ascii=False).encode
 def to_line(record: dict[str, Any], run: bytes = b"") -> bytes:
     """Return a record as one line of JSON; pydantic objects become dicts, other objects strings.
 
-    `run` is JSON that is added under this name: the settings of a run are the same in each record. If JSON can't express the record, the values of the state become their repr. In all other parts,
+    `run` is JSON that is added under this name: the settings of a run are the same in each record.
+    If JSON can't express the record, the values of the state become their repr. In all other parts,
     entries whose keys are not strings or numbers are left out.
     """
     try:
@@ -113,7 +114,7 @@ def check_content_parts(parts: Sequence[Any]) -> None:
 
 # %% ../../nbs/envs/01_records.ipynb #1a3db66b
 def check_calls(calls: Any) -> None:
-    """Raise `ValueError` if the tool calls of a message lack a function, its name or its arguments."""
+    """Raise `ValueError` if a message's calls lack a function, its name or its arguments."""
     if not isinstance(calls, list) or not all(isinstance(call, (dict, str)) for call in calls):
         raise ValueError(f"it has a message with the tool_calls {calls!r:.40}")
     for call in calls:
@@ -147,7 +148,7 @@ def is_number(value: Any, finite: bool) -> bool:
 
 # %% ../../nbs/envs/01_records.ipynb #4b724d7a
 def check_record(record: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a record is not a rollout: a column is missing or has the wrong type."""
+    """Raise `ValueError` if a record is not a rollout: a column is missing or wrong."""
     needed = (*INPUTS, "reward", "metrics", "error", "state", "turns")
     if missing := [name for name in needed if name not in record]:
         raise ValueError(f"it has no {missing[0]}")

@@ -89,7 +89,10 @@ Change = Callable[[Any, RewardFunc, float], tuple[RewardFunc, float]]
 
 
 def with_funcs(rubric: Any, change: Change) -> Any:
-    """Return a copy of a rubric and its members, with each function and weight replaced by `change(member, func, weight)`."""
+    """Return a copy of a rubric and its members.
+
+    Each function and weight is replaced by `change(member, func, weight)`.
+    """
     twin = copy.copy(rubric)
     pairs = zip(rubric.reward_funcs, rubric.reward_weights, strict=True)
     changed = [change(rubric, func, weight) for func, weight in pairs]
@@ -106,7 +109,10 @@ def with_funcs(rubric: Any, change: Change) -> Any:
 async def score_again(
     rubric: Rubric, rollouts: Sequence[Rollout], kept: Collection[str]
 ) -> list[RolloutScore]:
-    """Return the scores of rollouts; the functions in `kept` are not called and keep their scores."""
+    """Return the scores of rollouts.
+
+    The functions in `kept` are not called and keep their scores.
+    """
     stored = {id(rollout.state): rollout.metrics for rollout in rollouts}
     called = {*rubric.get_reward_func_names()} - {*kept}
 
@@ -183,7 +189,8 @@ class Rescored:
         """Return the names of called functions, and a line for the reward and each metric."""
         called, kept = (", ".join(names) or "nothing" for names in (self.called, self.kept))
         lines = [
-            f"{len(self.rollouts):,} rollouts scored again: called {called}; kept {kept} (same name and source text)"
+            f"{len(self.rollouts):,} rollouts scored again: called {called}; kept {kept} (same "
+            "name and source text)"
         ]
         for name, (first, second, diff) in self.differences.items():
             interval = f"95 % interval {diff.low:+.3f} to {diff.high:+.3f}, {diff.n:,} examples"
@@ -200,7 +207,10 @@ class Rescored:
             with rewritten(path) as file:
                 file.writelines(map(to_line, records))
         except OSError as error:
-            message = f"Can't write the new scores to {path}: {error.strerror}. The old file is unchanged."
+            message = (
+                f"Can't write the new scores to {path}: {error.strerror}. The old file is "
+                "unchanged."
+            )
             raise OSError(error.errno, message) from error
         return path
 
@@ -219,7 +229,7 @@ def forget_other_judges(
 def stored_rollouts(
     results: ResultsOrFile,
 ) -> tuple[list[Rollout], list[Mapping[str, str]], dict[str, Any]]:
-    """Return rollouts, the digests of the functions that scored each, and the settings of their run."""
+    """Return rollouts, the digests of what scored each, and the settings of their run."""
     if isinstance(results, GenerateOutputs):
         return rollouts_from_outputs(results), [], {}
     records = [*read_rollouts(results)]
@@ -240,8 +250,8 @@ def rescore(
     `results`: outputs, a file of rollouts or the folder of an evaluation. A reward function is
     called unless it has the same name and source text, and its parser or judge the same settings;
     then it keeps its stored scores. A new weight needs no call. What a function calls is not
-    compared: after a change of a helper give `force`, which calls all functions, or those with these
-    names. A judge is not asked the same question again, unless its model or its arguments
+    compared: after a change of a helper give `force`, which calls all functions, or those with
+    these names. A judge is not asked the same question again, unless its model or its arguments
     changed.
     """
     if rubric is None and env is None:

@@ -69,7 +69,10 @@ def read_with_offsets(
                 if strict:
                     check_record(record)
             except ValueError as error:
-                message = f"{path}, line {number} is not a rollout: {error}. `move_bad_lines` or `vf-eval --resume --repair` moves such lines to another file."
+                message = (
+                    f"{path}, line {number} is not a rollout: {error}. `move_bad_lines` or "
+                    "`vf-eval --resume --repair` moves such lines to another file."
+                )
                 raise ValueError(message) from error
             yield offset, record
             offset += len(line)
@@ -114,7 +117,7 @@ def converted(path: Path, modified: int) -> TemporaryDirectory[str]:
 
 # %% ../../nbs/envs/02_results.ipynb #5ea32292
 def in_our_format(path: str | Path) -> Path:
-    """Return the path of a file of rollouts, or of a converted copy if `verifiers` wrote the file."""
+    """Return the path of a file of rollouts, or of a copy if `verifiers` wrote the file."""
     path, first = Path(path), {}
     with suppress(ValueError, TypeError), path.open("rb") as lines:
         first = dict(orjson.loads(lines.readline()))
@@ -124,7 +127,10 @@ def in_our_format(path: str | Path) -> Path:
 
 # %% ../../nbs/envs/02_results.ipynb #df1aad04
 def find_steps(folder: str | Path, *patterns: str) -> dict[int, Path]:
-    """Return the paths that match, by step and in order; a later pattern wins over an earlier one."""
+    """Return the paths that match, by step and in order.
+
+    A later pattern wins over an earlier one.
+    """
     steps = {}
     for path in chain.from_iterable(Path(folder).glob(pattern) for pattern in patterns):
         if number := re.fullmatch(r".*-(\d+)(\.jsonl)?", path.name):
@@ -149,7 +155,10 @@ def rollouts_file(path: str | Path) -> Path:
         latest = sorted(found, key=lambda each: each.stat().st_mtime)[-3:]
         advice = "; vf-eval -s saves one, and a training run does in its first step"
         such = f", such as {', '.join(map(str, latest))}" if latest else advice
-        message = f"There are no rollouts at {path}: give a file of rollouts, or the folder of an evaluation{such}."
+        message = (
+            f"There are no rollouts at {path}: give a file of rollouts, or the folder of an "
+            f"evaluation{such}."
+        )
         raise FileNotFoundError(message)
     return file
 
@@ -212,7 +221,7 @@ def load_results(path: str | Path) -> GenerateOutputs:
 
 # %% ../../nbs/envs/02_results.ipynb #fdf23e66
 def stored_usage(path: str | Path) -> dict[str, float]:
-    """Return the requests, tokens and seconds of the rollouts in a file, or zeros without a file."""
+    """Return the requests, tokens and seconds of the rollouts in a file, zeros without one."""
     total: dict[str, float] = {**reply_usage(()), "seconds": 0.0}
     for record in read_rollouts(path) if Path(path).exists() else ():
         for name, value in (record.get("usage") or {}).items():
@@ -260,7 +269,10 @@ class StoredOutputs(GenerateOutputs):
     """Outputs whose columns are read from a file; only `reward` and `metrics` are in memory."""
 
     def load(self) -> GenerateOutputs:
-        """Return outputs with all columns in memory; needed if you delete the file or edit columns."""
+        """Return outputs with all columns in memory.
+
+        Needed if you delete the file or edit columns.
+        """
         names = (*READ_COLUMN, "reward")
         columns: dict[str, Any] = {name: list(getattr(self, name)) for name in names}
         return GenerateOutputs.model_construct(**columns, metrics=dict(self.metrics))

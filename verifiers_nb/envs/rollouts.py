@@ -157,8 +157,8 @@ def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine from sync code and return its result, even if this thread has a running loop.
 
     Ctrl-C cancels the coroutine and waits until it has ended. What its functions replaced in this
-    process, such as `sys.stdout`, is put back if this is the main thread. Raises `RuntimeError` in a coroutine
-    of the same loop, which would wait for itself.
+    process, such as `sys.stdout`, is put back if this is the main thread. Raises `RuntimeError` in
+    a coroutine of the same loop, which would wait for itself.
     """
     if asyncio._get_running_loop() is background_loop():
         coroutine.close()
@@ -186,7 +186,10 @@ def derive_seed(seed: int, *path: int) -> int:
 
 # %% ../../nbs/envs/06_rollouts.ipynb #18bdf38d
 def with_seed(sampling_args: SamplingArgs | None, *path: int) -> SamplingArgs | None:
-    """Return the arguments with the seed derived for `path`; arguments without a seed don't change."""
+    """Return the arguments with the seed derived for `path`.
+
+    Arguments without a seed don't change.
+    """
     if not sampling_args or sampling_args.get("seed") is None:
         return sampling_args
     return {**sampling_args, "seed": derive_seed(sampling_args["seed"], *path)}
@@ -259,7 +262,10 @@ def outputs_from_rollouts(
 
 # %% ../../nbs/envs/06_rollouts.ipynb #827bfc45
 def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None) -> dict[str, Any]:
-    """Return the settings that all rollouts of a run share; `rubric` is None if they are not scored."""
+    """Return the settings that all rollouts of a run share.
+
+    `rubric` is None if they are not scored.
+    """
     used = rubric or Rubric()
     names = used.get_reward_func_names()
     rewards = list(zip_longest(names, used.get_reward_weights(), fillvalue=1.0))
@@ -285,8 +291,8 @@ class RolloutRun:
     `timeout`: seconds after which a rollout fails, and a reward function without a timeout of its
     own. `keep=False`: don't keep stored rollouts in memory. `close_client`: close the client after
     the run. `on_finish(rollout)` is called for each finished rollout. `finished` maps the index of
-    each finished rollout to the rollout, or to None if it is only in the store. A `budget` or `until`
-    may end the run early; the other rollouts are then in neither `finished` nor the store.
+    each finished rollout to the rollout, or to None if it is only in the store. A `budget` or
+    `until` may end the run early; the other rollouts are then in neither `finished` nor the store.
     """
 
     env: Any
@@ -323,7 +329,10 @@ class RolloutRun:
         return run_settings(self.model, self.sampling_args, self.rubric)
 
     async def start(self, max_concurrent: int = -1) -> None:
-        """Run every row that is not in the store; log the number of failures and the first error."""
+        """Run every row that is not in the store.
+
+        Log the number of failures and the first error.
+        """
         order = self.order()
         if max_concurrent == -1 and (self.budget or self.until):
             max_concurrent = MAY_END_IN_FLIGHT
@@ -383,7 +392,10 @@ class RolloutRun:
             logger.warning("%d of %d rollouts done, %s", len(self.finished), len(self.rows), status)
 
     async def run_one(self, index: int) -> None:
-        """Play and score one row, or restore it from the store; the last of a group scores the group."""
+        """Play and score one row, or restore it from the store.
+
+        The last of a group scores the group.
+        """
         run_limit.set(self.timeout)  # for this task: a reward function can hang, too
         run_budget.set(self.budget)
         run_policy.set((getattr(self.client, "unmetered", self.client), self.model))
@@ -435,7 +447,7 @@ class RolloutRun:
             fail(rollout, as_failure(error))
 
     def finish(self, rollout: Rollout) -> None:
-        """Record a finished rollout, append it to the store unless it is there, and show progress."""
+        """Record a finished rollout, append it to the store if need be, and show progress."""
         if not math.isfinite(rollout.reward):
             fail(rollout, OverflowError(f"The reward is {rollout.reward}, of {rollout.metrics}."))
         self.finished[rollout.index] = rollout if self.keep or not self.store else None

@@ -48,7 +48,7 @@ def answer_endings(state: Mapping[str, Any], completion: Any) -> list[str]:
 
 # %% ../../nbs/envs/05_statistics.ipynb #6bbc7a47
 def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
-    """Return the numbers of rollouts, failed rollouts and failed reward functions, and how answers ended.
+    """Return the short or empty rollouts that earn more than the mean, the shortest first.
 
     `first_error` is the first error of a rollout. `reward_errors` maps each function that failed to
     its `count` and the `first` message. Of the answers, `empty_answers` counts all that are empty.
@@ -73,7 +73,10 @@ def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
 
 # %% ../../nbs/envs/05_statistics.ipynb #64aed882
 def ending_lines(counts: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each of `ENDINGS` that some answers have; each empty answer is in one."""
+    """Return a sentence for each of `ENDINGS` that some answers have.
+
+    Each empty answer is in one.
+    """
     of = f"of {counts['rollouts']:,}"
     empty = counts.get("cut_off_empty") or 0
     named = empty + sum(counts.get(name) or 0 for name in ("refusals", "null_answers"))
@@ -86,7 +89,10 @@ def ending_lines(counts: Mapping[str, Any]) -> list[str]:
 
 # %% ../../nbs/envs/05_statistics.ipynb #7f17b0de
 def trouble_lines(counts: Mapping[str, Any]) -> list[str]:
-    """Return the counts of `count_troubles` as sentences; an empty list if there were no problems."""
+    """Return the counts of `count_troubles` as sentences.
+
+    An empty list if there were no problems.
+    """
     of = f"of {counts['rollouts']:,}"
     lines = []
     if counts["failed"]:
@@ -138,7 +144,7 @@ def pass_at(passed: int, count: int, k: int) -> float:
 
 # %% ../../nbs/envs/05_statistics.ipynb #a50bfae0
 def pass_all(passed: int, count: int, k: int) -> float:
-    """Return pass^k if `passed` of `count` rollouts passed: Yao et al. (2024), tau-bench, section 3."""
+    """Return pass^k if `passed` of `count` rollouts passed: Yao et al. (2024), section 3."""
     return math.comb(passed, k) / math.comb(count, k)
 
 # %% ../../nbs/envs/05_statistics.ipynb #82b5937c
@@ -159,7 +165,7 @@ def pass_rates(
 
 # %% ../../nbs/envs/05_statistics.ipynb #239cd74e
 def student_quantile(probability: float, freedom: int) -> float:
-    """Return a quantile of Student's t distribution, by an expansion around the normal distribution.
+    """Return a quantile of Student's t distribution, expanded around the normal one.
 
     It is exact for a `freedom` of 1 and 2, and else within a percent. Abramowitz and Stegun,
     26.7.5.

@@ -92,7 +92,7 @@ def input_digests(text: str) -> dict[str, str]:
 
 # %% ../../nbs/envs/03_store.ipynb #b22ceb40
 def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
-    """List the inputs of a stored rollout that differ from those of a row, given by `inputs_text`."""
+    """List the inputs of a stored rollout that differ from a row's `inputs_text`."""
     first: Mapping[str, str] = record.get("inputs") or {}
     stored = {name: first.get(name) or input_digest(record[name]) for name in COMPARED}
     return [name for name, digest in input_digests(text).items() if stored[name] != digest]
@@ -112,9 +112,12 @@ def what_changed(path: Path, opened: os.stat_result, size: int) -> str | None:
 
 # %% ../../nbs/envs/03_store.ipynb #94955c27
 def check_unchanged(path: Path, opened: os.stat_result, size: int) -> None:
-    """Raise an `OSError` with the number `ESTALE` if something has changed a file that we append to."""
+    """Raise an `OSError` (`ESTALE`) if something has changed a file that we append to."""
     if change := what_changed(path, opened, size):
-        message = f"something {change} this file while a run wrote to it. The run stops, because its results would be lost."
+        message = (
+            f"something {change} this file while a run wrote to it. The run stops, because its "
+            "results would be lost."
+        )
         raise OSError(errno.ESTALE, message, str(path))
 
 # %% ../../nbs/envs/03_store.ipynb #1f86f375
@@ -153,10 +156,11 @@ class AppendedFile:
 
 # %% ../../nbs/envs/03_store.ipynb #4d134bc0
 class RolloutStore:
-    """Append finished rollouts to a JSONL file; `done` maps the index of each to its offset in bytes.
+    """Append finished rollouts to a JSONL file.
 
-    `settings`: the settings of this run, stored with every record. `retry_failed`: `check` removes
-    failed rollouts, so that they are played again. `seconds`: how long earlier parts of the run took.
+    `done` maps the index of each to its offset in bytes. `settings`: the settings of this run,
+    stored with every record. `retry_failed`: `check` removes failed rollouts, so that they are
+    played again. `seconds`: how long earlier parts of the run took.
     """
 
     def __init__(self, path: str | Path, retry_failed: bool = False) -> None:

@@ -33,8 +33,8 @@ def results_columns(
     """Return results, or those in a file, as columns; add the `state_columns` from the states.
 
     Tool calls and infos are JSON text, because their keys differ from row to row. The columns
-    `info` and `error` exist only if some rollout has one. A metric whose name is that of another column
-    gets the prefix `metric_`.
+    `info` and `error` exist only if some rollout has one. A metric whose name is that of another
+    column gets the prefix `metric_`.
     """
     if isinstance(results, (str, Path)):
         results = load_results(results)
@@ -76,7 +76,8 @@ def results_dataset(results: ResultsOrFile, state_columns: Sequence[str] = ()) -
 def results_frame(results: ResultsOrFile, state_columns: Sequence[str] = ()) -> DataFrame:
     """Return results, or those in a file, as a pandas frame with the columns of `results_columns`.
 
-    The columns of `inference.columns`, such as `tokens`, follow if any rollout has a value for them.
+    The columns of `inference.columns`, such as `tokens`, follow if any rollout has a value for
+    them.
     """
     import pandas
 

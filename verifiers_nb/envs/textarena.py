@@ -65,7 +65,10 @@ def make_game(name: str, words: Sequence[str] | None = None, wrapped: bool = Fal
             arena = import_module("textarena")
             game = arena.make(name)
     except LookupError as error:
-        message = f"The game {name!r} needs words that NLTK could not download: pass your own words=[...], or offline=True to vf.load_environment."
+        message = (
+            f"The game {name!r} needs words that NLTK could not download: pass your own "
+            "words=[...], or offline=True to vf.load_environment."
+        )
         raise ValueError(message) from error
     while isinstance(game, arena.Wrapper) and not wrapped:
         game = game.env

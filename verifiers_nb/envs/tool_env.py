@@ -91,9 +91,9 @@ def tool_message(tool_call_id: str | None, content: str) -> ChatMessage:
 class ToolEnv(MultiTurnEnv):
     """Let the model call tools until it answers without a call.
 
-    `tools`: one function or several, sync or async, with docstrings and types for the model. `error_formatter`:
-    returns the text that the model reads for an exception. `hidden_args`: names of arguments that
-    the model does not see. Sync tools run in at most `max_workers` threads.
+    `tools`: one function or several, sync or async, with docstrings and types for the model.
+    `error_formatter`: returns the text that the model reads for an exception. `hidden_args`: names
+    of arguments that the model does not see. Sync tools run in at most `max_workers` threads.
 
     `state["tools_called"]` lists the names of called tools, `state["tool_errors"]` counts failed
     calls.
@@ -184,7 +184,7 @@ class ToolEnv(MultiTurnEnv):
     def failure(
         self, error: Exception, tool_call_id: str | None, state: State | None
     ) -> ChatMessage:
-        """Count an error and return the message that describes it, the repr if its text is empty."""
+        """Count an error and return the message that describes it, or else its repr."""
         if state is not None:
             state["tool_errors"] += 1
         return tool_message(tool_call_id, self.error_formatter(error) or repr(error))
@@ -256,12 +256,14 @@ class ToolRubric(Rubric):
 
 # %% ../../nbs/envs/10_tool_env.ipynb #270457b8
 PARSER_FIELDS = ("think", ("tool", "answer"))
-XML_TOOLS_PROMPT = """Solve the problem with the help of tools. Think in each reply; then either call one tool, or give the final answer.
+XML_TOOLS_PROMPT = """Solve the problem with the help of tools. Think in each reply; then either \
+call one tool, or give the final answer.
 
 The tools, one a line, with the JSON schema of their arguments:
 {tool_descriptions}
 
-A call is one JSON object: {"name": "the tool's name", "arguments": {"the argument's name": "its value"}}. Its result comes in <result> tags. Each of your replies has this form:
+A call is one JSON object: {"name": "the tool's name", "arguments": {"the argument's name": "its \
+value"}}. Its result comes in <result> tags. Each of your replies has this form:
 <think>...</think>
 <tool>...</tool> or <answer>...</answer>"""
 
@@ -357,7 +359,7 @@ def tool_metrics(name: str) -> list[RewardFunc]:
 
 # %% ../../nbs/envs/10_tool_env.ipynb #29ff334d
 def add_tool_rewards(rubric: Rubric, tools: Sequence[Callable[..., Any]]) -> None:
-    """Add rewards for working calls and for the format, with weight 0.2, and metrics of each tool."""
+    """Add rewards for working calls and, with weight 0.2, the format, and metrics of tools."""
     rubric.add_reward_func(tool_execution_reward_func, weight=0.2)
     rubric.add_reward_func(rubric.parser.get_format_reward_func(), weight=0.2)
     for tool in tools:

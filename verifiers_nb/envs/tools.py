@@ -64,7 +64,10 @@ def read_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
 
 # %% ../../nbs/envs/09_tools.ipynb #b1d57811
 def tool_name(tool: Callable[..., Any]) -> str:
-    """Return the name of a tool; raises `ValueError` if it isn't valid as the name of a function."""
+    """Return the name of a tool.
+
+    Raises `ValueError` if it isn't valid as the name of a function.
+    """
     if not callable(tool):
         raise TypeError(f"A tool is a function, not {tool!r:.60}: give the function itself.")
     tool = tool.func if isinstance(tool, partial) else tool
@@ -98,7 +101,7 @@ def tool_parameters(tool: Callable[..., Any], hidden: Collection[str] = ()) -> d
 
 # %% ../../nbs/envs/09_tools.ipynb #fa35e192
 class BriefSchema(GenerateJsonSchema):
-    """Pydantic's JSON schemas without titles for fields, and with `enum` for a single literal too."""
+    """Pydantic's JSON schemas without titles of fields, and with `enum` for one literal."""
 
     ignored_warning_kinds = {"skipped-choice", "non-serializable-default"}
 
@@ -122,7 +125,10 @@ def parameter_type(tool: str, parameter: Parameter) -> Any:
     try:
         TypeAdapter(kind).json_schema(schema_generator=BriefSchema)
     except PydanticUserError as error:
-        message = f"Tool {tool!r}: the type of its argument {parameter} has no JSON form. Use another type, or hide the argument (hidden_args of StatefulToolEnv)."
+        message = (
+            f"Tool {tool!r}: the type of its argument {parameter} has no JSON form. Use another "
+            "type, or hide the argument (hidden_args of StatefulToolEnv)."
+        )
         raise TypeError(message) from error
     return kind
 
@@ -176,7 +182,10 @@ class Tool:
             raise ValueError(f"{self.name} has no argument {', '.join(unexpected)}; {known}")
 
     def takes(self, name: str) -> bool:
-        """Return whether the function takes this argument; a hidden argument may be of another tool."""
+        """Return whether the function takes this argument.
+
+        A hidden argument may be of another tool.
+        """
         parameters = inspect.signature(self.func).parameters
         return name not in self.hidden or self.is_open or name in parameters
 
@@ -203,7 +212,10 @@ def make_tool(func: Callable[..., Any], hidden: Collection[str] = ()) -> Tool:
     parameters = tool_parameters(func, hidden)
     description, texts = read_docstring(tool_docstring(func))
     if not description:
-        message = "Tool %r has no docstring, so a model sees only its name and arguments: write one that describes the tool, with a section 'Args:' for its arguments."
+        message = (
+            "Tool %r has no docstring, so a model sees only its name and arguments: write one "
+            "that describes the tool, with a section 'Args:' for its arguments."
+        )
         logger.warning(message, name)
     is_open = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
     parameters = {n: p for n, p in parameters.items() if p.kind is not p.VAR_KEYWORD}
@@ -231,7 +243,7 @@ def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
 
 # %% ../../nbs/envs/09_tools.ipynb #8391e434
 def with_last_value(code: str) -> str:
-    """Return a program, without a common indent, that also prints the value of its last expression if it has one.
+    """Return a program, without a common indent, that also prints its last expression's value.
 
     Raises `SyntaxError` for text that is not a program.
     """
@@ -246,7 +258,7 @@ def with_last_value(code: str) -> str:
 
 # %% ../../nbs/envs/09_tools.ipynb #2f09db84
 def python(code: str) -> str:
-    """Run a Python program and return what it prints, errors included, and the value of its last expression.
+    """Run a Python program and return what it prints and the value of its last expression.
 
     The program runs for at most 10 seconds, without network, and in a folder of its own, which is
     gone afterwards: nothing is kept from one call to the next.
@@ -385,9 +397,10 @@ def search_ddg(query: str, num_results: int = 5) -> str:
 
 # %% ../../nbs/envs/09_tools.ipynb #e9732b91
 def public_socket(info: tuple[Any, ...]) -> socket.socket:
-    """Return a socket for an entry of `getaddrinfo`; raises `ValueError` if its address is not public.
+    """Return a socket for an entry of `getaddrinfo`.
 
-    aiohttp connects to this address, so the host name can't resolve to another one after the check.
+    Raises `ValueError` if its address is not public. aiohttp connects to this address, so the host
+    name can't resolve to another one after the check.
     """
     family, kind, protocol, _, address = info
     if not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_global:
@@ -451,6 +464,6 @@ def ask(question: str, url: str) -> str:
     from openai import OpenAI
 
     prompt = f"Answer from this web page only.\n\n<page>\n{read_page(url)}\n</page>\n\n{question}"
-    message = {"role": "user", "content": prompt}
-    response = OpenAI(api_key=key).chat.completions.create(model=ASK_MODEL, messages=[message])  # type: ignore[list-item]
+    messages: Any = [{"role": "user", "content": prompt}]
+    response = OpenAI(api_key=key).chat.completions.create(model=ASK_MODEL, messages=messages)
     return response.choices[0].message.content or ""

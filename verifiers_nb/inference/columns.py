@@ -22,7 +22,10 @@ from ..types import Messages, content_text, reasoning_length
 
 # %% ../../nbs/inference/16_columns.ipynb #8a527bde
 def sent_field(thing: Any, name: str) -> Any:
-    """Return a field of a client's object, or None; OpenAI's objects take long to say that they lack one."""
+    """Return a field of a client's object, or None.
+
+    OpenAI's objects take long to say that they lack one.
+    """
     extra = None if isinstance(thing, dict) else getattr(thing, "__pydantic_extra__", None)
     if extra is None:
         return getattr(thing, name, None)
@@ -135,7 +138,10 @@ UNREADABLE = (AttributeError, LookupError, TypeError, ValueError)  # in files th
 
 
 def column_values(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the value of each column for a rollout, from its state or its record; None for unknown."""
+    """Return the value of each column for a rollout, from its state or its record.
+
+    None for unknown.
+    """
     completion, answers = state.get("completion") or "", answers_of(state)
     values: dict[str, Any] = {}
     for column in COLUMNS:
@@ -166,7 +172,10 @@ def column_keys(taken: Iterable[str]) -> dict[str, Column]:
 
 # %% ../../nbs/inference/16_columns.ipynb #d3a3eac3
 def columns_of(states: Iterable[Mapping[str, Any]], taken: Iterable[str]) -> dict[str, list[Any]]:
-    """Return the columns of rollouts by names that are not taken; those without any value are left out."""
+    """Return the columns of rollouts by names that are not taken.
+
+    Those without any value are left out.
+    """
     rows = [column_values(state) for state in states]
     columns = {
         key: [row[column.name] for row in rows] for key, column in column_keys(taken).items()

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'Decoder', 'RowCache', 'reserve', 'append_rows', 'keep_rows',
-           'prefill_attention', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument', 'prefill',
-           'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two', 'make_decoder', 'draw', 'token_noise',
-           'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
+           'prefill_attention', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument',
+           'shared_beginning', 'prefill', 'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two',
+           'make_decoder', 'draw', 'token_noise', 'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema',
+           'requested_tag', 'make_matcher', 'mask_logits']
 
 # %% ../../nbs/inference/02_decode.ipynb #77de68da
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import takewhile
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -36,8 +38,9 @@ if TYPE_CHECKING:
 class RowCache(Cache):
     """Keys and values of the running sequences: sequence i has row i of every buffer.
 
-    `buffers` alternates keys and values, layer by layer, `[row capacity, heads, column capacity, D]`.
-    Row i fills the columns from `starts[i]` up to `end`, where the next token of every row goes.
+    `buffers` alternates keys and values, layer by layer, `[row capacity, heads, column capacity,
+    D]`. Row i fills the columns from `starts[i]` up to `end`, where the next token of every row
+    goes.
     """
 
     def __init__(self) -> None:
@@ -49,7 +52,7 @@ class RowCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write one column, `[rows, heads, 1, D]`, and return views of all keys and values so far."""
+        """Write one column, `[rows, heads, 1, D]`, and return views of all so far."""
         rows, stop = len(self.starts), self.end + 1
         keys, values = self.buffers[2 * layer_idx : 2 * layer_idx + 2]
         keys[:rows, :, self.end] = key_states[:, :, 0]
@@ -61,7 +64,7 @@ class RowCache(Cache):
         return self.end - self.begin
 
     def new_buffer(self, states: Tensor) -> Tensor:
-        """Return a buffer for keys or values of the shape of `states`, `[rows, heads, columns, D]`."""
+        """Return a buffer for keys or values, shaped as `states`, `[rows, heads, columns, D]`."""
         # Zeros, because masked columns have weight 0, and 0 times uninitialised memory may be NaN.
         rows, columns = self.capacity
         return states.new_zeros(rows, states.shape[1], columns, states.shape[3])
@@ -121,11 +124,11 @@ def keep_rows(cache: RowCache, order: list[int]) -> None:
 def prefill_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return causal attention over whole sequences, of each token to at most the last `window` ones."""
-    mask, length = None, query.shape[2]
-    if window is not None and window < length:
-        mask = torch.ones(length, length, dtype=torch.bool, device=query.device)
-        mask = mask.tril().triu(1 - window)
+    """Return causal attention of the last tokens, of each to at most the last `window` ones."""
+    mask, length, whole = None, query.shape[2], key.shape[2]
+    if length < whole or (window is not None and window < length):
+        mask = torch.ones(length, whole, dtype=torch.bool, device=query.device)
+        mask = mask.tril(whole - length).triu(whole - length + 1 - (window or whole))
     # Older GPUs have no fused kernel for heads that share keys, and would store all scores.
     shared = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1)
@@ -139,9 +142,9 @@ def row_attention(
 ) -> tuple[Tensor, None]:
     """Return the attention [B, Q, heads, D] of `query` [B, heads, Q, D].
 
-    `key` and `value` are [B, kv_heads, T, D]. In a step Q is 1, and `mask` [B, 1, 1, T] hides columns; a
-    prefill has the whole sequences and no mask. Raises `NotImplementedError` if the model's
-    attention has further terms.
+    `key` and `value` are [B, kv_heads, T, D]. In a step Q is 1, and `mask` [B, 1, 1, T] hides
+    columns; a prefill has the ends of the sequences and no mask. Raises `NotImplementedError` if
+    the model's attention has further terms.
     """
     if extra := [n for n in ("softcap", "s_aux", "position_bias") if options.get(n) is not None]:
         raise NotImplementedError(f"attention with {', '.join(extra)}")
@@ -206,14 +209,32 @@ def cache_argument(model: torch.nn.Module, cache: Cache) -> dict[str, Any]:
     named = type(model).forward.__annotations__  # a signature takes a tenth of a step
     return {"cache" if "cache" in named else "past_key_values": cache, "use_cache": True}
 
+# %% ../../nbs/inference/02_decode.ipynb #1c9be470
+def shared_beginning(prompts: Sequence[Prompt]) -> int:
+    """Return how many tokens all prompts begin with."""
+    first, last = min(prompts), max(prompts)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return sum(1 for _ in same)
+
 # %% ../../nbs/inference/02_decode.ipynb #7719a1c7
 def prefill(
-    model: PreTrainedModel, cache: RowCache, prompts: list[Prompt], source: list[int]
+    model: PreTrainedModel, cache: RowCache, prompts: list[Prompt], source: list[int], least: int
 ) -> None:
-    """Compute the keys and values of distinct prompts, and append a row for each entry of `source`."""
-    fresh = DynamicCache()
-    ids = pad_sequence([torch.tensor(prompt or [0]) for prompt in prompts], batch_first=True)
-    model.base_model(input_ids=ids.to(model.device), **cache_argument(model.base_model, fresh))
+    """Compute the keys and values of distinct prompts, and append a row for each entry of `source`.
+
+    The beginning that all prompts share is computed once, if that saves `least` tokens or more.
+    """
+    fresh, decoder, shared = DynamicCache(), model.base_model, shared_beginning(prompts)
+    if shared * (len(prompts) - 1) < least:
+        shared = 0
+    if shared:
+        beginning = torch.tensor([prompts[0][:shared]], device=model.device)
+        decoder(input_ids=beginning, **cache_argument(decoder, fresh))
+        fresh.batch_repeat_interleave(len(prompts))
+    ends = [torch.tensor(prompt[shared:] or [0]) for prompt in prompts]
+    ids = pad_sequence(ends, batch_first=True).to(model.device)
+    places = torch.arange(shared, shared + ids.shape[1], device=model.device).expand(ids.shape)
+    decoder(input_ids=ids, position_ids=places, **cache_argument(decoder, fresh))
     append_rows(cache, fresh, source, [len(prompts[row]) for row in source])
 
 # %% ../../nbs/inference/02_decode.ipynb #fc074d50
@@ -221,7 +242,10 @@ ATTENTION = "verifiers_nb_rows"
 
 
 def use_row_attention(model: PreTrainedModel) -> None:
-    """Replace a model's attention by ours; raises `NotImplementedError` if the model doesn't allow it."""
+    """Replace a model's attention by ours.
+
+    Raises `NotImplementedError` if the model doesn't allow it.
+    """
     AttentionInterface.register(ATTENTION, row_attention)
     kinds = set(getattr(model.config, "layer_types", None) or ["full_attention"])
     if other := kinds - {"full_attention", "sliding_attention"}:
@@ -249,6 +273,10 @@ def cached_step(model: PreTrainedModel, cache: RowCache, tokens: list[int]) -> T
 class CachedDecoder:
     """Decode with a cache that is written in place. Replaces the model's attention."""
 
+    least_saved = (
+        512  # tokens, below which a shared beginning is not worth a forward pass of its own
+    )
+
     def __init__(self, model: PreTrainedModel):
         use_row_attention(model)
         self.model, self.cache = model, RowCache()
@@ -256,7 +284,7 @@ class CachedDecoder:
     def join(self, prompts: Sequence[Sequence[int]]) -> None:
         """Append a row per prompt; each distinct prompt is computed once."""
         for batch, source in prefill_batches(tuple(prompt[:-1]) for prompt in prompts):
-            prefill(self.model, self.cache, batch, source)
+            prefill(self.model, self.cache, batch, source, self.least_saved)
         self.token_bytes = sum(each[0, :, 0].nbytes for each in self.cache.buffers)
 
     def step(self, tokens: list[int]) -> Tensor:
@@ -264,7 +292,10 @@ class CachedDecoder:
         return cached_step(self.model, self.cache, tokens)
 
     def keep(self, order: list[int]) -> None:
-        """Keep only some rows: row `order[i]` becomes row i. Without any rows, the memory is freed."""
+        """Keep only some rows: row `order[i]` becomes row i.
+
+        Without any rows, the memory is freed.
+        """
         keep_rows(self.cache, order)
 
     @property
@@ -277,8 +308,11 @@ Decoder: TypeAlias = PlainDecoder | CachedDecoder
 
 
 def logits_of_two(decoder: Decoder) -> Tensor:
-    """Return the logits of two steps after prompts of different lengths; leaves no rows."""
-    decoder.join([[1, 2, 3], [3, 2, 1, 0, 1]])
+    """Return the logits of two steps after prompts of different lengths that begin alike.
+
+    Leaves no rows.
+    """
+    decoder.join([[1, 2, 3], [1, 2, 1, 0, 1]])
     logits = torch.cat([decoder.step([3, 1]), decoder.step([2, 0])])
     decoder.keep([])
     return logits
@@ -286,7 +320,7 @@ def logits_of_two(decoder: Decoder) -> Tensor:
 # %% ../../nbs/inference/02_decode.ipynb #cb7a1d77
 @torch.inference_mode()
 def make_decoder(model: PreTrainedModel) -> Decoder:
-    """Return the fast decoder if its logits are right for this model, else warn and return the plain one.
+    """Return the fast decoder if its logits are right, else warn and return the plain one.
 
     Changes the model's attention, so pass a copy.
     """
@@ -294,12 +328,13 @@ def make_decoder(model: PreTrainedModel) -> Decoder:
     plain = logits_of_two(PlainDecoder(model))
     if plain.isnan().any():
         raise FloatingPointError(
-            f"The logits of {type(model).__name__} are NaN in {model.dtype}: if its weights are intact, "
-            "use client=EmbeddedEngine(model, dtype=torch.float32)."
+            f"The logits of {type(model).__name__} are NaN in {model.dtype}: if its weights are "
+            "intact, use client=EmbeddedEngine(model, dtype=torch.float32)."
         )
     try:
-        decoder = CachedDecoder(model)
-        gap = (logits_of_two(decoder) - plain).abs().max().item()
+        decoder, gap = CachedDecoder(model), 0.0
+        for decoder.least_saved in (1, CachedDecoder.least_saved):
+            gap = max(gap, (logits_of_two(decoder) - plain).abs().max().item())
         # In half precision each layer rounds; a wrong mask or position causes a far larger gap.
         if not gap <= (1e-3 if model.dtype == torch.float32 else 0.1) * plain.abs().max().item():
             raise NotImplementedError(f"its logits differ by {gap:.2g}")
@@ -445,7 +480,7 @@ def requested_tag(response_format: dict[str, Any] | None) -> StructuralTag | Non
 def make_matcher(
     tag: StructuralTag, tokenizer: PreTrainedTokenizerBase, vocab_size: int, ends: Sequence[int]
 ) -> GrammarMatcher:
-    """Return a matcher for one sequence, which allows the end tokens `ends` after a complete text."""
+    """Return a matcher for one sequence, which allows `ends` after a complete text."""
     from xgrammar import GrammarMatcher
 
     from ..parsers.structural_tags import compile_for_tokenizer

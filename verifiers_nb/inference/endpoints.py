@@ -49,7 +49,10 @@ PROVIDERS = {
 
 
 def find_address(url: str, api_key: str | None) -> tuple[str, str | None]:
-    """Return the base URL and key of a provider or a server; raises `ValueError` if one is missing."""
+    """Return the base URL and key of a provider or a server.
+
+    Raises `ValueError` if one is missing.
+    """
     if url in PROVIDERS:
         url, variable = PROVIDERS[url]
         if not (api_key := api_key or os.environ.get(variable)):
@@ -82,10 +85,10 @@ def connect(
 ) -> HTTPClient | Endpoints:
     """Return a client for one server, or for several that act as one.
 
-    `url` is an address such as `http://host:8000/v1`, "openai", "openrouter", or a list of these. `model`
-    is by default the model that a vLLM server serves, and required for other servers. Returns a
-    `VLLMClient` for vLLM, which can train and evaluate, an `HTTPClient` for another server, which can only
-    evaluate, and `Endpoints` for a list. `settings` go to the clients.
+    `url` is an address such as `http://host:8000/v1`, "openai", "openrouter", or a list of these.
+    `model` is by default the model that a vLLM server serves, and required for other servers.
+    Returns a `VLLMClient` for vLLM, which can train and evaluate, an `HTTPClient` for another
+    server, which can only evaluate, and `Endpoints` for a list. `settings` go to the clients.
     """
     if not isinstance(url, str):
         return Endpoints([connect(each, api_key, model, **settings) for each in url])
@@ -129,10 +132,10 @@ def is_healthy(client: Any) -> bool:
 class Endpoints:
     """A client for several servers that act as one.
 
-    Requests for `model` go to the least busy server. If a server fails, its requests go to the others
-    until it is healthy again and has the current adapter; every `check_every` seconds it is checked. If
-    all servers are out, requests wait up to `patience` seconds. A request to a busy server is sent again
-    up to `retries` times; the clients of the servers don't retry.
+    Requests for `model` go to the least busy server. If a server fails, its requests go to the
+    others until it is healthy again and has the current adapter; every `check_every` seconds it is
+    checked. If all servers are out, requests wait up to `patience` seconds. A request to a busy
+    server is sent again up to `retries` times; the clients of the servers don't retry.
     """
 
     def __init__(
@@ -159,7 +162,10 @@ class Endpoints:
         self.chat = SimpleNamespace(completions=chat)
 
     async def create(self, kind: str, **request: Any) -> Reply:
-        """Return a completion from one of the servers; `kind` is "completions" or "chat.completions"."""
+        """Return a completion from one of the servers.
+
+        `kind` is "completions" or "chat.completions".
+        """
         if request.get("model") in (None, self.model):
             request.pop("model", None)  # each client knows its server's name of it
         return await with_retries(lambda: send_to_any(self, kind, request), self.retries)
@@ -296,7 +302,8 @@ def servers_to_train(endpoints: Endpoints) -> list[Backend]:
     for each in endpoints.endpoints:
         if not isinstance(each.client, VLLMClient):
             raise TypeError(
-                f"{each.client.base_url} isn't vLLM: it can be used for evaluation, but not for training"
+                f"{each.client.base_url} isn't vLLM: it can be used for evaluation, but not for "
+                "training"
             )
     return [each for each in endpoints.endpoints if each.out is None]
 
@@ -307,7 +314,10 @@ def push_at_once(
     load: Callable[[VLLMClient], Version],
     adapter: Any,
 ) -> None:
-    """Load a version on all servers and use it, or on none if one refuses it; exclude failed servers."""
+    """Load a version on all servers and use it, or on none if one refuses it.
+
+    Exclude failed servers.
+    """
     refusals, loaded = [], 0
     with ExitStack() as stack, ThreadPoolExecutor(len(servers) or 1) as pool:
         for each in servers:

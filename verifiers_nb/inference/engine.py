@@ -116,8 +116,8 @@ class Options(Sampling):
 def read_options(served: str, arguments: dict[str, Any]) -> Options:
     """Return the options in the arguments of a request; an argument of None counts as not given.
 
-    Raises `TypeError` for an unknown argument, and `ValueError` for a model other than `served` or a
-    setting that the engine doesn't support.
+    Raises `TypeError` for an unknown argument, and `ValueError` for a model other than `served` or
+    a setting that the engine doesn't support.
     """
     given = {**arguments, **(arguments.get("extra_body") or {}), "extra_body": None}
     given = {name: value for name, value in given.items() if value is not None}
@@ -158,8 +158,8 @@ def load_network(
         network = get_model(model, dtype=dtype or sampling_dtype(device))
     else:
         raise TypeError(
-            f"model is a {type(model).__name__}, but must be a name, a folder or a transformers model; "
-            "pass an adapter to push() instead"
+            f"model is a {type(model).__name__}, but must be a name, a folder or a transformers "
+            "model; pass an adapter to push() instead"
         )
     if dtype is None and network.dtype == torch.float32:
         dtype = sampling_dtype(device)
@@ -184,15 +184,18 @@ def end_tokens(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
 
 # %% ../../nbs/inference/03_engine.ipynb #ef441698
 def text_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message with its content as text; raises `ValueError` for a picture or another part."""
+    """Return a message with its content as text.
+
+    Raises `ValueError` for a picture or another part.
+    """
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return message
     kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
     if other := kinds - {"text", "thinking"}:
         raise ValueError(
-            f"A message has a part of type {min(map(str, other))!r}, but the embedded engine reads text only: "
-            "serve a model that reads such parts, for example with vLLM."
+            f"A message has a part of type {min(map(str, other))!r}, but the embedded engine "
+            "reads text only: serve a model that reads such parts, for example with vLLM."
         )
     return {**message, "content": content_text(content)}
 
@@ -212,7 +215,7 @@ class PromptTokenizer:
             return self.need_tokenizer()(prompt).input_ids
 
     def encode_chat(self, messages: Sequence[Any], options: Options) -> list[int]:
-        """Return the ids of messages in the chat template, up to where the answer begins or continues."""
+        """Return the ids of messages in the chat template, up to where the answer begins."""
         if not messages:
             raise ValueError("messages is empty: a chat request needs at least one message")
         need_template(self.need_tokenizer())
@@ -264,12 +267,13 @@ def check_prompt(prompt: list[int], vocabulary: int, max_model_len: int) -> None
         raise ValueError("the prompt is empty: there is no token to continue")
     if not all(isinstance(token, int) and 0 <= token < vocabulary for token in prompt):
         raise ValueError(
-            f"the prompt must be text or a list of token ids from 0 to {vocabulary - 1}; to send several "
-            "prompts, send one request for each"
+            f"the prompt must be text or a list of token ids from 0 to {vocabulary - 1}; to send "
+            "several prompts, send one request for each"
         )
     if len(prompt) >= max_model_len:
         raise ValueError(
-            f"the prompt of {len(prompt)} tokens leaves no room for an answer within {max_model_len}"
+            f"the prompt of {len(prompt)} tokens leaves no room for an answer within "
+            f"{max_model_len}"
         )
 
 # %% ../../nbs/inference/03_engine.ipynb #b9677dd4
@@ -303,7 +307,10 @@ def merge_adapter(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Tens
 def adapted_weights(
     served: ServedModel, adapter: PeftModel | str | Path | None
 ) -> dict[str, Tensor]:
-    """Return all weights of the model with an adapter, which may be a saved one; None is the base model."""
+    """Return all weights of the model with an adapter, which may be a saved one.
+
+    None is the base model.
+    """
     if adapter is None:
         return served.base
     if isinstance(adapter, (str, Path)):
@@ -389,7 +396,7 @@ class Batch:
         self.tokens_generated = 0
 
     def join(self, new: list[SampledSequence]) -> None:
-        """Add new or started sequences, sorted so that those of similar length are prefilled together."""
+        """Add new or started sequences; those of similar length are prefilled together."""
         new = sorted(new, key=lambda each: (each.length, each.prompt))
         self.running, self.sampler = [*self.running, *new], None
         self.decoder.join([each.prompt + each.token_ids for each in new])
@@ -460,7 +467,7 @@ def rows_that_fit(scheduler: Scheduler, columns: int) -> int:
 
 # %% ../../nbs/inference/03_engine.ipynb #f15313d4
 def put_back(scheduler: Scheduler) -> None:
-    """Let the sequences with the fewest tokens wait again, before all others, if not all have room."""
+    """Let the sequences with the fewest tokens wait again first, if not all have room."""
     running = scheduler.batch.running
     fit = rows_that_fit(scheduler, max(each.length for each in running))
     oldest = sorted(range(len(running)), key=lambda row: len(running[row].token_ids), reverse=True)
@@ -468,7 +475,10 @@ def put_back(scheduler: Scheduler) -> None:
 
 # %% ../../nbs/inference/03_engine.ipynb #e5c1a93e
 def admit(scheduler: Scheduler) -> None:
-    """Let waiting sequences join the batch, in order, if there is room; use the weights they need."""
+    """Let waiting sequences join the batch, in order, if there is room.
+
+    Use the weights they need.
+    """
     waiting, running, most = scheduler.waiting, scheduler.batch.running, scheduler.max_batch_size
     enough = max(1, min(len(waiting), most // 8))
     if not waiting or (running and most - len(running) < enough):
@@ -494,7 +504,7 @@ NO_MEMORY = re.compile(
 
 # %% ../../nbs/inference/03_engine.ipynb #070dd544
 def recover(scheduler: Scheduler, error: Exception) -> None:
-    """Empty the batch after a failed step: its sequences wait again if fewer may fit, else they fail."""
+    """Empty the batch after a failed step: sequences wait again if fewer may fit, or fail."""
     lost, cause = scheduler.batch.clear(), f"{type(error).__name__}: {error}"
     problem = f"the embedded engine lost a batch of {len(lost)} sequences to a {cause}"
     if NO_MEMORY.search(repr(error)):
@@ -515,7 +525,10 @@ def recover(scheduler: Scheduler, error: Exception) -> None:
 # %% ../../nbs/inference/03_engine.ipynb #22d200f8
 @torch.inference_mode()
 def run_scheduler(scheduler: Scheduler, threads: int | None) -> None:
-    """Run the batch until the scheduler is closed. A failed step ends its sequences, not the thread."""
+    """Run the batch until the scheduler is closed.
+
+    A failed step ends its sequences, not the thread.
+    """
     if threads is not None:
         limit_threads(threads)
     batch = scheduler.batch
@@ -667,9 +680,10 @@ TOOL_CALL = re.compile("<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\\Z)", r
 
 
 def move_tool_calls(choice: Reply, name: str) -> None:
-    """Move the tool calls in the text of a choice to its message's `tool_calls`; `name` begins their ids.
+    """Move the tool calls in the text of a choice to its message's `tool_calls`.
 
-    A call in the thinking is none. A text with a call that can't be read stays as it is.
+    `name` begins their ids. A call in the thinking is none. A text with a call that can't be read
+    stays as it is.
     """
     text, calls = choice.message.content, list[dict[str, Any]]()
     found = list(find_outside(TOOL_CALL, "<tool_call>", text))
@@ -689,14 +703,17 @@ def warn_of_tools(tokenizer: Any) -> None:
     template = str(tokenizer.chat_template)
     if "<tool_call>" not in template or "<function=" in template:
         warnings.warn(
-            "The chat template has no tool calls that the embedded engine can read, so no tool will be "
-            "called: serve the model with vLLM, or use a model like Qwen3.",
+            "The chat template has no tool calls that the embedded engine can read, so no tool "
+            "will be called: serve the model with vLLM, or use a model like Qwen3.",
             stacklevel=2,
         )
 
 # %% ../../nbs/inference/03_engine.ipynb #1140438e
 async def complete_chat(engine: Any, *, messages: Sequence[Any], **request: Any) -> Reply:
-    """Answer messages, as `chat.completions.create` does; `max_tokens` defaults to the room left."""
+    """Answer messages, as `chat.completions.create` does.
+
+    `max_tokens` defaults to the room left.
+    """
     options = read_options(engine.model, request)
     prompt = engine.served.encode_chat(messages, options)
     reply = await make_reply(engine, "chat.completion", prompt, options)
@@ -732,11 +749,12 @@ class EngineBase:
 class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
     """Run a model in a thread of this process, with the interface of OpenAI's client.
 
-    `model` is a name, a folder, a GGUF file or a transformers model. Without a `tokenizer`, prompts must be token
-    ids. `threads` is the number of threads for torch, by default 1 for a tiny model on a CPU and torch's
-    default otherwise. With a `seed`, requests that have none are repeatable too. `dtype` is half
-    precision on a GPU by default. `kv_cache_gb` limits the memory for keys and values, in GiB, by default
-    to half of the memory that is free at the first request; sequences wait for room in it.
+    `model` is a name, a folder, a GGUF file or a transformers model. Without a `tokenizer`, prompts
+    must be token ids. `threads` is the number of threads for torch, by default 1 for a tiny model
+    on a CPU and torch's default otherwise. With a `seed`, requests that have none are repeatable
+    too. `dtype` is half precision on a GPU by default. `kv_cache_gb` limits the memory for keys and
+    values, in GiB, by default to half of the memory that is free at the first request; sequences
+    wait for room in it.
     """
 
     def __init__(
@@ -796,4 +814,7 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
         self.close()
 
     def __repr__(self) -> str:
-        return f"EmbeddedEngine({self.model!r}, device={self.served.network.device}, version={self.version})"
+        return (
+            f"EmbeddedEngine({self.model!r}, device={self.served.network.device}, "
+            f"version={self.version})"
+        )

@@ -136,7 +136,7 @@ def file_limit() -> float:
 
 # %% ../../nbs/inference/04_http.ipynb #4ff345bc
 def connections_within(most: int, files: float) -> int:
-    """Return how many connections to open at a time: `most`, or fewer if the process may open few files."""
+    """Return how many connections to open: `most`, or fewer if few files may be open."""
     return int(min(most, max(1, files - SPARE_FILES, files // 2)))
 
 # %% ../../nbs/inference/04_http.ipynb #7ee87647
@@ -144,14 +144,17 @@ MAX_REPLY_MB = 64.0
 
 
 async def read_bounded(response: aiohttp.ClientResponse, most_mb: float) -> bytes:
-    """Return the decompressed body of a response; raises `ValueError` once it is larger than `most_mb`."""
+    """Return the decompressed body of a response.
+
+    Raises `ValueError` once it is larger than `most_mb`.
+    """
     content = bytearray()
     while part := await response.content.readany():
         content += part
         if len(content) > most_mb * 2**20:
             raise ValueError(
-                f"The reply of {response.url.host} is larger than {most_mb:g} MB, so the rest was not "
-                "read. If you trust the server, raise max_reply_mb."
+                f"The reply of {response.url.host} is larger than {most_mb:g} MB, so the rest "
+                "was not read. If you trust the server, raise max_reply_mb."
             )
     return bytes(content)
 
@@ -190,22 +193,23 @@ def request_body(model: str | None, extra_body: Any, request: Mapping[str, Any])
 # %% ../../nbs/inference/04_http.ipynb #9260bfd3
 logger = logging.getLogger(__name__)
 FEW_FILES = (
-    "At most %d requests run at once, because this process may open only %d files. `ulimit -n %d` allows "
-    "more; a lower max_concurrent (-c) asks for less."
+    "At most %d requests run at once, because this process may open only %d files. `ulimit -n "
+    "%d` allows more; a lower max_concurrent (-c) asks for less."
 )
 
 
 class HTTPClient:
     """A client for a server with OpenAI's API.
 
-    `base_url` ends with `/v1`. `model` is the model of requests that name none. `timeout` limits a whole
-    request, in seconds; None is no limit. `retries` is how often a request is sent again after a busy
-    server or a dropped connection. `headers` are sent with every request. `max_connections` limits the
-    requests in flight, and so does the number of files that this process may open; waiting for a connection doesn't count towards `timeout`. `max_reply_mb` limits
-    the size of a reply, decompressed. Raises OpenAI's errors.
+    `base_url` ends with `/v1`. `model` is the model of requests that name none. `timeout` limits a
+    whole request, in seconds; None is no limit. `retries` is how often a request is sent again
+    after a busy server or a dropped connection. `headers` are sent with every request.
+    `max_connections` limits the requests in flight, and so does the number of files that this
+    process may open; waiting for a connection doesn't count towards `timeout`. `max_reply_mb`
+    limits the size of a reply, decompressed. Raises OpenAI's errors.
 
-    Any event loop may use the client. `aclose` and `close` close its connections, which are also closed
-    when the client is garbage-collected.
+    Any event loop may use the client. `aclose` and `close` close its connections, which are also
+    closed when the client is garbage-collected.
     """
 
     def __init__(
@@ -235,7 +239,7 @@ class HTTPClient:
         weakref.finalize(self, end_sessions, self.sessions)
 
     def url(self, path: str) -> URL:
-        """Return the address of a path below `/v1`, or below the server's root if it begins with `/`."""
+        """Return the address of a path below `/v1`, or below the root if it begins with `/`."""
         return URL(self.base_url).join(URL(path))
 
     @property
@@ -282,7 +286,10 @@ class HTTPClient:
         timeout: Any = ...,
         **request: Any,
     ) -> Reply:
-        """Return a completion from `url`; `request` and `extra_body` are the body of the request."""
+        """Return a completion from `url`.
+
+        `request` and `extra_body` are the body of the request.
+        """
         body = request_body(self.model, extra_body, request)
         unset = timeout is ... or not is_given(timeout)
         limit = self.limit if unset else as_timeout(timeout)
@@ -326,8 +333,8 @@ def is_openais(method: Any) -> bool:
 def can_stand_in(client: Any) -> bool:
     """Return whether `HTTPClient` may replace a client.
 
-    The client must be an `openai.OpenAI` or `openai.AsyncOpenAI` with unchanged transport, hooks, methods
-    and authorization, and with one timeout for a whole request.
+    The client must be an `openai.OpenAI` or `openai.AsyncOpenAI` with unchanged transport, hooks,
+    methods and authorization, and with one timeout for a whole request.
     """
     openai = sys.modules.get("openai")  # if it isn't loaded, no client can be OpenAI's
     if openai is None or type(client) not in (openai.OpenAI, openai.AsyncOpenAI):
@@ -349,7 +356,7 @@ def can_stand_in(client: Any) -> bool:
 
 # %% ../../nbs/inference/04_http.ipynb #9dcddec0
 def as_http_client(client: Any, retries: int = 0) -> Any:
-    """Return an `HTTPClient` with the settings of `client` if it can replace it, else `client` itself.
+    """Return an `HTTPClient` with the settings of `client` if that can be, else `client`.
 
     It has at least `retries` retries, or as many as the client if that is more.
     """

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 def sampled_logprobs(
     model: Any, prompt: list[int], sampled: list[int], temperature: float = 1.0
 ) -> Tensor:
-    """Return the log-probabilities, float32 [len(sampled)], that a model gives to a continuation."""
+    """Return a model's log-probabilities of a continuation, float32 [len(sampled)]."""
     import torch
 
     ids = torch.tensor([prompt + sampled], device=model.device)
@@ -32,7 +32,7 @@ def sampled_logprobs(
 
 # %% ../../nbs/inference/12_peft_comparison.ipynb #7a58109a
 def typical_gap(one: Tensor, other: Tensor) -> float:
-    """Return the mean difference of log-probabilities, or a third of its 95 % quantile if that is more.
+    """Return the mean difference of log-probabilities, or a third of its 95 % quantile.
 
     Larger differences are clamped to the quantile, so that no single token decides.
     """
@@ -44,7 +44,8 @@ def typical_gap(one: Tensor, other: Tensor) -> float:
 def gaps_with_peft(turn: Turn, adapter: PeftModel, temperature: float) -> list[float]:
     """Compare the log-probabilities of a turn with those of `adapter` and of its base model.
 
-    Returns the typical gaps between server and adapter, server and base model, adapter and base model.
+    Returns the typical gaps between server and adapter, server and base model, adapter and base
+    model.
     """
     import torch
 
@@ -73,10 +74,12 @@ def check_comparison(gap: float, base_gap: float, effect: float, tolerance: floa
     if gap <= tolerance:
         return effect > 2 * tolerance
     cause = (
-        "It serves the base model without the adapter: leave out target_modules that vLLM can't adapt."
+        "It serves the base model without the adapter: leave out target_modules that vLLM can't "
+        "adapt."
         if base_gap <= tolerance
-        else "Check that both have the same base model with the same quantization, and that a server of your "
-        "own has --logprobs-mode processed_logprobs. If so, raise the tolerance of vf.serve or of the client."
+        else "Check that both have the same base model with the same quantization, and that a "
+        "server of your own has --logprobs-mode processed_logprobs. If so, raise the "
+        "tolerance of vf.serve or of the client."
     )
     raise RuntimeError(
         f"The server's log-probabilities with this adapter differ from PEFT's by {gap:.2g}, where "

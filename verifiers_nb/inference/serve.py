@@ -117,11 +117,11 @@ def serve(
 ) -> Served:
     """Serve a model with vLLM if it is installed and finds a GPU, else with the embedded engine.
 
-    `engine` chooses one of them. `max_model_len` limits the tokens of a prompt and its answer together.
-    `tolerance` is the allowed difference between log-probabilities of vLLM and of a pushed model, by
-    default chosen by the precision of both. `progress` shows the engine, the reason for it, and the
-    start of a server. `vllm_options` go to `start_vllm`; the embedded engine ignores them. Raises
-    `ServerError` if vLLM doesn't start.
+    `engine` chooses one of them. `max_model_len` limits the tokens of a prompt and its answer
+    together. `tolerance` is the allowed difference between log-probabilities of vLLM and of a
+    pushed model, by default chosen by the precision of both. `progress` shows the engine, the
+    reason for it, and the start of a server. `vllm_options` go to `start_vllm`; the embedded engine
+    ignores them. Raises `ServerError` if vLLM doesn't start.
     """
     if engine not in (None, "vllm", "embedded"):
         raise ValueError(f"engine is {engine!r}, but must be 'vllm', 'embedded' or None")

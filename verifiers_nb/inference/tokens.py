@@ -31,27 +31,31 @@ from ..types import (
 
 # %% ../../nbs/inference/01_tokens.ipynb #bfb109e5
 def turn_from_response(response: Any) -> Turn:
-    """Return a response as a `Turn`; raises `ValueError` if it lacks token ids or log-probabilities."""
+    """Return a response as a `Turn`.
+
+    Raises `ValueError` if it lacks token ids or log-probabilities.
+    """
     choice = response.choices[0]
     logprobs: Any = getattr(choice, "logprobs", None)
     prompt_ids = completion_ids = None
-    # Asking OpenAI's objects for attributes that they lack takes long, so the usual reason comes first.
+    # To ask OpenAI's objects for missing attributes takes long: the usual reason comes first.
     if logprobs is not None:
         completion_ids = getattr(choice, "token_ids", None)
         if (prompt_ids := getattr(response, "prompt_token_ids", None)) is None:
             prompt_ids = getattr(choice, "prompt_token_ids", None)
     if prompt_ids is None or completion_ids is None:
         raise ValueError(
-            "The response has no token ids or log-probabilities. Ask for them from a server that supports "
-            "this (vLLM, the embedded engine), with logprobs=True and extra_body={'return_token_ids': True}."
+            "The response has no token ids or log-probabilities. Ask for them from a server "
+            "that supports this (vLLM, the embedded engine), with logprobs=True and "
+            "extra_body={'return_token_ids': True}."
         )
     flat = getattr(logprobs, "token_logprobs", None)  # text completions have a list of floats
     numbers = [token.logprob for token in logprobs.content] if flat is None else list(flat)
     ids, version = list(completion_ids), getattr(choice, "policy_version", 0)
     if len(ids) != len(numbers):
         raise ValueError(
-            f"The response has {len(ids)} token ids and {len(numbers)} log-probabilities: the server must "
-            "return one for each."
+            f"The response has {len(ids)} token ids and {len(numbers)} log-probabilities: the "
+            "server must return one for each."
         )
     return Turn(list(prompt_ids), ids, numbers, choice.finish_reason or "stop", version)
 
@@ -92,7 +96,7 @@ class TokenSequence:
 
 # %% ../../nbs/inference/01_tokens.ipynb #2e14ded1
 def merge_turns(turns: Sequence[Turn], max_seq_len: int | None = None) -> list[TokenSequence]:
-    """Merge turns into sequences: a turn extends the last sequence if its prompt begins with all of it.
+    """Merge turns into sequences: a turn extends the last if its prompt begins with it.
 
     A sequence longer than `max_seq_len` is cut, and marked as truncated.
     """
@@ -116,7 +120,10 @@ def merge_turns(turns: Sequence[Turn], max_seq_len: int | None = None) -> list[T
 
 # %% ../../nbs/inference/01_tokens.ipynb #81e5b287
 def token_numbers(tokens: Sequence[Any]) -> list[int]:
-    """Return the ids in entries such as "token_id:75" or 75; raises `ValueError` for any other entry."""
+    """Return the ids in entries such as "token_id:75" or 75.
+
+    Raises `ValueError` for any other entry.
+    """
     try:
         return [int(str(token).removeprefix("token_id:")) for token in tokens]
     except ValueError as error:
@@ -130,8 +137,8 @@ def sampled_logprobs_of(response: Any) -> Any:
     """Return the `logprobs` object of a response; raises `ValueError` if it has none."""
     if (logprobs := getattr(response.choices[0], "logprobs", None)) is None:
         raise ValueError(
-            "The response has no log-probabilities: request them with logprobs=True, or logprobs=1 for "
-            "text completions."
+            "The response has no log-probabilities: request them with logprobs=True, or "
+            "logprobs=1 for text completions."
         )
     return logprobs
 
@@ -185,11 +192,13 @@ def message_for_template(message: ChatMessage) -> ChatMessage:
 
 # %% ../../nbs/inference/01_tokens.ipynb #8ad04c7e
 def need_template(tokenizer: Any) -> None:
-    """Raise `ValueError` for a tokenizer without a chat template, as that of a base model may be."""
+    """Raise `ValueError` for a tokenizer without a chat template, as of a base model."""
     if getattr(tokenizer, "chat_template", "") is None:
         raise ValueError(
-            "The tokenizer has no chat template, so it can't turn messages into tokens. Set tokenizer.chat_template "
-            "to the one of the model's family, and pass this tokenizer along with the model; or use "
+            "The tokenizer has no chat template, so it can't turn messages into tokens. Set "
+            "tokenizer.chat_template "
+            "to the one of the model's family, and pass this tokenizer along with the model; or "
+            "use "
             'message_type="completion" in the environment.'
         )
 
@@ -220,8 +229,8 @@ def turn_ids(
     whole = template_ids(processing_class, [*before, *turn], tools, generate=True)
     if whole[: len(prefix)] != prefix:
         raise ValueError(
-            "This chat template rewrites earlier turns, so the environment's tokens can't be identified. "
-            "Train on merged turns instead (inference.tokens.merge_turns)."
+            "This chat template rewrites earlier turns, so the environment's tokens can't be "
+            "identified. Train on merged turns instead (inference.tokens.merge_turns)."
         )
     return whole[len(prefix) :]
 
@@ -241,8 +250,8 @@ def as_columns(
 ) -> Columns:
     """Return a prompt and everything after it as columns.
 
-    The masks are 0 for the prompt, 1 for sampled tokens, and 1 for the environment's tokens, or 0 with
-    `mask_env_responses`. Log-probabilities of the environment's tokens are 0.0.
+    The masks are 0 for the prompt, 1 for sampled tokens, and 1 for the environment's tokens, or 0
+    with `mask_env_responses`. Log-probabilities of the environment's tokens are 0.0.
     """
     mask = completion.mask if mask_env_responses else [1] * len(completion.ids)
     return Columns(prompt_ids, [0] * len(prompt_ids), completion.ids, mask, completion.logprobs)
@@ -292,12 +301,16 @@ def process_completion_format_vllm(
 
 # %% ../../nbs/inference/01_tokens.ipynb #57b9c0ba
 def cut_columns(row: Columns, max_seq_len: int) -> Columns:
-    """Return the columns of a rollout's first `max_seq_len` tokens; no limit if it isn't positive."""
+    """Return the columns of a rollout's first `max_seq_len` tokens.
+
+    No limit if it isn't positive.
+    """
     if max_seq_len <= 0 or len(row.prompt_ids) + len(row.completion_ids) <= max_seq_len:
         return row
     room = max(0, max_seq_len - len(row.prompt_ids))
     limits = (max_seq_len, max_seq_len, room, room, room)
-    return Columns(*(column[:limit] for column, limit in zip(row, limits, strict=True)))  # type: ignore
+    columns: Any = zip(row, limits, strict=True)
+    return Columns(*(column[:limit] for column, limit in columns))
 
 # %% ../../nbs/inference/01_tokens.ipynb #91032ad7
 def process_env_results_vllm(
@@ -313,8 +326,8 @@ def process_env_results_vllm(
 ) -> ProcessedOutputs:
     """Return rollouts as columns, each cut to `max_seq_len` tokens if that is positive.
 
-    For rollouts that were cut, here or by the sampler, `mask_truncated_completions` sets the completion
-    mask to 0, and `zero_truncated_completions` the reward.
+    For rollouts that were cut, here or by the sampler, `mask_truncated_completions` sets the
+    completion mask to 0, and `zero_truncated_completions` the reward.
     """
     rows, kept_rewards = [], []
     rollouts: Any = zip(prompts, completions, states, rewards, strict=True)

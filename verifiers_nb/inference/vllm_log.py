@@ -29,7 +29,7 @@ def log_lines(log: str) -> list[str]:
 # %% ../../nbs/inference/08_vllm_log.ipynb #e8bd65eb
 @cache
 def known_failures() -> dict[str, dict[str, str]]:
-    """Return the known failures by name, with advice for the user and a pattern if the log shows them."""
+    """Return the known failures by name, with advice, and a pattern if the log shows them."""
     path = files("verifiers_nb.inference") / "data" / "vllm_failures.toml"
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
@@ -57,7 +57,10 @@ def find_failure(log: str, status: int | None = None) -> tuple[str, str]:
 
 # %% ../../nbs/inference/08_vllm_log.ipynb #d819dcf5
 class ServerError(RuntimeError):
-    """Raised if vLLM doesn't start, or ends; `failure` names the reason, `log` is its log file, if any."""
+    """Raised if vLLM doesn't start, or ends.
+
+    `failure` names the reason, `log` is its log file, if any.
+    """
 
     def __init__(self, what: str, failure: str, line: str = "", log: Path | None = None):
         shown = f"\nFrom its log: {line[:1000]}\nFull log: {log}" if log else ""

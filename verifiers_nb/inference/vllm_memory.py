@@ -46,7 +46,8 @@ LIST_GPUS = """
 import json, torch
 for n in range(torch.cuda.device_count()):
     gpu, memory = torch.cuda.get_device_properties(n), torch.cuda.mem_get_info(n)
-    print(json.dumps([gpu.name, *(each / 2**30 for each in memory), float(f"{gpu.major}.{gpu.minor}")]))
+    version = float(f"{gpu.major}.{gpu.minor}")
+    print(json.dumps([gpu.name, *(each / 2**30 for each in memory), version]))
 """
 
 
@@ -103,12 +104,13 @@ def plan_memory(
     bfloat16: bool = True,
     **settings: Any,
 ) -> MemoryPlan:
-    """Return how a server and a trainer of one model share a GPU's memory; print the plan to read it.
+    """Return how a server and a trainer of one model share a GPU's memory.
 
-    `model` is a name, a folder or a transformers config; no weights are loaded. `args` is a `GRPOConfig`;
-    without it, the plan is for the largest micro-batch that fits. `free` is in GiB, by default the free
-    memory of the first GPU. `rank` is that of the LoRA. `bfloat16` is whether the GPU supports it; if not,
-    the trainer keeps its weights in float32. `settings` go to `divide_memory`.
+    Print the plan to read it. `model` is a name, a folder or a transformers config; no weights are
+    loaded. `args` is a `GRPOConfig`; without it, the plan is for the largest micro-batch that fits.
+    `free` is in GiB, by default the free memory of the first GPU. `rank` is that of the LoRA.
+    `bfloat16` is whether the GPU supports it; if not, the trainer keeps its weights in float32.
+    `settings` go to `divide_memory`.
     """
     with needs_extra("A memory plan"):
         from transformers import AutoConfig
@@ -138,8 +140,9 @@ def warn_of_order(gpus: Sequence[Gpu]) -> None:
         gpus = [*gpus[:1], *visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"})]
     if len({gpu.name for gpu in gpus}) > 1:
         warnings.warn(
-            f"The GPUs differ: the server uses {gpus[0].name}, the first on the bus, and a trainer the "
-            "fastest. To use the same, set CUDA_DEVICE_ORDER=PCI_BUS_ID before Python starts.",
+            f"The GPUs differ: the server uses {gpus[0].name}, the first on the bus, and a "
+            "trainer the fastest. To use the same, set CUDA_DEVICE_ORDER=PCI_BUS_ID before "
+            "Python starts.",
             stacklevel=2,
         )
 
@@ -156,9 +159,9 @@ def machine_options(kv_cache_gb: float | None, gpus: Sequence[Gpu]) -> dict[str,
     warn_of_order(gpus)
     if not gpu.has_bfloat16:
         warnings.warn(
-            f"{gpu.name} (compute capability {gpu.capability}) has no bfloat16, which needs 8.0: vLLM uses "
-            "float16, in which models trained in bfloat16 may overflow. Its LoRA kernels have no float32, but "
-            "vf.EmbeddedEngine(model, dtype=torch.float32) does.",
+            f"{gpu.name} (compute capability {gpu.capability}) has no bfloat16, which needs 8.0: "
+            "vLLM uses float16, in which models trained in bfloat16 may overflow. Its LoRA "
+            "kernels have no float32, but vf.EmbeddedEngine(model, dtype=torch.float32) does.",
             stacklevel=2,
         )
     options: dict[str, Any] = {"dtype": "auto" if gpu.has_bfloat16 else "half"}

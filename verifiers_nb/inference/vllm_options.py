@@ -69,7 +69,7 @@ TOOL_CALL_PARSERS = {
 
 
 def tool_options(template: str) -> dict[str, Any]:
-    """Return the options with which vLLM parses the tool calls of a chat template, {} if it has none."""
+    """Return the options with which vLLM parses tool calls of a chat template, or {}."""
     parser = next((each for mark, each in TOOL_CALL_PARSERS.items() if mark in template), None)
     return {"enable_auto_tool_choice": True, "tool_call_parser": parser} if parser else {}
 

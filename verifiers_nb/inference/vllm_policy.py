@@ -78,7 +78,10 @@ def call_server(
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #441f1be2
 def served_model(client: HTTPClient) -> str:
-    """Return the name of a server's only base model; raises `ValueError` if it has several or none."""
+    """Return the name of a server's only base model.
+
+    Raises `ValueError` if it has several or none.
+    """
     cards = call_server(client, "models")["data"]
     names = [card["id"] for card in cards if not card.get("parent")]
     if len(names) != 1:
@@ -99,9 +102,10 @@ def load_on_server(client: HTTPClient, name: str, folder: Path) -> str:
         if "already been loaded" in str(error) and not name.endswith(folder.name[-8:]):
             return load_on_server(client, f"{name}-{folder.name[-8:]}", folder)
         raise RuntimeError(
-            "The server did not load the adapter. It must be able to read the adapter's folder (set "
-            "adapter_dir if it can't), and must be started with --enable-lora, a --max-lora-rank of at "
-            f"least the adapter's r, and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. It reports: {error}"
+            "The server did not load the adapter. It must be able to read the adapter's folder "
+            "(set adapter_dir if it can't), and must be started with --enable-lora, a "
+            "--max-lora-rank of at least the adapter's r, and "
+            f"VLLM_ALLOW_RUNTIME_LORA_UPDATING=1. It reports: {error}"
         ) from error
     return name
 
@@ -163,7 +167,10 @@ def drop_unused(client: HTTPClient, versions: Versions) -> None:
 # %% ../../nbs/inference/13_vllm_policy.ipynb #f47cf429
 @contextmanager
 def version_folder(folders: AdapterFolders, adapter: Adapter, number: int) -> Iterator[Path]:
-    """Write an adapter to a folder for version `number`; an error in the block deletes the folder."""
+    """Write an adapter to a folder for version `number`.
+
+    An error in the block deletes the folder.
+    """
     folder = folders.write(adapter, f"policy-v{number}")
     try:
         yield folder
@@ -173,13 +180,14 @@ def version_folder(folders: AdapterFolders, adapter: Adapter, number: int) -> It
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #a4e4ec62
 def check_served(client: HTTPClient, versions: list[Version]) -> None:
-    """Raise `RuntimeError` if a server has another adapter under the name of one of our versions."""
+    """Raise `RuntimeError` if a server has another adapter under one of our names."""
     roots = {card["id"]: card.get("root") for card in call_server(client, "models")["data"]}
     for version in versions:
         if version.folder and roots.get(version.name, str(version.folder)) != str(version.folder):
             raise RuntimeError(
-                f"Somebody else replaced {version.name} on {client.base_url} by {roots[version.name]}. Do "
-                "not trust its answers since the last push, and restart the server with a new key."
+                f"Somebody else replaced {version.name} on {client.base_url} by "
+                f"{roots[version.name]}. Do not trust its answers since the last push, and "
+                "restart the server with a new key."
             )
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #2872a378
@@ -188,8 +196,8 @@ async def send_to_current(
 ) -> Reply:
     """Send a request to the current version, and add the version to each choice of the reply.
 
-    `reload` loads a lost version again, unless the server has loaded an adapter since `versions.loads`
-    was its argument.
+    `reload` loads a lost version again, unless the server has loaded an adapter since
+    `versions.loads` was its argument.
     """
     times_lost = 0
     while True:
@@ -212,7 +220,7 @@ async def send_to_current(
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #659f0634
 def was_down(server: VLLMServer, starts: int) -> bool:
-    """Return whether an open server is down, or has restarted since it had started `starts` times."""
+    """Return whether an open server is down, or has restarted since its `starts`-th start."""
     # A new process answers before its start is counted: `waiting` is then still true.
     restarted = server.waiting or server.starts != starts
     down = restarted or not serves(server.port, server.api_key, server.model)
@@ -310,15 +318,15 @@ async def create_by_base(client: VLLMClient, url: URL, **request: Any) -> Reply:
 class VLLMClient(HTTPClient):
     """A client for one vLLM server and a policy whose adapter changes.
 
-    Requests for `model`, by default the server's only model, go to the current version of the policy.
-    Each choice of a reply has this version as `policy_version` (0 is the base model), exact token ids and
-    log-probabilities. The model's generation_config.json has no effect on them.
+    Requests for `model`, by default the server's only model, go to the current version of the
+    policy. Each choice of a reply has this version as `policy_version` (0 is the base model), exact
+    token ids and log-probabilities. The model's generation_config.json has no effect on them.
 
-    `max_loras` is that of the server. `adapter_dir` is a folder that the server can read, by default in
-    shared memory. `tolerance` is the typical difference allowed between log-probabilities of the server
-    and of PEFT, by default chosen by the less precise dtype. `server` is the server if this process has
-    started it; requests and pushes that fail while it is down are then sent again. Further settings go to
-    `HTTPClient`.
+    `max_loras` is that of the server. `adapter_dir` is a folder that the server can read, by
+    default in shared memory. `tolerance` is the typical difference allowed between
+    log-probabilities of the server and of PEFT, by default chosen by the less precise dtype.
+    `server` is the server if this process has started it; requests and pushes that fail while it is
+    down are then sent again. Further settings go to `HTTPClient`.
     """
 
     model: str
@@ -348,7 +356,10 @@ class VLLMClient(HTTPClient):
         return self.versions.current.number
 
     async def create(self, url: URL, **request: Any) -> Reply:
-        """Return a completion from `url`; requests for a model other than the policy are not changed."""
+        """Return a completion from `url`.
+
+        Requests for a model other than the policy are not changed.
+        """
         send = super().create
         if request.get("model") not in (None, self.model):
             return await survive_restart(self.server, lambda: send(url, **request))
@@ -360,13 +371,13 @@ class VLLMClient(HTTPClient):
         return await survive_restart(self.server, lambda: self.ask_policy(send_as))
 
     async def ask_policy(self, send_as: Callable[[str], Awaitable[Reply]]) -> Reply:
-        """Send a request to the current version, and unload versions that no request uses any more."""
+        """Send a request to the current version, and unload versions no longer used."""
         reply = await send_to_current(self.versions, send_as, self.reload)
         drop_unused(self, self.versions)
         return reply
 
     def reload(self, loads: int) -> None:
-        """Load the current adapter again, unless an adapter was loaded since `versions.loads` was `loads`."""
+        """Load the current adapter again, unless `versions.loads` is no longer `loads`."""
         with self.pushing:
             version = self.versions.current
             if version.folder is not None and self.versions.loads == loads:
@@ -388,15 +399,19 @@ class VLLMClient(HTTPClient):
     def push(self, adapter: PeftModel | str | Path | None) -> int:
         """Use an adapter from the next request on, and return the policy version.
 
-        `adapter` is a PEFT model, the folder of a saved adapter, or None for the base model. Requests in
-        flight finish with their version, which is then unloaded and deleted. Waits while all of the
-        server's adapter slots are in use, except in a coroutine. If the push fails, the old version
-        stays. Raises `ValueError` for adapters that vLLM can't serve correctly.
+        `adapter` is a PEFT model, the folder of a saved adapter, or None for the base model.
+        Requests in flight finish with their version, which is then unloaded and deleted. Waits
+        while all of the server's adapter slots are in use, except in a coroutine. If the push
+        fails, the old version stays. Raises `ValueError` for adapters that vLLM can't serve
+        correctly.
         """
         return push_through_restarts(self.server, lambda: self.push_once(adapter))
 
     def push_once(self, adapter: Adapter | None) -> int:
-        """Use an adapter from now on, and return its version; if a step fails, the old one stays."""
+        """Use an adapter from now on, and return its version.
+
+        If a step fails, the old one stays.
+        """
         with self.pushing, self.versions.loading():
             # An event loop that waits here could not finish its own requests.
             load = partial(self.stage, adapter, self.version + 1, wait=running_loop() is None)
@@ -404,9 +419,10 @@ class VLLMClient(HTTPClient):
                 return staged.number
 
     def stage(self, adapter: Adapter | None, number: int, wait: bool = True) -> Version:
-        """Load an adapter as version `number`, but don't use it yet; with `wait`, wait for a free slot first.
+        """Load an adapter as version `number`, but don't use it yet.
 
-        None is the base model, which becomes an adapter of zeros after the first adapter.
+        With `wait`, wait for a free slot first. None is the base model, which becomes an adapter of
+        zeros after the first adapter.
         """
         source = self.versions.current.folder if adapter is None else adapter
         if source is None:
@@ -423,7 +439,7 @@ class VLLMClient(HTTPClient):
             return Version(number, load_on_server(self, name, folder), folder)
 
     def prove(self, staged: Version, adapter: Adapter | None) -> None:
-        """Compare a loaded adapter with PEFT, unless an earlier comparison has proved that they agree."""
+        """Compare a loaded adapter with PEFT, unless that has been proved before."""
         if self.proved or adapter is None or isinstance(adapter, (str, Path)):
             return
         usual = usual_tolerance(adapter, self.server)
@@ -433,7 +449,10 @@ class VLLMClient(HTTPClient):
 
     @contextmanager
     def on_trial(self, load: Callable[[], Version], adapter: Adapter | None) -> Iterator[Version]:
-        """Load a version and prove it; use it from the end of the block on, or retire it after an error."""
+        """Load a version and prove it.
+
+        Use it from the end of the block on, or retire it after an error.
+        """
         staged = load()
         try:
             self.prove(staged, adapter)
@@ -448,7 +467,8 @@ class VLLMClient(HTTPClient):
     def sleep(self) -> None:
         """Wait for the requests in flight, then free the memory for keys and values.
 
-        New requests wait until `wake`. The server needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1.
+        New requests wait until `wake`. The server needs `--enable-sleep-mode` and
+        VLLM_SERVER_DEV_MODE=1.
         """
         self.check_waiting("sleep")
         put_to_sleep(self)
@@ -459,19 +479,24 @@ class VLLMClient(HTTPClient):
         call_dev(self, "/wake_up?tags=kv_cache")
 
     def check_waiting(self, method: str) -> None:
-        """Raise `RuntimeError` if a method would wait for requests of the event loop that it stops."""
+        """Raise `RuntimeError` if a method would wait for requests of its own event loop."""
         if self.versions.in_flight and running_loop() is not None:
             raise RuntimeError(
-                f"{method} waits for this event loop's requests: use await asyncio.to_thread(client.{method})"
+                f"{method} waits for this event loop's requests: use await "
+                f"asyncio.to_thread(client.{method})"
             )
 
     def claim(self) -> None:
-        """Claim the server for one run; raises `RuntimeError` if another run on this machine has it."""
+        """Claim the server for one run.
+
+        Raises `RuntimeError` if another run on this machine has it.
+        """
         try:
             self.claimed.acquire(timeout=0)
         except Timeout:
             raise RuntimeError(
-                f"A run already pushes its policy to {self.base_url}: wait for it, stop it, or start another server."
+                f"A run already pushes its policy to {self.base_url}: wait for it, stop it, or "
+                "start another server."
             ) from None
         wake_if_asleep(self)
 
@@ -480,6 +505,9 @@ class VLLMClient(HTTPClient):
         self.claimed.release()
 
     def close(self) -> None:
-        """Close the connections; unload the adapters, and delete them if no request is in flight."""
+        """Close the connections.
+
+        Unload the adapters, and delete them if no request is in flight.
+        """
         super().close()
         remove_adapters(self, self.versions, self.folders)

@@ -50,7 +50,10 @@ logger = logging.getLogger(__name__)
 
 # %% ../../nbs/inference/09_vllm_server.ipynb #b454335d
 def reserve_port(port: int | None) -> socket.socket:
-    """Reserve a port of this machine, by default any free one; raises `ServerError` if it is taken."""
+    """Reserve a port of this machine, by default any free one.
+
+    Raises `ServerError` if it is taken.
+    """
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -74,7 +77,10 @@ def model_folder(model: str | Path) -> str:
 
 # %% ../../nbs/inference/09_vllm_server.ipynb #9ffaafd5
 def get(port: int, path: str, api_key: str) -> tuple[int, bytes]:
-    """Return the status and content of a path on this machine's server; 0 and b"" without an answer."""
+    """Return the status and content of a path on this machine's server.
+
+    0 and b"" without an answer.
+    """
     server = http.client.HTTPConnection(HOST, port, timeout=5)
     with suppress(OSError, http.client.HTTPException), closing(server):
         server.request("GET", path, headers={"Authorization": f"Bearer {api_key}".encode("ascii")})
@@ -119,8 +125,9 @@ def end_server(guards: list[subprocess.Popen[bytes]], reserved: socket.socket, o
 class VLLMServer(AbstractContextManager["VLLMServer"]):
     """A vLLM server on this machine; `start_vllm` returns it.
 
-    `url` is the base_url for OpenAI's clients. The server restarts, with the same `url` and `api_key`,
-    when its engine dies or it doesn't answer for `hung_after` seconds. `starts` is the number of starts.
+    `url` is the base_url for OpenAI's clients. The server restarts, with the same `url` and
+    `api_key`, when its engine dies or it doesn't answer for `hung_after` seconds. `starts` is the
+    number of starts.
     """
 
     hung_after = 120.0
@@ -159,7 +166,8 @@ class VLLMServer(AbstractContextManager["VLLMServer"]):
     def ready(self, timeout: float | None = None) -> None:
         """Wait until it serves.
 
-        Raises `TimeoutError` after `timeout` seconds, or the error of a server that has ended for good.
+        Raises `TimeoutError` after `timeout` seconds, or the error of a server that has ended for
+        good.
         """
         wait_until_ready(self, timeout)
 
@@ -173,7 +181,10 @@ class VLLMServer(AbstractContextManager["VLLMServer"]):
 
 # %% ../../nbs/inference/09_vllm_server.ipynb #426d433d
 def open_log(server: VLLMServer) -> BinaryIO:
-    """Write a server's command to its log and return the open log; raises `ServerError` if that fails."""
+    """Write a server's command to its log and return the open log.
+
+    Raises `ServerError` if that fails.
+    """
     server.log.touch(mode=0o600)
     try:
         with server.log.open("ab") as log:
@@ -227,7 +238,7 @@ def wait_until_ready(server: VLLMServer, timeout: float | None) -> None:
 
 # %% ../../nbs/inference/09_vllm_server.ipynb #3ebefbfa
 def why_dead(server: VLLMServer) -> str | None:
-    """Return "ended" if a server's process or engine has ended, "hung" if it hangs, None if it works."""
+    """Return "ended" if a server or its engine has ended, "hung" if it hangs, else None."""
     if server.guards[0].poll() is not None:
         return "ended"
     if status := get(server.port, "/health", server.api_key)[0]:
@@ -266,7 +277,7 @@ def revive(server: VLLMServer, restarts: int, hung: bool) -> None:
 
 # %% ../../nbs/inference/09_vllm_server.ipynb #027da22e
 def watch_server(reference: weakref.ref[VLLMServer], restarts: int) -> None:
-    """Check a server every second, and revive it, until it is closed, garbage-collected or ended for good."""
+    """Check a server every second and revive it, until it is closed or ended for good."""
     while (server := reference()) is not None and server.close.alive and server.error is None:
         if (dead := why_dead(server)) and server.close.alive:
             revive(server, restarts, hung=dead == "hung")
@@ -306,10 +317,10 @@ def start_vllm(
 ) -> VLLMServer:
     """Start a vLLM server for a model, with LoRA, and return it when it serves.
 
-    `name` is the model's name in requests. `kv_cache_gb` is the memory for keys and values, by default
-    from `plan_memory`; start the server before a trainer on the same GPU. With `sleep_mode`, it can free
-    this memory. If it dies, it restarts up to `restarts` times. `env` may set its VLLM_API_KEY. `options`
-    are vLLM's (`max_num_seqs=64`), `vllm_flags` words of its command line. Raises `ServerError`.
+    `name` is the model's name in requests. `kv_cache_gb` is for keys and values, by default from
+    `plan_memory`; start the server before a trainer on the same GPU. With `sleep_mode`, it can free
+    this memory. If it dies, it restarts up to `restarts` times. `env` may set its VLLM_API_KEY.
+    `options` are vLLM's (`max_num_seqs=64`), `vllm_flags` words of its command line.
     """
     check_rank(max_lora_rank)
     if missing := vllm_missing():

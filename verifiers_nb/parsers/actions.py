@@ -56,7 +56,8 @@ if TYPE_CHECKING:
 class FormatError(Exception):
     """Report why a parser can't read a thought and an action from a response.
 
-    `rule` names the rule of the parser that was broken (its first, if empty), `span` the characters.
+    `rule` names the rule of the parser that was broken (its first, if empty), `span` the
+    characters.
     """
 
     def __init__(self, message: str = "", *, rule: str = "", span: TextSpan | None = None) -> None:
@@ -87,7 +88,7 @@ class FunctionCallingFormatError(FormatError):
 
 # %% ../../nbs/parsers/05_actions.ipynb #7b52009b
 def excerpt(value: Any, width: int = 80) -> str:
-    """Return a value for an error message: a string cut to `width` characters, or another value's type."""
+    """Return a value for an error message: a string cut to `width`, or the value's type."""
     if isinstance(value, str):
         return repr(value if len(value) <= width else value[: width - 3] + "...")
     if value is None or isinstance(value, bool):
@@ -160,7 +161,7 @@ def rule_checks(
 
 # %% ../../nbs/parsers/05_actions.ipynb #2aa15f76
 def rule_points(rules: Mapping[str, float], fault: FormatError | None) -> float:
-    """Return the score of `rule_checks`, without making checks: it is computed for every rollout."""
+    """Return the score of `rule_checks` without making checks, for every rollout."""
     if fault is None:
         return math.fsum(rules.values())
     names = list(rules)
@@ -253,7 +254,10 @@ class AbstractParseFunction(BaseModel, ABC):
         return template.render({**variables, **error.extra_info}).strip()
 
     def to_structural_tag(self, commands: Sequence[Command] = ()) -> StructuralTag:
-        """Return the tag with which a server enforces the format for these commands; needs xgrammar."""
+        """Return the tag with which a server enforces the format for these commands.
+
+        Needs xgrammar.
+        """
         tag_format = vars(type(self)).get("tag_format")  # a subclass may read differently
         if tag_format is None:
             kind = type(self).model_fields["type"].default
@@ -368,7 +372,7 @@ def find_fences(text: str, at: int = 0) -> Iterator[re.Match[str]]:
 
 # %% ../../nbs/parsers/05_actions.ipynb #14adbb56
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
-    """Return the spans of the last outermost fenced block outside thinking, with fences and without."""
+    """Return the spans of the last outermost block outside thinking, with fences and without."""
     depth, outermost, found = 0, None, None
     at, think = first_outside(text, FENCE_MARK)
     for fence in find_fences(text, at):
@@ -507,7 +511,7 @@ def last_tags(text: str) -> tuple[int, int]:
 
 # %% ../../nbs/parsers/05_actions.ipynb #c3229705
 class XMLThoughtActionParser(AbstractParseFunction):
-    """Take the text between the last `<command>` and the last `</command>` outside thinking as the action."""
+    """Take the text between the last `<command>` and `</command>` outside thinking."""
 
     type: Literal["xml_thought_action"] = "xml_thought_action"
     error_message: str = ERROR_MESSAGES["xml_thought_action"]
@@ -539,7 +543,10 @@ def without_bash_block(text: str) -> FormatError:
     """Return the error for a text without a complete bash block."""
     fence = re.search(BASH_FENCE, text)
     if not fence and (almost := ALMOST_BASH.search(text)):
-        message = f"There is no bash block: its fence must be '```bash' and a line break, not {excerpt(almost[0])}."
+        message = (
+            "There is no bash block: its fence must be '```bash' and a line break, not "
+            f"{excerpt(almost[0])}."
+        )
         return FormatError(message, span=almost.span())
     return unfinished("bash block", fence, text)
 
@@ -566,7 +573,10 @@ def open_fault(turn: ActionTurn) -> FormatError | None:
 
 # %% ../../nbs/parsers/05_actions.ipynb #f1f836cb
 def read_blocks(text: str) -> tuple[int, ActionTurn]:
-    """Return the number of bash blocks and the turn that joins them; raises `FormatError` without any."""
+    """Return the number of bash blocks and the turn that joins them.
+
+    Raises `FormatError` without any.
+    """
     found = find_outside(BASH_BLOCK, BASH_FENCE, text)
     closed = [block for block in found if block[1] is not None]
     if not closed:

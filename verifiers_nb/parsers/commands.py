@@ -48,8 +48,9 @@ PLAIN = "{{value}}"  # the template that writes a value as it is
 class Argument(BaseModel):
     """Describe one argument of a command.
 
-    `name` has letters, digits, `_` and `-`, and begins with a letter or `_`. `type`, `items` and `enum` are those of JSON schema. `argument_format` is the Jinja
-    template that writes the argument into the command line.
+    `name` has letters, digits, `_` and `-`, and begins with a letter or `_`. `type`, `items` and
+    `enum` are those of JSON schema. `argument_format` is the Jinja template that writes the
+    argument into the command line.
     """
 
     name: str = Field(pattern=f"^{ARGUMENT_NAME}$")
@@ -153,8 +154,8 @@ def check_arguments(name: str, signature: str | None, arguments: list[Argument])
 class Command(BaseModel):
     """Describe a command that a model may call.
 
-    `signature` shows a call, with `<argument>` or `[<argument>]` for each argument; without one, the
-    arguments follow the name. `end_name` is the word that closes a command of several lines.
+    `signature` shows a call, with `<argument>` or `[<argument>]` for each argument; without one,
+    the arguments follow the name. `end_name` is the word that closes a command of several lines.
     """
 
     name: str
@@ -290,7 +291,10 @@ def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str
 
 # %% ../../nbs/parsers/04_commands.ipynb #cb7a1d77
 def usage(command: Command) -> str:
-    """Return the signature, or one made from the arguments; a signature of several lines starts on a new line."""
+    """Return the signature, or one made from the arguments.
+
+    A signature of several lines starts on a new line.
+    """
     marks = (f"<{a.name}>" if a.required else f"[<{a.name}>]" for a in command.arguments)
     shown = command.signature or " ".join([command.name, *marks])
     return f"\n{shown}" if "\n" in shown else shown
@@ -341,7 +345,7 @@ def after_document(text: str, at: int, end: str, tabs: bool) -> int:
 
 # %% ../../nbs/parsers/04_commands.ipynb #ea3f1b3f
 def unfinished_part(command: str) -> str:
-    """Return what is open at the end of a bash command, such as "a here-document", or an empty string."""
+    """Return what is open at the end of a bash command, such as "a here-document", or ""."""
     if SIMPLE.match(command):
         return ""
     inside: list[str] = []  # the open quotation marks and parentheses

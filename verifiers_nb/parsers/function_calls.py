@@ -82,7 +82,10 @@ def check_types(command: Command, values: Mapping[Any, Any]) -> None:
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #7b52009b
 def call_line(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
-    """Return the call; raises `FunctionCallingFormatError` for a value that a template can't write."""
+    """Return the call.
+
+    Raises `FunctionCallingFormatError` for a value that a template can't write.
+    """
     try:
         return invoke(command, values, null)
     except Exception as error:  # a template may run any filter on a value of any type
@@ -102,7 +105,7 @@ PARAMETER = re.compile(rf"{PARAMETER_TAG}([^>]+)(?:>(?:(.*?){PARAMETER_END}|.*)|
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f9a3da5e
 def find_call(text: str) -> re.Match[str] | None:
-    """Match the first complete call outside thinking, its name and what is inside it, in linear time."""
+    """Match the first complete call outside thinking and its parts, in linear time."""
     found = find_outside(CALL, FUNCTION_TAG, text)
     return next((call for call in found if call[2] is not None), None)
 
@@ -200,19 +203,22 @@ def tagged_call_format(commands: Sequence[Command]) -> Format:
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #084973ae
 def plain_error(error: FormatError, rule: str, span: TextSpan | None = None) -> FormatError:
-    """Return an error as a `FormatError` of a rule, with the same message and further information."""
+    """Return an error as a `FormatError` of a rule, with the same message and more."""
     plain = FormatError(error.message, rule=rule, span=span)
     plain.extra_info = error.extra_info
     return plain
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #a2e30589
 def outside(text: str) -> str:
-    """Return the end of a sentence about what a text lacks; it may be in the thinking, where nothing is run."""
+    """Return the end of a sentence about what a text lacks.
+
+    It may be in the thinking, where nothing is run.
+    """
     return " outside the thinking" if OPEN in text or CLOSE in text else ""
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f1f836cb
 class XMLFunctionCallingParser(AbstractParseFunction):
-    """Take the first call in tags outside thinking as the action, and the text around it as the thought."""
+    """Take the first call outside thinking as the action, the text around it as the thought."""
 
     type: Literal["xml_function_calling"] = "xml_function_calling"
     error_message: str = ERROR_MESSAGES["xml_function_calling"]
@@ -427,9 +433,10 @@ PARSERS: TypeAdapter[Any] = TypeAdapter(Annotated[ParseFunction, Field(discrimin
 
 
 def action_parser(config: ParserConfig) -> AbstractParseFunction:
-    """Return a parser made from its type or its fields, which include `type`; a parser is returned unchanged.
+    """Return a parser made from its type or its fields, which include `type`.
 
-    Raises `ValueError`, with a list of the types, for an unknown type.
+    A parser is returned unchanged. Raises `ValueError`, with a list of the types, for an unknown
+    type.
     """
     if isinstance(config, AbstractParseFunction):
         return config

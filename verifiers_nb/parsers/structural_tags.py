@@ -297,7 +297,10 @@ class StructuralTag(xgrammar.StructuralTag):
         return xgrammar.GrammarMatcher(grammar_of(self.model_dump_json()))
 
     def matches(self, text: str) -> bool:
-        """Return whether the whole text matches; raises `TimeoutError` if the grammar is too slow."""
+        """Return whether the whole text matches.
+
+        Raises `TimeoutError` if the grammar is too slow.
+        """
         matcher = self.matcher()
         return feed(matcher, text) == len(text) and matcher.is_completed()
 
@@ -378,7 +381,7 @@ def byte_ranges(low: int, high: int) -> list[tuple[int, int]]:
 # %% ../../nbs/parsers/01_structural_tags.ipynb #bb37813b
 @lru_cache(maxsize=256)
 def exact_class(character_class: str) -> str:
-    r"""Return a set of exactly the characters that a class of `re`, such as `.`, `\w` or `[^a-z]`, matches."""
+    r"""Return a set of exactly the characters that a class such as `.` or `[^a-z]` matches."""
     everything = "".join(map(chr, range(0x110000)))
     left_out = re.sub(character_class, "", everything)
     if left_out and left_out.isascii():

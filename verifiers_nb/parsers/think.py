@@ -68,7 +68,7 @@ def skip_thinking(text: str, at: int, think: int, start: int) -> tuple[int, int]
 
 # %% ../../nbs/parsers/02_think.ipynb #d18ce3b7
 def first_outside(text: str, mark: str) -> tuple[int, int]:
-    """Return where the search for a mark outside thinking begins, and where the next thinking does, or -1."""
+    """Return where the search for a mark outside thinking begins, and the next thinking or -1."""
     if not has_thinking(text):
         return 0, -1
     close = text.rfind(CLOSE)
@@ -80,7 +80,10 @@ def first_outside(text: str, mark: str) -> tuple[int, int]:
 def search_outside(
     call: re.Pattern[str], mark: str, text: str, at: int, think: int
 ) -> Iterator[re.Match[str]]:
-    """Yield the matches of a pattern from `at` on; `think` is the next thinking. See `find_outside`."""
+    """Yield the matches of a pattern from `at` on; `think` is the next thinking.
+
+    See `find_outside`.
+    """
     while (start := text.find(mark, at)) >= 0:
         at, think = skip_thinking(text, at, think, start)
         if start < at:

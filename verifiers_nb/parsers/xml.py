@@ -53,7 +53,10 @@ def check_field(field: Any) -> None:
 
 # %% ../../nbs/parsers/03_xml.ipynb #cb47cd11
 def field_names(fields: Fields) -> list[tuple[str, ...]]:
-    """Return each field as the tuple of its names; raises an error for invalid or repeated names."""
+    """Return each field as the tuple of its names.
+
+    Raises an error for invalid or repeated names.
+    """
     if isinstance(fields, str):
         raise TypeError(f"fields is a list of names, got the string {fields!r}")
     named = [(field,) if isinstance(field, str) else field for field in fields]
@@ -209,8 +212,9 @@ Judge: TypeAlias = Callable[[str, FieldSpans], Verdict]
 class Rule(NamedTuple):
     """Hold one rule of a format; it adds at most `weight` to the score.
 
-    `judge` takes a text and the span of each field's content, `None` for a missing field. It returns a
-    score in [0, 1] and a note, which is a span and a message, or a function that returns these.
+    `judge` takes a text and the span of each field's content, `None` for a missing field. It
+    returns a score in [0, 1] and a note, which is a span and a message, or a function that returns
+    these.
     """
 
     name: str
@@ -393,7 +397,10 @@ class XMLParser(Parser):
         return format_str(self._names)
 
     def format(self, **kwargs: Any) -> str:
-        """Return values in canonical tags; raises `ValueError` for a missing field or an unknown name."""
+        """Return values in canonical tags.
+
+        Raises `ValueError` for a missing field or an unknown name.
+        """
         return format_values(self._names, kwargs)
 
     def to_structural_tag(self) -> StructuralTag:
@@ -425,7 +432,10 @@ class XMLParser(Parser):
         return next((answer for answer in answers if answer is not None), None)
 
     def find_spans(self, text: str) -> FieldSpans:
-        """Return the span of each field's content, as the rules get them; `None` for a missing one."""
+        """Return the span of each field's content, as the rules get them.
+
+        `None` for a missing one.
+        """
         return field_spans(text, self._field_tags, self._tags)
 
     def checks(self, text: str) -> list[Check]:
@@ -438,7 +448,7 @@ class XMLParser(Parser):
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
         spans = self.find_spans(text)
-        return math.fsum([rule.weight * rule.judge(text, spans)[0] for rule in self.rules])
+        return math.fsum([weight * judge(text, spans)[0] for _, weight, judge in self.rules])
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
 def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:

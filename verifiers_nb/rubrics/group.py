@@ -100,8 +100,8 @@ logger = logging.getLogger(__name__)
 class EnvGroupRubric(Rubric):
     """Score each rollout with the rubric of its task's environment.
 
-    `env_map`: maps a task to an environment, or to any object with a `rubric`. `all_reward_names`: the
-    names of all reward functions, each once. An unknown task scores 0.0, with a warning.
+    `env_map`: maps a task to an environment, or to any object with a `rubric`. `all_reward_names`:
+    the names of all reward functions, each once. An unknown task scores 0.0, with a warning.
     """
 
     def __init__(self, env_map: Mapping[str, Any]) -> None:

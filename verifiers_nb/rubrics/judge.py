@@ -53,7 +53,10 @@ DEFAULT_JUDGE_PROMPT = (
 
 
 def fill_prompt(template: str, **values: str) -> str:
-    """Fill a judge prompt's placeholders in one pass; a prompt without any gets all three at its end."""
+    """Fill a judge prompt's placeholders in one pass.
+
+    A prompt without any gets all three at its end.
+    """
     placeholder = re.compile("{(question|answer|response)}")
     if not placeholder.search(template):
         return f"{template}\n\n{JUDGED_TEXTS.format(**values)}"
@@ -73,8 +76,8 @@ def judge_question(template: str, prompt: Messages, answer: Any, response: Any) 
 class JudgeClient:
     """An async OpenAI client that is made on first use, by default for OpenAI's own API.
 
-    `base_url`: an OpenAI-compatible address. `key_var`: the environment variable with its key, which
-    may be unset for a server on this machine.
+    `base_url`: an OpenAI-compatible address. `key_var`: the environment variable with its key,
+    which may be unset for a server on this machine.
     """
 
     def __init__(self, base_url: str | None = None, key_var: str = "OPENAI_API_KEY") -> None:
@@ -127,10 +130,10 @@ class JudgeRubric(Rubric):
     `judge_client`: sync or async, by default OpenAI's. `judge_prompt`: has `{question}` (the last
     message of the prompt), `{answer}` and `{response}` (the parser's answer) filled in.
     `judge_retries`: how often a request is repeated after a busy server or a dropped connection
-    (None: leave retries to the client).
-    Functions can take `judge`, `judge_client`, `judge_model`, `judge_prompt` and
-    `judge_sampling_args`. A rollout keeps its answers by prompt in `state["judge_response"]`, and what they
-    used in `state["judge_usage"]`. The latest answers are also cached for other rollouts with the same prompt.
+    (None: leave retries to the client). Functions can take `judge`, `judge_client`, `judge_model`,
+    `judge_prompt` and `judge_sampling_args`. A rollout keeps its answers by prompt in
+    `state["judge_response"]`, and what they used in `state["judge_usage"]`. The latest answers are
+    also cached for other rollouts with the same prompt.
     """
 
     def __init__(
@@ -193,7 +196,7 @@ class JudgeRubric(Rubric):
 
 # %% ../../nbs/rubrics/02_judge.ipynb #0f3da7be
 def read_verdict(text: str, tag: str) -> str | None:
-    """Return the content of the only `<tag>` in a text, the whole text without a tag, or else None."""
+    """Return the content of the only `<tag>`, the whole text without a tag, or else None."""
     if f"<{tag}" not in text:
         return text.strip()
     contents = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)

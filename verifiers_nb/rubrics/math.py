@@ -67,7 +67,7 @@ def differ_in_size(gold: Sequence[Any], response: Sequence[Any]) -> bool:
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f8f4224
 def positive_symbols(gold: Sequence[Any]) -> dict[Any, Any]:
-    """Return a positive symbol for each symbol that is positive because a root in the answer is real."""
+    """Return a positive symbol for each one that is positive because a root is real."""
     from sympy import Basic, Dummy, Pow
 
     found = {}
@@ -85,7 +85,7 @@ def with_symbols(answer: Sequence[Any], symbols: dict[Any, Any]) -> list[Any]:
 
 # %% ../../nbs/rubrics/03_math.ipynb #52d0137f
 def compare_answers(gold: str, response: str) -> bool:
-    """Return whether a response equals the gold answer for math-verify, but for what it rounds away.
+    """Return whether math-verify accepts a response, but for what it rounds away.
 
     Its time limits use a signal, so call this only in the main thread of a process.
     """
@@ -105,7 +105,8 @@ def compare_answers(gold: str, response: str) -> bool:
 PLAIN_NOTATION = re.compile(
     r"(?=[\w(\-]|\\(?:d?frac|sqrt|pi|text\{\w|\{))"  # the first characters
     r"(?!(?:[^^]*\^){3})"  # at most two powers
-    r"(?:[\w+\-*/=(),. {}]|\\(?:d?frac|sqrt|pi|cdot|text|[{}])(?![a-z])|\^(?:\w|\{-?\w\w?\})(?!\w))+",
+    r"(?:[\w+\-*/=(),. "
+    r"{}]|\\(?:d?frac|sqrt|pi|cdot|text|[{}])(?![a-z])|\^(?:\w|\{-?\w\w?\})(?!\w))+",
     re.ASCII,
 )
 
@@ -143,7 +144,8 @@ BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3
 GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
 SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
 E_NOTATION = re.compile(
-    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})([+-]?[0-9]{1,4})"
+    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
+    r"\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})([+-]?[0-9]{1,4})"
 )
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
 IN_HTML = re.compile(r"<(b|strong|i|em)>(.*)</\1>", re.DOTALL)
@@ -188,7 +190,10 @@ BASES_BY_NAME = {word: str(number) for number, word in enumerate(BASE_NAMES.spli
 
 
 def bases_in(answer: str) -> list[str]:
-    """Return the bases of an answer's numbers, sorted, as digits; an unknown word counts as a base."""
+    """Return the bases of an answer's numbers, sorted, as digits.
+
+    An unknown word counts as a base.
+    """
     found = (next(filter(None, match.groups())) for match in BASE.finditer(answer))
     names = [re.sub(r"\\text|base|[^0-9a-z]", "", name.lower()) for name in found]
     return sorted(BASES_BY_NAME.get(name, name) for name in names)
@@ -198,7 +203,10 @@ BASED = re.compile(r"(-?[0-9][0-9A-F]{0,99})(?:_|\s?\\text\{\s?base|\s?base)")
 
 
 def based_value(answer: str, bases: Sequence[str]) -> str | None:
-    """Return the value of a number in a base, "" if it has none in this base; None for other answers."""
+    """Return the value of a number in a base, "" if it has none in this base.
+
+    None for other answers.
+    """
     number = BASED.match(answer)
     if number is None or len(bases) != 1:
         return None
@@ -232,7 +240,7 @@ def compare_lists(gold: str, response: str) -> bool | None:
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
 def compare_spellings(gold: str, response: str) -> bool | None:
-    """Return whether two answers in their usual spelling are equal, or None if only math-verify can decide."""
+    """Return whether two answers are equal, or None if only math-verify can decide."""
     bases = bases_in(gold), bases_in(response)
     if all(bases) and bases[0] != bases[1]:
         return False
@@ -382,10 +390,10 @@ async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
 class MathRubric(Rubric):
     """Score 1.0 if the final answer equals the gold answer, else 0.0.
 
-    `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads the
-    whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in a box.
-    `processes`: how many answers are compared at once. Exact arithmetic compares plain answers, and
-    math-verify all others. Raises `ImportError` without the package math-verify.
+    `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads
+    the whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in
+    a box. `processes`: how many answers are compared at once. Exact arithmetic compares plain
+    answers, and math-verify all others. Raises `ImportError` without the package math-verify.
     """
 
     def __init__(

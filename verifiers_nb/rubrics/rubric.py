@@ -217,7 +217,7 @@ row_of = attrgetter(*ROW)
 async def call_func(
     rubric: Any, func: RewardFunc, rows: Sequence[tuple[Any, ...]], **kwargs: Any
 ) -> list[float]:
-    """Return a function's scores for one rollout, or for all rollouts of a prompt if it sees groups.
+    """Return a function's scores for one rollout, or for a prompt's if it sees groups.
 
     If it fails, all are 0.0. `rows`: each rollout's values in the order of `ROW`. `rubric`: has
     `class_objects`, `timeout`, `threads`, `own_arguments`, and `failures`, which counts by name.
@@ -361,15 +361,15 @@ def padded_weights(
 class Rubric:
     """Score rollouts with weighted reward functions.
 
-    `funcs`: one or more sync or async functions of any of `prompt, completion, answer, state, task, info, parser`,
-    or of `prompts, completions, ...`: these get all rollouts of one prompt and return a list.
-    `weights`: one per function; a function of weight 0.0 is only a metric.
-    `parser`: passed to functions that take `parser`; by default the environment's parser.
+    `funcs`: one or more sync or async functions of any of `prompt, completion, answer, state, task,
+    info, parser`, or of `prompts, completions, ...`: these get all rollouts of one prompt and
+    return a list. `weights`: one per function; a function of weight 0.0 is only a metric. `parser`:
+    passed to functions that take `parser`; by default the environment's parser.
     `parallelize_scoring`: run a rollout's async functions concurrently rather than in order.
     `timeout`: seconds for one call. Sync functions then run in threads, and one that never returns
-    keeps its thread; an async function can only be cancelled at an `await`.
-    `failures` counts by name how often a function raised, timed out or returned a non-finite value.
-    Other keyword arguments become attributes.
+    keeps its thread; an async function can only be cancelled at an `await`. `failures` counts by
+    name how often a function raised, timed out or returned a non-finite value. Other keyword
+    arguments become attributes.
     """
 
     logger = logger
@@ -456,11 +456,11 @@ class Rubric:
         return overrides(self, name, Rubric)
 
     def own_arguments(self, offered: dict[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a call: a function gets its own copies, so it can't change a rollout."""
+        """Return the arguments of a call: copies, so that a function can't change a rollout."""
         return with_copies(offered)
 
     def check_function(self, func: RewardFunc) -> None:
-        """Raise `TypeError` if a function needs an argument that neither a rollout nor the rubric has."""
+        """Raise `TypeError` if a function needs what neither a rollout nor the rubric has."""
         check_wanted(func, self.class_objects)
 
     def check_functions(self) -> None:
@@ -555,7 +555,7 @@ class Rubric:
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #3f2a6bc7
 def is_plain_data(value: Any) -> bool:
-    """Say whether a value's `repr` tells all about it: a text, a number, None, or a list, tuple or dict of these."""
+    """Say whether a value's `repr` tells all: a text, a number, None, or a list, tuple or dict."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain_data, value))
     if isinstance(value, Mapping):
@@ -564,7 +564,7 @@ def is_plain_data(value: Any) -> bool:
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #4f30f840
 def source_text(func: Callable[..., Any]) -> str:
-    """Return the source of a function with its defaults and plain values, "" if these don't decide what it does."""
+    """Return the source of a function with defaults and plain values, "" if more decides."""
     if not inspect.isfunction(func):
         return ""
     try:
@@ -595,7 +595,7 @@ def short_digest(text: str) -> str:
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #cb1b52ae
 def func_digests(rubric: Any) -> dict[str, str]:
-    """Return for each function's name the digest of its source, a dash, and that of its rubric's objects.
+    """Return for each function the digest of its source, a dash, and that of its objects.
 
     The first is empty if it can't be told whether the function is the same: see `source_text`; also
     if two functions have the name, or if the rubric overrides a scoring method.

@@ -192,7 +192,10 @@ NEARLY = Fraction(1, 10_000)  # of the size of a number
 
 
 def coefficients(total: Sum) -> dict[str, Fraction]:
-    """Return the coefficient of each product of symbols; roots and π are rounded, all else is exact."""
+    """Return the coefficient of each product of symbols.
+
+    Roots and π are rounded, all else is exact.
+    """
     values = defaultdict[str, Fraction](Fraction)
     for (n, symbols), q in total.items():
         values[symbols.replace("π", "")] += q * Fraction(sqrt(n) * pi ** symbols.count("π"))
@@ -213,7 +216,8 @@ def compare_sums(first: Sum, second: Sum, unit: Fraction = EXACT) -> bool | None
 # %% ../../nbs/support/05_arithmetic.ipynb #472b07b9
 PLAIN_NUMBER = re.compile(r"[+-]?(?:[0-9]+|[0-9]*\.[0-9]+)|-?[1-9][0-9]{0,2}(?:,[0-9]{3})+")
 SCIENTIFIC = re.compile(
-    r"([+-]?(?:[0-9]+|[0-9]*\.[0-9]+)) *(?:\\times|\\cdot|\*) *10 *\^ *(\{-?[0-9]{1,4}\}|[0-9](?![0-9]))"
+    r"([+-]?(?:[0-9]+|[0-9]*\.[0-9]+)) *(?:\\times|\\cdot|\*) *10 *\^ "
+    r"*(\{-?[0-9]{1,4}\}|[0-9](?![0-9]))"
 )
 
 

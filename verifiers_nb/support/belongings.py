@@ -66,10 +66,10 @@ def put_back_descriptor(number: int, copy: int, everything: bool) -> bool:
 
 # %% ../../nbs/support/07_belongings.ipynb #7951161c
 class Belongings:
-    """What this process has when a run begins: its standard streams, its directory, and some functions.
+    """What this process has when a run begins: its streams, its directory, and some functions.
 
-    `put_back` restores what is broken since then, or with `everything` also what is replaced, and logs
-    a warning for each, once.
+    `put_back` restores what is broken since then, or with `everything` also what is replaced, and
+    logs a warning for each, once.
     """
 
     def __init__(self) -> None:

@@ -44,13 +44,16 @@ def check_prices(prices: Prices) -> None:
         ]
         if len(numbers) != 2 or len(good) != 2:
             raise ValueError(
-                f"The price of {model} is {price!r}: give dollars for a million tokens read and for a "
-                "million written, such as (0.4, 1.6)."
+                f"The price of {model} is {price!r}: give dollars for a million tokens read and "
+                "for a million written, such as (0.4, 1.6)."
             )
 
 # %% ../../nbs/support/17_budget.ipynb #fe33a009
 def price_of(model: str, prices: Prices) -> Sequence[float] | None:
-    """Return the price of a model, by its name or its last part, else that of all others; None if there is neither."""
+    """Return the price of a model, by its name or its last part, else that of all others.
+
+    None if there is neither.
+    """
     ends = {name.rpartition("/")[2]: price for name, price in prices.items()}
     return prices.get(model) or ends.get(model.rpartition("/")[2]) or prices.get(ANY_MODEL)
 
@@ -68,7 +71,7 @@ BUDGET_LIMITS = {"requests": "requests", "tokens": "tokens", "dollars": "dollars
 
 
 def check_limits(limits: Mapping[str, float | None], prices: Prices) -> None:
-    """Raise `ValueError` for a limit that is no positive number, dollars without prices, or neither limits nor prices."""
+    """Raise `ValueError` for limits and prices that make no budget."""
     given = {name: limit for name, limit in limits.items() if limit is not None}
     if not given and not prices:
         raise ValueError("A budget needs a limit: tokens=..., requests=... or dollars=...")
@@ -77,7 +80,8 @@ def check_limits(limits: Mapping[str, float | None], prices: Prices) -> None:
             raise ValueError(f"{name} of a budget is {limit!r}: it must be a positive number.")
     if "dollars" in given and not prices:
         raise ValueError(
-            "A budget in dollars needs prices={'MODEL': (read, written)}, in dollars for a million tokens."
+            "A budget in dollars needs prices={'MODEL': (read, written)}, in dollars for a "
+            "million tokens."
         )
 
 # %% ../../nbs/support/17_budget.ipynb #1f687183
@@ -85,10 +89,11 @@ def check_limits(limits: Mapping[str, float | None], prices: Prices) -> None:
 class Budget:
     """Limits for everything that asks a model: `tokens` (read and written), `requests`, `dollars`.
 
-    `prices`: dollars for a million tokens read and a million written, by model; "*" is for all others. What is used
-    is counted from 0 when the budget is made. No request begins once a limit is reached; those under way
-    then may go beyond a limit of tokens or dollars, but never beyond one of requests. With prices alone, it only counts.
-    `spent` says which limit is reached, and is "" before.
+    `prices`: dollars for a million tokens read and a million written, by model; "*" is for all
+    others. What is used is counted from 0 when the budget is made. No request begins once a limit
+    is reached; those under way then may go beyond a limit of tokens or dollars, but never beyond
+    one of requests. With prices alone, it only counts. `spent` says which limit is reached, and is
+    "" before.
     """
 
     tokens: float | None = None
@@ -153,7 +158,7 @@ class Budget:
 
 # %% ../../nbs/support/17_budget.ipynb #44a1de22
 class MeteredClient:
-    """A client that asks a budget before each request, and counts each response under the name `model`."""
+    """A client that asks a budget before each request, and counts responses under `model`."""
 
     def __init__(self, client: Any, budget: Budget, model: str) -> None:
         self.client, self.budget, self.model_name = client, budget, model
@@ -191,7 +196,7 @@ JUDGE_USAGE = "judge_usage"
 
 
 def note_judge(model: str, response: Any) -> None:
-    """Count a judge's response, in the run's budget and in the state of the rollout that it judges."""
+    """Count a judge's response in the run's budget and in the state of its rollout."""
     counts = tokens_used(response) or (0, 0)
     if (budget := run_budget.get()) is not None:
         budget.used["requests"] += 1
@@ -204,7 +209,7 @@ def note_judge(model: str, response: Any) -> None:
 
 # %% ../../nbs/support/17_budget.ipynb #089ea51e
 def judge_totals(state: Mapping[str, Any]) -> dict[str, int]:
-    """Return what all judges of a rollout used, as `judge_requests`, `judge_prompt_tokens` and so on; {} without one."""
+    """Return what all judges of a rollout used, as `judge_requests` and so on, {} without one."""
     used = state.get(JUDGE_USAGE)
     totals: dict[str, int] = {}
     for counts in used.values() if isinstance(used, dict) else ():
@@ -214,7 +219,10 @@ def judge_totals(state: Mapping[str, Any]) -> dict[str, int]:
 
 # %% ../../nbs/support/17_budget.ipynb #df775959
 def budget_from(settings: Mapping[str, Any]) -> Budget:
-    """Return the budget of a table of settings; raises `ValueError` for an unknown name or a wrong value."""
+    """Return the budget of a table of settings.
+
+    Raises `ValueError` for an unknown name or a wrong value.
+    """
     known = [*BUDGET_LIMITS, "prices"]
     if wrong := [name for name in settings if name not in known]:
         raise ValueError(f"A budget has no {wrong[0]!r}; it has {', '.join(known)}.")

@@ -46,7 +46,8 @@ NO_MONEY = "insufficient_quota"
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed after this error.
 
-    False for an error after which `with_retries` has given up, so that outer callers don't retry it.
+    False for an error after which `with_retries` has given up, so that outer callers don't retry
+    it.
     """
     if getattr(error, "given_up", False):
         return False
@@ -60,7 +61,10 @@ LONGEST_PAUSE = 60.0  # seconds; longer requests are cut to this
 
 
 def seconds_until(date: str) -> float:
-    """Return the seconds until a date of HTTP, negative if it has passed; raises `ValueError` for other texts."""
+    """Return the seconds until a date of HTTP, negative if it has passed.
+
+    Raises `ValueError` for other texts.
+    """
     at = parsedate_to_datetime(date)
     return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
 
@@ -84,8 +88,8 @@ FIRST_PAUSE = 0.5  # seconds
 async def with_retries(request: Callable[[], Awaitable[T]], retries: int) -> T:
     """Await `request()`, and again up to `retries` times while it fails with a transient error.
 
-    The first pause is random, up to `FIRST_PAUSE`; this bound doubles each time, up to 30 seconds. The
-    pause that the server requests is added.
+    The first pause is random, up to `FIRST_PAUSE`; this bound doubles each time, up to 30 seconds.
+    The pause that the server requests is added.
     """
     try:
         return await request()
@@ -132,18 +136,21 @@ def request_arguments(
 # %% ../../nbs/support/01_calls.ipynb #b223a9fd
 SAMPLING_NAMES = frozenset(
     # of OpenAI's API
-    "audio best_of echo extra_body extra_headers extra_query frequency_penalty function_call functions logit_bias "
-    "logprobs max_completion_tokens max_tokens metadata modalities model n parallel_tool_calls prediction presence_penalty "
-    "prompt_cache_key prompt_cache_retention reasoning reasoning_effort response_format safety_identifier seed "
-    "service_tier stop store stream stream_options suffix temperature timeout tool_choice tools top_logprobs top_p user "
+    "audio best_of echo extra_body extra_headers extra_query frequency_penalty function_call "
+    "functions logit_bias logprobs max_completion_tokens max_tokens metadata modalities model n "
+    "parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_retention "
+    "reasoning reasoning_effort response_format safety_identifier seed service_tier stop store "
+    "stream stream_options suffix temperature timeout tool_choice tools top_logprobs top_p user "
     "verbosity web_search_options "
     # of vLLM and other servers
-    "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt chat_template chat_template_kwargs "
-    "continue_final_message documents ignore_eos include_reasoning include_stop_str_in_output "
-    "kv_transfer_params length_penalty logits_processors min_p min_tokens mm_processor_kwargs priority prompt_logprobs "
-    "provider repetition_penalty request_id return_token_ids return_tokens_as_token_ids skip_special_tokens "
-    "spaces_between_special_tokens stop_token_ids structured_outputs thinking top_k truncate_prompt_tokens typical_p "
-    "use_beam_search vllm_xargs guided_json guided_regex guided_choice guided_grammar".split()
+    "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt "
+    "chat_template chat_template_kwargs continue_final_message documents ignore_eos "
+    "include_reasoning include_stop_str_in_output kv_transfer_params length_penalty "
+    "logits_processors min_p min_tokens mm_processor_kwargs priority prompt_logprobs provider "
+    "repetition_penalty request_id return_token_ids return_tokens_as_token_ids "
+    "skip_special_tokens spaces_between_special_tokens stop_token_ids structured_outputs "
+    "thinking top_k truncate_prompt_tokens typical_p use_beam_search vllm_xargs guided_json "
+    "guided_regex guided_choice guided_grammar".split()
 )
 MEANT_NAMES = {
     "temp": "temperature",
@@ -159,7 +166,10 @@ TEMPLATE_NAMES = ("enable_thinking",)
 
 
 def meant_by(name: str) -> str | None:
-    """Return the argument that an unknown name resembles, "" if it resembles none; `None` for a known name."""
+    """Return the argument that an unknown name resembles, "" if it resembles none.
+
+    `None` for a known name.
+    """
     if name in SAMPLING_NAMES:
         return None
     close = get_close_matches(
@@ -169,7 +179,7 @@ def meant_by(name: str) -> str | None:
 
 # %% ../../nbs/support/01_calls.ipynb #231bedc6
 def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return sampling arguments with those of the chat template moved to their place, and warnings."""
+    """Return sampling arguments with those of the chat template in their place, and warnings."""
     checked, warnings = dict(arguments), list[str]()
     extra = dict(checked.get("extra_body") or {})
     moved = {name: checked.pop(name) for name in TEMPLATE_NAMES if name in checked}
@@ -221,8 +231,8 @@ def as_async_client(client: Any) -> Any:
 def api_key(name: str, purpose: str, address: str = "", instead: str = "") -> str:
     """Return the key in the environment variable `name`, or "none" for a server on this machine.
 
-    Raises `ValueError` if any other address has no key. `instead` names an argument to pass in place of
-    one.
+    Raises `ValueError` if any other address has no key. `instead` names an argument to pass in
+    place of one.
     """
     key = os.environ.get(name)
     if not key and not any(host in address for host in ("//localhost", "//127.", "//0.0.0.0")):
@@ -233,7 +243,8 @@ def api_key(name: str, purpose: str, address: str = "", instead: str = "") -> st
 # %% ../../nbs/support/01_calls.ipynb #9249826e
 REDACTED = "***"
 SECRET_NAME = re.compile(
-    r"(?i)(?!.*(?:bos|eos|pad|unk|stop)_token$)(?:.*[_-])?(?:(?:api|access|secret|private|auth)[_-]?key"
+    r"(?i)(?!.*(?:bos|eos|pad|unk|stop)_token$)(?:.*[_-])?"
+    r"(?:(?:api|access|secret|private|auth)[_-]?key"
     r"|token|secret|password|passwd|authorization|cookie|credentials?)|key"
 )
 SECRET_SHAPES = [  # what the first group matches is kept, the rest of the match is replaced
@@ -248,7 +259,10 @@ SECRET_SHAPES = [  # what the first group matches is kept, the rest of the match
 
 
 def without_secrets(value: Any, name: str = "") -> Any:
-    """Return a value with three stars in place of each secret; `name` is the value's key, if any."""
+    """Return a value with three stars in place of each secret.
+
+    `name` is the value's key, if any.
+    """
     if isinstance(value, Mapping):
         return {key: without_secrets(each, str(key)) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

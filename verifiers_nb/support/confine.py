@@ -28,7 +28,10 @@ with suppress(ImportError):  # on Windows, which can't confine a program
 
 # %% ../../nbs/support/03_confine.ipynb #c1dfd96e
 def set_limits(seconds: float, memory_mb: int, file_mb: int) -> None:
-    """Limit the processor time, memory and file sizes of this process for good; forbid core dumps."""
+    """Limit the processor time, memory and file sizes of this process for good.
+
+    Forbid core dumps.
+    """
     megabyte, whole_seconds = 1 << 20, math.ceil(seconds) + 1
     limits = {
         resource.RLIMIT_CPU: whole_seconds,
@@ -91,7 +94,10 @@ def without(path: str, hidden: str) -> Iterator[str]:
 
 # %% ../../nbs/support/03_confine.ipynb #f63b8b29
 def mount(libc: ctypes.CDLL, source: str, target: str, kind: str = "", options: str = "") -> None:
-    """Mount a file system of a kind without special rights; without a kind, bind `source` to `target`."""
+    """Mount a file system of a kind without special rights.
+
+    Without a kind, bind `source` to `target`.
+    """
     nosuid_nodev, bind_recursive = 6, 4096 | 16384
     flags = nosuid_nodev if kind else bind_recursive
     check(libc.mount(source.encode(), target.encode(), kind.encode(), flags, options.encode()))
@@ -174,7 +180,7 @@ def drop_capabilities(libc: ctypes.CDLL) -> None:
 
 # %% ../../nbs/support/03_confine.ipynb #b1d57811
 def call_numbers(table: str) -> dict[str, tuple[int, int]]:
-    """Return a table of system calls: name, number on x86_64 and on aarch64, -1 for a missing one."""
+    """Return a table of system calls: name, numbers on x86_64 and aarch64, -1 for none."""
     rows = (row.split() for row in table.split(", "))
     return {name: (int(x86_64), int(aarch64)) for name, x86_64, aarch64 in rows}
 
@@ -211,9 +217,10 @@ REFUSED_COMMANDS = {  # numbers of the call, which argument is the command, and 
 }
 RIGHTS_AND_TIMES = call_numbers(
     "chmod 90 -1, fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, chown 92 -1, fchown 93 55, "
-    "lchown 94 -1, fchownat 260 54, utime 132 -1, utimes 235 -1, futimesat 261 -1, utimensat 280 88, "
-    "setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, "
-    "fremovexattr 199 16, setxattrat 463 463, removexattrat 466 466, file_setattr 469 469"
+    "lchown 94 -1, fchownat 260 54, utime 132 -1, utimes 235 -1, futimesat 261 -1, utimensat "
+    "280 88, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr "
+    "198 15, fremovexattr 199 16, setxattrat 463 463, removexattrat 466 466, file_setattr 469 "
+    "469"
 )
 
 # %% ../../nbs/support/03_confine.ipynb #7b52009b
@@ -225,8 +232,8 @@ ALLOW, NOT_PERMITTED, NOT_IMPLEMENTED = 0x7FFF0000, 0x00050001, 0x00050026
 def filter_program(machine: str, pid: int, own_root: bool) -> list[tuple[int, int, int, int]]:
     """Return the filter of process `pid`: instructions (code, jump if true, if false, value).
 
-    `own_root`: whether the process has a private file system. Raises `OSError` on a machine for which
-    the tables above have no numbers.
+    `own_root`: whether the process has a private file system. Raises `OSError` on a machine for
+    which the tables above have no numbers.
     """
     if machine not in ARCHITECTURES:
         raise OSError(f"no filter for {machine}")
@@ -272,8 +279,8 @@ def confine(
 ) -> list[str]:
     """Confine this process for good and return the guards that are in force.
 
-    Always `limits`; on Linux also `user`, `network`, `root`, `landlock`, `powers` and `calls`, as far as
-    the machine allows them.
+    Always `limits`; on Linux also `user`, `network`, `root`, `landlock`, `powers` and `calls`, as
+    far as the machine allows them.
     """
     libc, paths, guards = ctypes.CDLL(None, use_errno=True), readable(prefixes), ["limits"]
 

@@ -63,7 +63,10 @@ def claimed(path: str | Path) -> Iterator[None]:
     try:
         lock.acquire()
     except Timeout:
-        message = f"{path} is in use by {owner(file)}: wait until that process ends, or give another path."
+        message = (
+            f"{path} is in use by {owner(file)}: wait until that process ends, or give another "
+            "path."
+        )
         raise BlockingIOError(message) from None
     try:
         since = time.strftime("%Y-%m-%d %H:%M:%S")

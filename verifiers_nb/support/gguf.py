@@ -112,7 +112,7 @@ class GGUFHeader:
 
 # %% ../../nbs/support/15_gguf.ipynb #ee607a29
 def read_tensors(reader: HeaderReader, count: int) -> tuple[int, int]:
-    """Return the number of weights of the listed tensors, and the bytes from the first to the last."""
+    """Return the number of weights of the listed tensors, and the extent of their bytes."""
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
     weights = end = 0
@@ -131,7 +131,10 @@ VERSIONS = (2, 3)
 
 
 def parse_header(path: Path, data: Any) -> GGUFHeader:
-    """Return the header of a GGUF file from its bytes; `EOFError` or `ValueError` if it is not whole."""
+    """Return the header of a GGUF file from its bytes.
+
+    `EOFError` or `ValueError` if it is not whole.
+    """
     reader = HeaderReader(data)
     if reader.take(4) != MAGIC:
         raise ValueError(f"it begins with {bytes(data[:4])!r}, not with {MAGIC!r}")
@@ -152,7 +155,10 @@ def parse_header(path: Path, data: Any) -> GGUFHeader:
 
 # %% ../../nbs/support/15_gguf.ipynb #303c72c1
 def read_header(path: str | Path) -> GGUFHeader:
-    """Return the header of a GGUF file; `ValueError` for a damaged or unfit one, with what to do."""
+    """Return the header of a GGUF file.
+
+    `ValueError` for a damaged or unfit one, with what to do.
+    """
     path = Path(path).expanduser()
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -192,7 +198,10 @@ SPECIAL_TOKENS = {
 
 
 def set_special_tokens(tokenizer: Any, metadata: dict[str, Any]) -> None:
-    """Give a tokenizer the special tokens that its file names; without one for padding, that of the end."""
+    """Give a tokenizer the special tokens that its file names.
+
+    Without one for padding, that of the end.
+    """
     tokens = metadata.get("tokenizer.ggml.tokens", [])
     for role, key in SPECIAL_TOKENS.items():
         number = metadata.get(f"tokenizer.ggml.{key}")
@@ -225,7 +234,10 @@ def alone(path: Path) -> Iterator[tuple[str, str]]:
 
 # %% ../../nbs/support/15_gguf.ipynb #888de04d
 def load_gguf(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return model and tokenizer of a file; `ValueError` for one that transformers can't convert."""
+    """Return model and tokenizer of a file.
+
+    `ValueError` for one that transformers can't convert.
+    """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with alone(header.path) as (folder, name):
@@ -243,7 +255,7 @@ def load_gguf(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
 
 # %% ../../nbs/support/15_gguf.ipynb #8fa07b82
 def check_room(header: GGUFHeader, dtype: torch.dtype, folder: Path) -> None:
-    """Raise `MemoryError` or `OSError` if memory or disk has no room for the dequantised weights."""
+    """Raise `MemoryError` or `OSError` if there is no room for the dequantised weights."""
     needed, free = header.weights * dtype.itemsize, free_memory("cpu")
     kind = str(dtype).removeprefix("torch.")
     what = (
@@ -253,7 +265,8 @@ def check_room(header: GGUFHeader, dtype: torch.dtype, folder: Path) -> None:
         raise MemoryError(f"{what}; {free / 1e9:.2f} GB of memory are free. Take a smaller model.")
     if needed > (left := shutil.disk_usage(folder).free):
         raise OSError(
-            f"{what}; {left / 1e9:.2f} GB are free in {folder}. Set HF_HOME to a folder on another disk."
+            f"{what}; {left / 1e9:.2f} GB are free in {folder}. Set HF_HOME to a folder on "
+            "another disk."
         )
 
 # %% ../../nbs/support/15_gguf.ipynb #f7b4d166
@@ -275,13 +288,13 @@ def unpack_into(header: GGUFHeader, folder: Path, dtype: torch.dtype) -> None:
     ) as error:
         kind = header.metadata.get("general.architecture")
         raise ValueError(
-            f"{header.path} can't be converted: {' '.join(str(error).split())[:300]} (its architecture is "
-            f"{kind}). Take the same model in transformers' format."
+            f"{header.path} can't be converted: {' '.join(str(error).split())[:300]} (its "
+            f"architecture is {kind}). Take the same model in transformers' format."
         ) from error
 
 # %% ../../nbs/support/15_gguf.ipynb #57c11721
 def unpacked(path: str | Path, dtype: torch.dtype, cache: str | Path | None = None) -> Path:
-    """Return the folder of the model in a GGUF file, made on first use in the cache of huggingface_hub."""
+    """Return the folder of the model in a GGUF file, made on first use in the hub's cache."""
     from huggingface_hub import constants
 
     header = read_header(path)

@@ -21,9 +21,10 @@ HEAVIEST = 0.5  # the largest weight, as in the paper
 
 
 class MeanSequence:
-    """The confidence sequence of the mean of values in [0, 1]; `low` and `high` are its bounds so far.
+    """The confidence sequence of the mean of values in [0, 1].
 
-    `half`: the half width at which it shall be tightest. Waudby-Smith and Ramdas (2024), theorem 2.
+    `low` and `high` are its bounds so far. `half`: the half width at which it shall be tightest.
+    Waudby-Smith and Ramdas (2024), theorem 2.
     """
 
     def __init__(self, half: float, confidence: float = 0.95) -> None:
@@ -72,7 +73,10 @@ class DrawnOrder:
         return [index for example in self.examples for index in self.members[example]]
 
     def take(self, example: Any, reward: float | None) -> list[float]:
-        """Note the reward of a finished rollout, None if it failed; return the values whose turn has come."""
+        """Note the reward of a finished rollout, None if it failed.
+
+        Return the values whose turn has come.
+        """
         self.rewards[example].append(reward)
         values = []
         while self.place < len(self.examples):
@@ -90,11 +94,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class Until:
-    """End an evaluation when the interval of its mean reward is at most `width` wide, from its lower to its upper bound.
+    """End an evaluation when the interval of its mean reward is at most `width` wide.
 
-    `reward_range`: the smallest and the largest possible reward; by default it follows from the weights of the
-    rubric, whose functions give scores from 0 to 1. `seed`: of the order of the examples.
-    `interval` is the interval so far, and `examples` the number of examples in it.
+    `reward_range`: the smallest and the largest possible reward; by default it follows from the
+    weights of the rubric, whose functions give scores from 0 to 1. `seed`: of the order of the
+    examples. `interval` is the interval so far, and `examples` the number of examples in it.
     """
 
     width: float
@@ -111,11 +115,15 @@ class Until:
         self.sequence: MeanSequence | None = None
 
     def begin(self, weights: Sequence[float], members: Mapping[Any, Sequence[int]]) -> list[int]:
-        """Start with the weights of a rubric and the rollouts of each example; return their order."""
+        """Start with the weights of a rubric and the rollouts of each example.
+
+        Return their order.
+        """
         self.bottom, self.top = self.reward_range or range_of(weights)
         if not self.bottom < self.top:
             raise ValueError(
-                "until needs rewards that can differ: give vf.Until(width, reward_range=(low, high))."
+                "until needs rewards that can differ: give vf.Until(width, reward_range=(low, "
+                "high))."
             )
         self.sequence = MeanSequence(self.width / (self.top - self.bottom) / 2, self.confidence)
         self.order, self.outside = DrawnOrder(members, self.seed), None
@@ -129,8 +137,9 @@ class Until:
             if not 0 <= scaled <= 1 and self.outside is None:
                 self.outside = value
                 logger.warning(
-                    "until: the reward %g is outside of [%g, %g], so no interval holds and all rollouts are "
-                    "played: give vf.Until(width, reward_range=(low, high)).", value, self.bottom, self.top,
+                    "until: the reward %g is outside of [%g, %g], so no interval holds and all "
+                    "rollouts are played: give vf.Until(width, reward_range=(low, high)).", value,
+                    self.bottom, self.top,
                 )  # fmt: skip
             self.sequence.add(min(max(scaled, 0.0), 1.0))
 
@@ -141,7 +150,10 @@ class Until:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Return the bounds of the mean; infinite before any example, or if a reward is outside of its range."""
+        """Return the bounds of the mean.
+
+        Infinite before any example, or if a reward is outside of its range.
+        """
         if not self.sequence or self.outside is not None:
             return -math.inf, math.inf
         bounds = (self.sequence.low, self.sequence.high)
@@ -158,7 +170,10 @@ class Until:
         """Return the interval in words."""
         low, high = self.interval
         level = f"{self.confidence:.0%}".replace("%", " %")
-        return f"the mean reward is in [{low:.3f}, {high:.3f}] ({level}, anytime-valid, {self.examples:,} examples)"
+        return (
+            f"the mean reward is in [{low:.3f}, {high:.3f}] ({level}, anytime-valid, "
+            f"{self.examples:,} examples)"
+        )
 
 # %% ../../nbs/support/18_interval.ipynb #ed141fc7
 def range_of(weights: Sequence[float]) -> tuple[float, float]:

@@ -137,7 +137,7 @@ SERVER_BASE, TRAINER_BASE = 2 * 2**30, 2**30  # CUDA, its graphs, and buffers of
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """How a server and a trainer share `free` bytes of a GPU, and the settings to change for it, if any.
+    """How a server and a trainer share `free` bytes of a GPU, and what to change for it.
 
     `cache` is for keys and values: one sequence of full length takes `one`, and up to `wanted`
     sequences run at once. All sizes are in bytes.
@@ -168,12 +168,15 @@ class MemoryPlan:
         """Return all sizes in one line."""
         sizes = self.free, self.server, self.trainer, self.step, self.cache, abs(self.spare)
         free, server, trainer, step, cache, spare = (f"{size / 2**30:.1f}" for size in sizes)
-        held = f"for {min(self.cache // self.one, self.wanted)} of {self.wanted} sequences of full length"
+        held = (
+            f"for {min(self.cache // self.one, self.wanted)} of {self.wanted} sequences of full "
+            "length"
+        )
         turns = " in turn with" if self.takes_turns else ","
         left = "to spare" if self.spare >= 0 else "too little"
         return (
-            f"{free} GiB: server {server}, keys and values {cache} ({held}){turns} the step {step}, "
-            f"trainer {trainer}; {spare} {left}{self.advice and f': {self.advice}'}"
+            f"{free} GiB: server {server}, keys and values {cache} ({held}){turns} the step "
+            f"{step}, trainer {trainer}; {spare} {left}{self.advice and f': {self.advice}'}"
         )
 
 # %% ../../nbs/support/06_memory.ipynb #e5c1a93e
@@ -217,7 +220,10 @@ SAVINGS: dict[str, dict[str, Any]] = {
 
 
 def make_plan(shape: ModelShape, free: float, **settings: Any) -> MemoryPlan:
-    """Divide memory as `divide_memory` does; a plan that doesn't fit gets advice on what to change."""
+    """Divide memory as `divide_memory` does.
+
+    A plan that doesn't fit gets advice on what to change.
+    """
     plan, changed = divide_memory(shape, free, **settings), dict(settings)
     if plan.spare >= 0:
         return plan
@@ -258,15 +264,16 @@ class ProcessorPlan:
         sizes = self.needed, self.free, self.model, self.sampler, self.step, PYTHON + RESERVE
         needed, free, model, sampler, step, python = (f"{size / 2**30:.1f}" for size in sizes)
         return (
-            f"about {needed} GiB of memory, {free} are free: model {model}, its copies for sampling {sampler}, "
-            f"a step of {self.tokens:,} tokens at once {step}, Python and its reserve {python}"
+            f"about {needed} GiB of memory, {free} are free: model {model}, its copies for "
+            f"sampling {sampler}, a step of {self.tokens:,} tokens at once {step}, Python and "
+            f"its reserve {python}"
         )
 
 # %% ../../nbs/support/06_memory.ipynb #c8c1d13a
 def plan_processor(
     shape: ModelShape, tokens: int, free: int, sampler: bool = True
 ) -> ProcessorPlan:
-    """Return what a run takes of a processor with `free` bytes, with at most `tokens` in a micro-batch.
+    """Return what a run takes of `free` bytes, with at most `tokens` in a micro-batch.
 
     `sampler`: whether the engine answers in this process.
     """

@@ -48,7 +48,10 @@ def process_control(option: int, value: int) -> None:
 
 # %% ../../nbs/support/02_processes.ipynb #0394ed17
 def end_with_guard(guard: int) -> None:
-    """Make Linux end this child process when the guard dies; end it now if the guard is gone already."""
+    """Make Linux end this child process when the guard dies.
+
+    End it now if the guard is gone already.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the inherited handler would ignore it
     process_control(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != guard:
@@ -112,9 +115,9 @@ def start_guarded(
 ) -> subprocess.Popen[bytes]:
     """Start a program that ends with this process; return the guard's process.
 
-    `terminate()` on the guard ends the program and everything it started within `grace` seconds. The
-    guard exits with the program's status, or with 128 + n if signal n ended the program. `options` are
-    Popen's.
+    `terminate()` on the guard ends the program and everything it started within `grace` seconds.
+    The guard exits with the program's status, or with 128 + n if signal n ended the program.
+    `options` are Popen's.
     """
     script = find_spec("verifiers_nb.support.processes")
     assert script is not None and script.origin is not None

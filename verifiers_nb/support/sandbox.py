@@ -68,7 +68,7 @@ class ProgramRun:
     status: int
 
     def __str__(self) -> str:
-        """Return the output and, in brackets, why the program was ended or that it printed nothing."""
+        """Return the output and, in brackets, why the program was ended or printed nothing."""
         number, names = -self.status, {each.value: each.name for each in signal.Signals}
         killed = f"killed by {names.get(number, f'signal {number}')}" if number > 0 else ""
         nothing = "" if self.output else "no output: print the values that you want to see"
@@ -116,7 +116,10 @@ def wait_for(process: subprocess.Popen[bytes], limits: Limits, folder: str) -> s
 # %% ../../nbs/support/04_sandbox.ipynb #2ecd1619
 @contextmanager
 def locked(folder: str | Path, how: int = 0) -> Iterator[None]:
-    """Hold the lock of a folder within this block; `how` may be `fcntl.LOCK_NB`, not to wait for it."""
+    """Hold the lock of a folder within this block.
+
+    `how` may be `fcntl.LOCK_NB`, not to wait for it.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | how)
@@ -187,9 +190,9 @@ def run_confined(code: str, limits: Limits, mode: str) -> ProgramRun:
 def sandbox_guards() -> frozenset[str]:
     """Return the guards that confine a program on this machine: `limits`, and others on Linux.
 
-    `root`: it has a private file system. `landlock`: it can open only its own files. `calls`: it can't
-    start processes, open sockets or reach other processes. `user`: it runs as nobody. `network`: it has
-    no network. `powers`: it has no capabilities.
+    `root`: it has a private file system. `landlock`: it can open only its own files. `calls`: it
+    can't start processes, open sockets or reach other processes. `user`: it runs as nobody.
+    `network`: it has no network. `powers`: it has no capabilities.
     """
     if os.name == "nt":
         return frozenset()
@@ -209,14 +212,16 @@ def run_python(
     """Run a Python program in its own process, folder and environment, within `limits`.
 
     It has no input and no network, and can't read your files or reach your processes. Raises
-    `Unconfined` where the machine can't enforce that, unless `allow_unconfined`; see `sandbox_guards`.
+    `Unconfined` where the machine can't enforce that, unless `allow_unconfined`; see
+    `sandbox_guards`.
     """
     missing = confine.missing_guards(sandbox_guards())
     if missing and (os.name == "nt" or not allow_unconfined):
         raise Unconfined(
-            f"Programs of a model are not run here: this machine can't give them {' and '.join(missing)}. "
-            "That takes Linux with user namespaces, or with Landlock (6.2 or newer); on Windows, use WSL. In a "
-            "container that holds nothing of value, run_python(code, allow_unconfined=True) runs them anyway."
+            "Programs of a model are not run here: this machine can't give them "
+            f"{' and '.join(missing)}. That takes Linux with user namespaces, or with Landlock "
+            "(6.2 or newer); on Windows, use WSL. In a container that holds nothing of value, "
+            "run_python(code, allow_unconfined=True) runs them anyway."
         )
     if missing and sys.platform == "linux":
         # Keys in our memory are closed to the user's other processes.
@@ -247,8 +252,8 @@ def call_and_send(pipe: Connection, func: Callable[..., Any], given: dict[str, A
 def call_apart(func: Callable[..., Any], given: dict[str, Any], seconds: float) -> Any:
     """Return the result of a function that is called in a forked process.
 
-    Raises `RuntimeError` if the function fails, and `TimeoutError` if it is killed: after `seconds`, or
-    when the rollout is cancelled.
+    Raises `RuntimeError` if the function fails, and `TimeoutError` if it is killed: after
+    `seconds`, or when the rollout is cancelled.
     """
     fork: Any = get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
@@ -276,7 +281,7 @@ def call_apart(func: Callable[..., Any], given: dict[str, Any], seconds: float) 
 
 # %% ../../nbs/support/04_sandbox.ipynb #231b7855
 def isolated(seconds: float = 60.0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return a decorator that calls a reward function in a forked process, killed after `seconds`."""
+    """Return a decorator that calls a reward function in a fork, killed after `seconds`."""
 
     threads = Threads()
 

@@ -44,7 +44,10 @@ def cancelled() -> bool:
 
 # %% ../../nbs/support/00_threads.ipynb #e7fa86ad
 def must_propagate(error: BaseException) -> bool:
-    """Return whether `error` cancels our task or was raised by Ctrl-C; call it where `error` is caught."""
+    """Return whether `error` cancels our task or was raised by Ctrl-C.
+
+    Call it where `error` is caught.
+    """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
@@ -71,7 +74,7 @@ def flush_streams() -> None:
 
 # %% ../../nbs/support/00_threads.ipynb #71d5c0e4
 def end_if_forked(process: int, error: BaseException | None = None) -> None:
-    """End this process, unless it is `process`: a function forked it, and returned or raised `error`.
+    """End this process, unless it is `process`: a function forked and returned in the child.
 
     Its exit status is the one that Python gives a script that ends like this.
     """
@@ -90,7 +93,7 @@ def end_if_forked(process: int, error: BaseException | None = None) -> None:
 # %% ../../nbs/support/00_threads.ipynb #b86ce116
 @dataclass(slots=True)
 class ThreadJob:
-    """A function to run in its caller's context, the future that the caller awaits, and the result."""
+    """A function to run in its caller's context, the future that it fulfils, and the result."""
 
     future: asyncio.Future[None]
     context: Context
@@ -173,7 +176,10 @@ class Threads:
         return job.outcome()
 
     def grow(self, loop: asyncio.AbstractEventLoop, started: int) -> None:
-        """Start more threads if jobs are waiting and few were started lately; check again in 5 ms."""
+        """Start more threads if jobs are waiting and few were started lately.
+
+        Check again in 5 ms.
+        """
         if not (waiting := self.jobs.qsize()):
             self.watching.discard(loop)
             return
@@ -249,8 +255,8 @@ def oldest_wait(
 ) -> tuple[float, str]:
     """Return the start and the description of our longest wait; infinity if none began by `before`.
 
-    `since` has the time at which each frame was first seen. A wait of the loop's own thread, which is
-    the first stack, wins over all others, because it blocks them.
+    `since` has the time at which each frame was first seen. A wait of the loop's own thread, which
+    is the first stack, wins over all others, because it blocks them.
     """
     waits = [(True, math.inf, "")]
     for number, stack in enumerate(stacks):
@@ -304,7 +310,10 @@ class Requests:
         return f"{tokens / (now - self.written[0][0]):.1f} tokens a second" if tokens else ""
 
     def say(self, what: str, seconds: float, now: float) -> str:
-        """Say what a wait is for; return "" for a slow server that answers, if that was said before."""
+        """Say what a wait is for.
+
+        Return "" for a slow server that answers, if that was said before.
+        """
         speed = self.speed(now)
         if not what.startswith(ANSWER) or not speed:
             return f"waiting {seconds:.0f} s for {what}"
@@ -317,7 +326,7 @@ class Requests:
 # %% ../../nbs/support/00_threads.ipynb #b90e7744
 @cache
 def cancel_before_forks() -> None:
-    """Cancel `faulthandler`'s timer before each fork: a child that inherits it would hang at its end.
+    """Cancel `faulthandler`'s timer before each fork: a child would hang at its end.
 
     Also flush what was printed before, or both processes would write it.
     """

@@ -37,7 +37,7 @@ def is_adapter(given: Any) -> bool:
 
 # %% ../../nbs/trainer/09_adapters.ipynb #99a044a0
 def base_and_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
-    """Return the name of the base and the folder, for a model that is the folder of a saved adapter; else both as given.
+    """Return the name of the base and the folder of a saved adapter; else both as given.
 
     Raises `ValueError` if there is a `peft_config` too, or if the base can't be found.
     """
@@ -52,20 +52,24 @@ def base_and_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
             f"names the base model {base!r}, which is not here" if base else "names no base model"
         )
         raise ValueError(
-            f"The adapter in {folder} {named}: pass the base as model, and peft_config={str(folder)!r}."
+            f"The adapter in {folder} {named}: pass the base as model, and "
+            f"peft_config={str(folder)!r}."
         )
     return base, folder
 
 # %% ../../nbs/trainer/09_adapters.ipynb #4a5415e7
 def load_adapter(model: Any, folder: str | Path) -> PeftModel:
-    """Return `model` with a saved adapter; raise `ValueError` if it doesn't fit, and warn if its base has another name."""
+    """Return `model` with a saved adapter.
+
+    Raise `ValueError` if it doesn't fit, and warn if its base has another name.
+    """
     folder = check_saved(Path(folder).expanduser())
     check_adapter(PeftConfig.from_pretrained(str(folder)))
     base, name = base_of(folder), str(getattr(model.config, "_name_or_path", ""))
     if base and name and Path(base).name != Path(name).name:
         warnings.warn(
-            f"The adapter in {folder} was trained on {base!r}, and goes on with {name!r}: that is right only "
-            "if both are the same model.",
+            f"The adapter in {folder} was trained on {base!r}, and goes on with {name!r}: that "
+            "is right only if both are the same model.",
             stacklevel=3,
         )
     try:
@@ -75,7 +79,10 @@ def load_adapter(model: Any, folder: str | Path) -> PeftModel:
 
 # %% ../../nbs/trainer/09_adapters.ipynb #27400ae4
 def new_adapter(model: Any, peft_config: PeftConfig) -> PeftModel:
-    """Return `model` with a new adapter; warn of modules that it lacks, `ValueError` if it lacks all."""
+    """Return `model` with a new adapter.
+
+    Warn of modules that it lacks, `ValueError` if it lacks all.
+    """
     check_adapter(peft_config)
     try:
         policy: Any = get_peft_model(model, peft_config)
@@ -86,14 +93,18 @@ def new_adapter(model: Any, peft_config: PeftConfig) -> PeftModel:
     if isinstance(wanted, set) and (missing := {n.rpartition(".")[2] for n in wanted} - found):
         warnings.warn(
             f"{type(model).__name__} has no {', '.join(sorted(missing))}: the adapter is on "
-            f"{', '.join(sorted(found))} only. Name its own layers in target_modules, or take 'all-linear'.",
+            f"{', '.join(sorted(found))} only. Name its own layers in target_modules, or take "
+            "'all-linear'.",
             stacklevel=3,
         )
     return policy
 
 # %% ../../nbs/trainer/09_adapters.ipynb #95665831
 def made_trainable(model: PeftModel) -> PeftModel:
-    """Return a model whose own adapter can be trained; `ValueError` for one that a sampler would serve wrong."""
+    """Return a model whose own adapter can be trained.
+
+    `ValueError` for one that a sampler would serve wrong.
+    """
     for config in model.peft_config.values():
         check_adapter(config)
     if not any(each.requires_grad for each in model.parameters()):
@@ -103,23 +114,23 @@ def made_trainable(model: PeftModel) -> PeftModel:
 
 # %% ../../nbs/trainer/09_adapters.ipynb #902ba3cd
 def with_adapter(model: Any, peft_config: PeftConfig | str | Path | None) -> PeftModel:
-    """Return `model` with a new adapter, with the saved one in a folder, or with its own, ready to train.
+    """Return `model` with a new adapter, a saved one, or its own, ready to train.
 
-    Warns if the model has only some of the modules that the config names. Raises `ValueError` if it has
-    none, if there is neither an adapter nor a config for one, or both, or if the adapter has settings
-    that a sampler would serve wrong.
+    Warns if the model has only some of the modules that the config names. Raises `ValueError` if it
+    has none, if there is neither an adapter nor a config for one, or both, or if the adapter has
+    settings that a sampler would serve wrong.
     """
     if isinstance(model, PeftModel):
         if peft_config is not None:
             raise ValueError(
-                "The model has an adapter, so peft_config would be ignored: leave it out to train on from "
-                "that adapter, or pass the base model for a new one."
+                "The model has an adapter, so peft_config would be ignored: leave it out to "
+                "train on from that adapter, or pass the base model for a new one."
             )
         return made_trainable(model)
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(
-            "transformers has loaded an adapter into this model: pass the folder of the adapter as model, "
-            "or the base model with peft_config=the folder."
+            "transformers has loaded an adapter into this model: pass the folder of the adapter "
+            "as model, or the base model with peft_config=the folder."
         )
     if peft_config is None:
         raise ValueError("GRPO trains a LoRA adapter: pass peft_config=vf.lora_defaults().")
@@ -136,7 +147,7 @@ def turn_off_dropout(model: torch.nn.Module) -> None:
 
 # %% ../../nbs/trainer/09_adapters.ipynb #30d39884
 class FrozenLinear(torch.autograd.Function):
-    """The product of inputs [..., I] and a weight [O, I] that is not trained, [..., O], computed by oneDNN."""
+    """The product of inputs [..., I] and a frozen weight [O, I], [..., O], by oneDNN."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -151,7 +162,7 @@ class FrozenLinear(torch.autograd.Function):
 
 # %% ../../nbs/trainer/09_adapters.ipynb #2aa0dd39
 def frozen_linear(layer: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """Return the output of a linear layer, by oneDNN if it is frozen and in float32 on a processor."""
+    """Return the output of a linear layer, by oneDNN if it is frozen float32 on a processor."""
     weight, bias = layer.weight, layer.bias
     usual = input.device.type != "cpu" or torch.is_autocast_enabled("cpu") or weight.requires_grad
     # A quantised weight is of another class, which may know only the usual product.
@@ -191,7 +202,7 @@ def merge_and_save(model: PeftModel, tokenizer: Any, folder: str | Path) -> Path
 
 # %% ../../nbs/trainer/09_adapters.ipynb #4d134bc0
 class MovingReference:
-    """The reference of the KL penalty: the base model or a copy of the adapter at first, then an average with the policy.
+    """The reference of the KL penalty: the base model or first adapter, then an average.
 
     Each `move` mixes the adapter's matrices into it, the soft update of Gorbatovski et al. 2024
     (arXiv:2404.09656, eq. 5). The base model is an adapter whose second matrices are zero.
@@ -207,7 +218,10 @@ class MovingReference:
 
     @torch.no_grad()
     def move(self, model: PeftModel, share: float) -> None:
-        """Move the reference towards the policy by `share` of the difference; 1.0 copies the policy."""
+        """Move the reference towards the policy by `share` of the difference.
+
+        1.0 copies the policy.
+        """
         for name, parameter in self.matrices(model):
             start = torch.zeros_like(parameter) if "_B." in name else parameter
             before = self.weights.get(name, start).to(parameter.device)

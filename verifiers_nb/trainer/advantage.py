@@ -19,7 +19,7 @@ import torch
 def group_advantages(
     rewards: torch.Tensor, group_size: int, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return each reward minus the mean of its group (Shao et al. 2024, arXiv:2402.03300, sec. 4.1).
+    """Return each reward minus its group's mean (Shao et al. 2024, arXiv:2402.03300, 4.1).
 
     `rewards`: float [B], groups of `group_size` one after the other. `valid`: bool [B], False where
     a rollout failed. Returns float [B].
@@ -55,9 +55,9 @@ def scale_advantages(
 ) -> torch.Tensor:
     """Divide advantages by a standard deviation plus `eps`, float [B].
 
-    `scale`: "group" or True, of each group's advantages (arXiv:2402.03300, sec. 4.1; Liu et al. 2025,
-    arXiv:2503.20783, sec. 3, show how it favours very easy and very hard prompts); "batch", of all
-    `rewards` (arXiv:2508.08221), or else of all advantages; "none" or False, not at all.
+    `scale`: "group" or True, of each group's advantages (arXiv:2402.03300, sec. 4.1; Liu et al.
+    2025, arXiv:2503.20783, sec. 3, show how it favours very easy and very hard prompts); "batch",
+    of all `rewards` (arXiv:2508.08221), or else of all advantages; "none" or False, not at all.
     """
     if scale in (False, "none"):
         return advantages
@@ -96,8 +96,8 @@ def decoupled_advantages(
 class Estimator:
     """An advantage estimator: its function, the scalings that it allows, and a few words of help.
 
-    `advantages` takes what `group_advantages` takes. With `by_function`, it takes the rewards of each
-    function and their weights in place of their sum, as `decoupled_advantages` does.
+    `advantages` takes what `group_advantages` takes. With `by_function`, it takes the rewards of
+    each function and their weights in place of their sum, as `decoupled_advantages` does.
     """
 
     advantages: Callable[..., torch.Tensor]
@@ -117,7 +117,10 @@ ESTIMATORS = {
 
 # %% ../../nbs/trainer/00_advantage.ipynb #71c10018
 def find_estimator(name: str, scale: bool | str = False) -> Estimator:
-    """Return the estimator of a name; raise `ValueError` if there is none, or if it doesn't allow the scaling."""
+    """Return the estimator of a name.
+
+    Raise `ValueError` if there is none, or if it doesn't allow the scaling.
+    """
     if (found := ESTIMATORS.get(name)) is None:
         raise ValueError(f"advantage_estimator {name!r} is not one of {', '.join(ESTIMATORS)}.")
     scaling = scale
@@ -154,8 +157,10 @@ def rollout_advantages(
 
 # %% ../../nbs/trainer/00_advantage.ipynb #887309d0
 def overlong_penalty(lengths: torch.Tensor, max_tokens: int, buffer: int) -> torch.Tensor:
-    """Return the penalty to add to rewards of completions near the limit, in [-1, 0] (soft overlong
-    punishment: DAPO, arXiv:2503.14476, sec. 3.4, eq. 13). `lengths`: tokens, [B]. Returns float [B]."""
+    """Return the penalty to add to rewards of completions near the limit, in [-1, 0], float [B].
+
+    Soft overlong punishment: DAPO, arXiv:2503.14476, sec. 3.4, eq. 13. `lengths`: tokens, [B].
+    """
     if not buffer:
         return torch.zeros(lengths.shape)
     return ((max_tokens - buffer - lengths) / buffer).clamp(-1.0, 0.0)

@@ -50,10 +50,10 @@ class MicroBatch(Movable):
     """Packed sequences (R rows of T tokens) and their N sampled tokens, laid end to end.
 
     `input_ids`, `position_ids`: int64 [R, T]. `places`, `targets`: int64 [N]; the hidden state at
-    `places` in the rows, laid end to end, predicts `targets`. `sequences`: int64 [N], each token's sequence.
-    `sampler_logprobs`, `advantages`, `weights`: float [N]. `shared`: the layout, if prompts are
-    shared. `old_logprobs`, `reference_logprobs`: float [N], stored by the first pass over the
-    micro-batch for later passes.
+    `places` in the rows, laid end to end, predicts `targets`. `sequences`: int64 [N], each token's
+    sequence. `sampler_logprobs`, `advantages`, `weights`: float [N]. `shared`: the layout, if
+    prompts are shared. `old_logprobs`, `reference_logprobs`: float [N], stored by the first pass
+    over the micro-batch for later passes.
     """
 
     input_ids: torch.Tensor
@@ -75,7 +75,7 @@ def sampled_places(sequence: TokenSequence) -> list[int]:
 
 # %% ../../nbs/trainer/04_batching.ipynb #dc86a183
 def sampled_tokens(samples: Sequence[Sample]) -> tuple[torch.Tensor, dict[str, Any]]:
-    """Return the indices of the sampled tokens in their sequences, and the flat data of a `MicroBatch`."""
+    """Return where the sampled tokens are in their sequences, and data of a `MicroBatch`."""
     at = [
         (number, place)
         for number, sample in enumerate(samples)
@@ -116,7 +116,7 @@ Siblings = dict[tuple[int, ...], list[tuple[Sample, list[int]]]]
 
 
 def samples_by_prompt(samples: Sequence[Sample]) -> Siblings:
-    """Return, for each prompt in order of appearance, its samples, each with its inputs after the prompt."""
+    """Return each prompt's samples in order of appearance, with their inputs after it."""
     groups: Siblings = {}
     for sample in samples:
         ids, places = sample.sequence.ids, sampled_places(sample.sequence)

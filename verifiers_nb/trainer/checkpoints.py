@@ -72,7 +72,7 @@ def set_learning_rate(optimizer: Any, scheduler: LRScheduler, rate: float) -> No
 
 # %% ../../nbs/trainer/16_checkpoints.ipynb #be8969e1
 class FollowRequests(TrainerCallback):
-    """Note the steps of a run, and end it with a checkpoint after a step in which a stop was requested."""
+    """Note the steps of a run, and end it with a checkpoint where a stop was requested."""
 
     def __init__(self, trainer: ResumableTrainer) -> None:
         self.trainer = weakref.proxy(trainer)
@@ -167,10 +167,10 @@ CHANGES = "changes.json"
 class ResumableTrainer(Trainer):
     """A Trainer that you can start in a thread, steer, stop and resume.
 
-    `run` is its state, and takes requests and changes of settings. A checkpoint is complete or does not
-    exist, and a full disk does not end it. `train(resume_from_checkpoint=True)` goes on from the last
-    checkpoint; without one it starts afresh, after moving aside what an earlier run left: from step 0,
-    with the weights that the model had before this trainer trained it.
+    `run` is its state, and takes requests and changes of settings. A checkpoint is complete or does
+    not exist, and a full disk does not end it. `train(resume_from_checkpoint=True)` goes on from
+    the last checkpoint; without one it starts afresh, after moving aside what an earlier run left:
+    from step 0, with the weights that the model had before this trainer trained it.
     """
 
     saving_to: str | None = None
@@ -217,7 +217,10 @@ class ResumableTrainer(Trainer):
         return result
 
     def start(self, resume_from_checkpoint: str | bool | None = None) -> RunControl:
-        """Train in a thread, and return at once; raises `BlockingIOError` if another process trains here."""
+        """Train in a thread, and return at once.
+
+        Raises `BlockingIOError` if another process trains here.
+        """
         if not self.run.is_active:
             on_first(self.accelerator, lambda: check_unclaimed(self.folder / "train"))
         self.run.start(lambda: self.train(resume_from_checkpoint))
@@ -236,7 +239,10 @@ class ResumableTrainer(Trainer):
         self.run.stop()
 
     def wait(self, timeout: float | None = None) -> TrainOutput:
-        """Wait for the run that was started; raise its error if it failed, `TimeoutError` if it goes on."""
+        """Wait for the run that was started.
+
+        Raise its error if it failed, `TimeoutError` if it goes on.
+        """
         return self.run.wait(timeout)
 
     def take_requests(self) -> dict[str, float]:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/trainer/18_checks.ipynb #bd307a3e
 def check_gap(gap: float, limit: float = 0.1) -> None:
-    """Raise `RuntimeError` when the sampler's log-probabilities are not the trainer's, on average."""
+    """Raise `RuntimeError` if log-probabilities of sampler and trainer differ on average."""
     if gap > limit:
         raise RuntimeError(
-            f"On the first batch the sampler's log-probabilities differ from the trainer's by {gap:.2g} "
-            f"on average (at most {limit} is healthy), so the two are not the same model: give both the "
-            "same base model, temperature and precision, and no penalties."
+            "On the first batch the sampler's log-probabilities differ from the trainer's by "
+            f"{gap:.2g} on average (at most {limit} is healthy), so the two are not the same "
+            "model: give both the same base model, temperature and precision, and no penalties."
         )
 
 # %% ../../nbs/trainer/18_checks.ipynb #1574bddb
@@ -50,14 +50,15 @@ def warn_of_sampling(sampling: Mapping[str, Any]) -> None:
     names = [name for name in CONSTRAINTS if sampling.get(name) not in (None, {"type": "text"})]
     if names:
         logger.warning(
-            "The environment samples with %s. In training the format is then not learnt, since no rollout "
-            "breaks it. Leave it out of sampling_args, and let a format reward teach the format.",
+            "The environment samples with %s. In training the format is then not learnt, since "
+            "no rollout breaks it. Leave it out of sampling_args, and let a format reward teach "
+            "the format.",
             ", ".join(names),
         )
     if not (sampling.get("max_tokens") or sampling.get("max_completion_tokens")):
         logger.warning(
-            "max_tokens is not set: a response may fill the model's whole context, and what is beyond "
-            "max_seq_len is cut."
+            "max_tokens is not set: a response may fill the model's whole context, and what is "
+            "beyond max_seq_len is cut."
         )
 
 # %% ../../nbs/trainer/18_checks.ipynb #91032ad7
@@ -67,7 +68,8 @@ def claim_client(client: Any) -> None:
         client.claim()
     elif getattr(client, "is_training", False):
         raise RuntimeError(
-            "A run already pushes its policy to this client: wait for it, stop it, or make another engine or server."
+            "A run already pushes its policy to this client: wait for it, stop it, or make "
+            "another engine or server."
         )
     else:
         client.is_training = True
@@ -82,14 +84,17 @@ def release_client(client: Any) -> None:
 
 # %% ../../nbs/trainer/18_checks.ipynb #c1dfd96e
 def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raise `ValueError` for a chat template without a generation prompt; transformers does so without a template."""
+    """Raise `ValueError` for a chat template without a generation prompt.
+
+    Transformers does so without a template.
+    """
     chat = [{"role": "user", "content": "?"}]
     as_text = partial(tokenizer.apply_chat_template, chat, tokenize=False)
     if as_text(add_generation_prompt=False) == as_text(add_generation_prompt=True):
         raise ValueError(
-            "The chat template ignores add_generation_prompt: the model is never told that it is its "
-            "turn. Add to its end, in the words of your model's roles: {% if add_generation_prompt "
-            "%}<|im_start|>assistant\\n{% endif %}"
+            "The chat template ignores add_generation_prompt: the model is never told that it "
+            "is its turn. Add to its end, in the words of your model's roles: {% if "
+            "add_generation_prompt %}<|im_start|>assistant\\n{% endif %}"
         )
 
 # %% ../../nbs/trainer/18_checks.ipynb #0ade7c2c
@@ -116,8 +121,8 @@ def training_prompts(
 ) -> Dataset:
     """Return the training set without prompts that are too long; log how many were left out.
 
-    First checks what the environment asks of tokenizer and sampler. Raises `ValueError` when too few
-    prompts are left for a generation.
+    First checks what the environment asks of tokenizer and sampler. Raises `ValueError` when too
+    few prompts are left for a generation.
     """
     check_rewards(env)
     if env.message_type == "chat":
@@ -142,9 +147,10 @@ def training_prompts(
         dataset = dataset.select([i for i in range(len(dataset)) if i not in too_long])
     if len(dataset) < args.prompts_per_generation:
         raise ValueError(
-            f"{len(dataset)} prompts can be trained on, and {args.prompts_per_generation} are wanted "
-            f"at a time; {len(too_long)} were too long. Use a smaller per_device_train_batch_size or more "
-            "data, or raise max_prompt_length or max_seq_len."
+            f"{len(dataset)} prompts can be trained on, and {args.prompts_per_generation} are "
+            f"wanted at a time; {len(too_long)} were too long. Use a smaller "
+            "per_device_train_batch_size or more data, or raise max_prompt_length or "
+            "max_seq_len."
         )
     return dataset
 
@@ -180,8 +186,9 @@ class RewardWatch:
             low, high = min(self.rewards), max(self.rewards)
             seen = f"the reward {low:g}" if low == high else f"rewards from {low:g} to {high:g}"
             message = (
-                "All %d rollouts so far have %s, and within each group they are equal: nothing was learnt. "
-                "Is the task too hard or too easy? Does the parser find the answer? Is max_tokens too low? "
-                "What no answer ever does can't be reinforced: worked examples show it, trainer.warm_up(examples)."
+                "All %d rollouts so far have %s, and within each group they are equal: nothing "
+                "was learnt. Is the task too hard or too easy? Does the parser find the answer? "
+                "Is max_tokens too low? What no answer ever does can't be reinforced: worked "
+                "examples show it, trainer.warm_up(examples)."
             )
             logger.warning(message, len(self.rewards), seen)

@@ -45,7 +45,7 @@ def signs_of_collapse(metrics: Mapping[str, Any], first_entropy: float | None) -
 # %% ../../nbs/trainer/17_collapse.ipynb #e9790928
 @dataclass(frozen=True, slots=True)
 class Collapse:
-    """A collapse: the reward before and now, the `signs`, and the last step whose weights were still good."""
+    """A collapse: the reward before and now, the `signs`, and the last step of good weights."""
 
     before: float
     now: float
@@ -54,15 +54,15 @@ class Collapse:
     last_good: int
 
     def say(self, rate: float, checkpoints: Sequence[int]) -> str:
-        """Return one line that names the learning rate and the last good one of the checkpoints, given by step."""
+        """Return one line with the learning rate and the last good one of the checkpoints."""
         good = [step for step in checkpoints if step <= self.last_good]
         advice = "No checkpoint is from before that: start again"
         if good:
             advice = f"The last good checkpoint is checkpoint-{max(good)}: go back to it"
         return (
-            f"The run has collapsed: at step {self.step} the reward has fallen from {self.before:.2f} to "
-            f"{self.now:.2f}, {', '.join(self.signs)}. The learning rate of {rate:g} is probably too high. "
-            f"{advice} with a lower one."
+            f"The run has collapsed: at step {self.step} the reward has fallen from "
+            f"{self.before:.2f} to {self.now:.2f}, {', '.join(self.signs)}. The learning rate of "
+            f"{rate:g} is probably too high. {advice} with a lower one."
         )
 
 # %% ../../nbs/trainer/17_collapse.ipynb #e6bef5a7
@@ -70,7 +70,10 @@ FALL = 0.4
 
 
 class CollapseWatch:
-    """Follow the metrics of a run step by step; `found` is its collapse until the reward is back."""
+    """Follow the metrics of a run step by step.
+
+    `found` is its collapse until the reward is back.
+    """
 
     def __init__(self) -> None:
         self.best, self.spread, self.last_good = -math.inf, 0.0, 0

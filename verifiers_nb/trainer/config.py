@@ -42,9 +42,10 @@ def check_batch_size(rollouts: int, num_generations: int) -> None:
     """Raise `ValueError` with valid sizes unless a step consists of whole groups."""
     if rollouts < 1 or rollouts % num_generations:
         raise ValueError(
-            f"A step of {rollouts} rollouts (per_device_train_batch_size x gradient_accumulation_steps "
-            f"x processes) does not hold whole groups of {num_generations}. Use "
-            f"{multiples_around(rollouts, num_generations)} rollouts, or another num_generations."
+            f"A step of {rollouts} rollouts (per_device_train_batch_size x "
+            "gradient_accumulation_steps x processes) does not hold whole groups of "
+            f"{num_generations}. Use {multiples_around(rollouts, num_generations)} rollouts, or "
+            "another num_generations."
         )
 
 # %% ../../nbs/trainer/02_config.ipynb #e6fd0818
@@ -52,8 +53,9 @@ def check_generation_size(generated: int, rollouts: int) -> None:
     """Raise `ValueError` with valid sizes unless a generation consists of whole steps."""
     if generated < rollouts or generated % rollouts:
         raise ValueError(
-            f"{generated} rollouts are generated at once, which is not a multiple of the {rollouts} of a "
-            f"step. Use generation_batch_size={multiples_around(generated, rollouts)}, or leave it out."
+            f"{generated} rollouts are generated at once, which is not a multiple of the "
+            f"{rollouts} of a step. Use "
+            f"generation_batch_size={multiples_around(generated, rollouts)}, or leave it out."
         )
 
 # %% ../../nbs/trainer/02_config.ipynb #1574bddb
@@ -114,7 +116,10 @@ C = TypeVar("C", bound=type)
 
 
 def with_known_keywords(kind: C) -> C:
-    """Make the constructor of a class check its keywords with `check_keywords`; return the class."""
+    """Make the constructor of a class check its keywords with `check_keywords`.
+
+    Return the class.
+    """
     init = kind.__init__  # type: ignore[misc]
 
     @wraps(init)
@@ -150,8 +155,8 @@ def check_objective(args: Any) -> None:
     floor, cap, buffer = args.importance_floor, args.importance_cap, args.overlong_buffer
     if not floor <= 1 <= cap:
         raise ValueError(
-            f"importance_floor {floor} and importance_cap {cap} must have 1 between them, the weight "
-            "where sampler and trainer agree."
+            f"importance_floor {floor} and importance_cap {cap} must have 1 between them, the "
+            "weight where sampler and trainer agree."
         )
     if buffer and not 0 < buffer < (args.max_tokens or 0):
         raise ValueError(f"overlong_buffer {buffer} must be below max_tokens, {args.max_tokens}.")
@@ -161,19 +166,24 @@ WHOLE = {"top_p": (None, 1), "top_k": (None, 0, -1), "min_p": (None, 0)}
 
 
 def check_truncation(sampling: Mapping[str, Any], where: str = "") -> None:
-    """Raise `ValueError` for sampling that leaves tokens out; `where` names the place of the setting."""
+    """Raise `ValueError` for sampling that leaves tokens out.
+
+    `where` names the place of the setting.
+    """
     cut = [f"{k}={sampling[k]!r}" for k, whole in WHOLE.items() if sampling.get(k) not in whole]
     if cut:
         raise ValueError(
-            f"{', '.join(cut)}{where} would bias training: tokens that are left out of sampling are never "
-            "learnt from, and the sampler's probabilities of the others differ from the policy's. Leave it "
-            "out. To make unlikely tokens rarer, lower the temperature, which the loss accounts for."
+            f"{', '.join(cut)}{where} would bias training: tokens that are left out of sampling "
+            "are never learnt from, and the sampler's probabilities of the others differ from "
+            "the policy's. Leave it out. To make unlikely tokens rarer, lower the temperature, "
+            "which the loss accounts for."
         )
 
 # %% ../../nbs/trainer/02_config.ipynb #dd86bada
 AT_LEAST = dict(
     num_generations=2,  # of one rollout there is nothing to compare
-    num_iterations=1, ref_model_sync_steps=1, max_concurrent=1, num_batches_ahead=0, learning_rate=0,
+    num_iterations=1, ref_model_sync_steps=1, max_concurrent=1, num_batches_ahead=0,
+    learning_rate=0,
 )  # fmt: skip
 POSITIVE = ("temperature", "epsilon", "importance_cap", "max_seq_len", "async_generation_timeout")
 
@@ -205,7 +215,7 @@ def setting(default: Any, help: str) -> Any:
 
 # %% ../../nbs/trainer/02_config.ipynb #0a03c807
 def rows_help(what: str, rows: Mapping[str, Any]) -> str:
-    """Return the help of a setting whose choices are the rows of a table, each with its own help."""
+    """Return the help of a setting whose choices are the rows of a table."""
     return f"{what}: {'; '.join(f'{name}, {row.help}' for name, row in rows.items())}."
 
 # %% ../../nbs/trainer/02_config.ipynb #8eab8581
@@ -325,7 +335,10 @@ class GRPOConfig(TrainingArguments):
 
     @property
     def device(self) -> torch.device:
-        """The device of this process. A CPU has no number, since PyTorch can't load weights to "cpu:0"."""
+        """The device of this process.
+
+        A CPU has no number, since PyTorch can't load weights to "cpu:0".
+        """
         device = super().device
         return torch.device("cpu") if device.type == "cpu" else device
 
@@ -367,7 +380,8 @@ class GRPOConfig(TrainingArguments):
             extra_body["repetition_penalty"] = self.repetition_penalty
         names = ("presence_penalty", "frequency_penalty")
         return {
-            "temperature": self.temperature, "top_p": 1.0, "max_tokens": self.max_tokens, "seed": seed,
+            "temperature": self.temperature, "top_p": 1.0, "max_tokens": self.max_tokens,
+            "seed": seed,
             "logprobs": True, "extra_body": extra_body,
             **{name: value for name in names if (value := getattr(self, name))},
         }  # fmt: skip

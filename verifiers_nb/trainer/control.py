@@ -27,9 +27,9 @@ logger = logging.getLogger(__name__)
 class InterruptGuard:
     """Hold back Ctrl-C while a step changes weights; `requested` is True after it was pressed.
 
-    Use it as a context manager around a run, and `with guard.open():` around code that may be interrupted
-    at any moment. A second Ctrl-C always interrupts at once. Outside the main thread, where Python
-    delivers no signals, it does nothing.
+    Use it as a context manager around a run, and `with guard.open():` around code that may be
+    interrupted at any moment. A second Ctrl-C always interrupts at once. Outside the main thread,
+    where Python delivers no signals, it does nothing.
     """
 
     requested = is_open = False
@@ -47,7 +47,7 @@ class InterruptGuard:
             self.previous = None
 
     def handle(self, signum: int, frame: FrameType | None) -> None:
-        """Raise `KeyboardInterrupt` now if that is safe or the second request, else record the request."""
+        """Raise `KeyboardInterrupt` if that is safe or asked twice, else record the request."""
         again, self.requested = self.requested, True
         if self.is_open or again:
             raise KeyboardInterrupt
@@ -105,7 +105,7 @@ class Phases:
         return {name: spent[name] for name in spent if spent[name] and name not in WAITING}
 
     def worked(self) -> float:
-        """Return the seconds of all phases so far, including the current one, without idle time and pauses."""
+        """Return the seconds of all phases so far, without idle time and pauses."""
         spent = [*dict(self.seconds).items(), (self.now, time.perf_counter() - self.since)]
         return sum(seconds for name, seconds in spent if name not in WAITING)
 
@@ -139,8 +139,9 @@ CHANGEABLE = {"learning_rate": "0 or more", "temperature": "above 0", "beta": "0
 class RunControl:
     """Watch and steer a run from any thread. All methods but `wait` and `hold` return at once.
 
-    The run sets `progress`, which returns rollouts done, their total, and whether they are being scored,
-    and `interrupt`, which cancels generation. The run calls `hold`, `take_changes` and `running`.
+    The run sets `progress`, which returns rollouts done, their total, and whether they are being
+    scored, and `interrupt`, which cancels generation. The run calls `hold`, `take_changes` and
+    `running`.
     """
 
     wish, ended, is_active = "go", "", False

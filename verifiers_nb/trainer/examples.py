@@ -64,7 +64,10 @@ WORKED = ("completion", "solution")  # the columns of a row that hold a worked a
 
 
 def example_turns(example: Any, tokenizer: Any, env: Any) -> list[Turn]:
-    """Return the answers of an example as turns, [] if it has none; a question gets the prompt of `env`."""
+    """Return the answers of an example as turns, [] if it has none.
+
+    A question gets the prompt of `env`.
+    """
     row = example if isinstance(example, Mapping) else {"messages": example}
     tools = row.get("tools")
     if row.get("messages") is not None:
@@ -87,7 +90,10 @@ def example_turns(example: Any, tokenizer: Any, env: Any) -> list[Turn]:
 
 # %% ../../nbs/trainer/13_examples.ipynb #18fcaa09
 def best_turns(results: GenerateOutputs, tokenizer: Any) -> list[list[Turn]]:
-    """Return the turns of each prompt's best rollout; `ValueError` if none is better than the mean."""
+    """Return the turns of each prompt's best rollout.
+
+    `ValueError` if none is better than the mean.
+    """
     good = {at for at, error in enumerate(results.errors) if not error}
     mean = sum(results.reward[at] for at in good) / max(1, len(good))
     chosen = []
@@ -97,14 +103,14 @@ def best_turns(results: GenerateOutputs, tokenizer: Any) -> list[list[Turn]]:
             chosen.append(best)
     if not chosen:
         raise ValueError(
-            f"None of {len(results.reward)} rollouts is better than their mean reward, {mean:.3g}: there is "
-            "nothing to learn from them. Write worked examples instead."
+            f"None of {len(results.reward)} rollouts is better than their mean reward, "
+            f"{mean:.3g}: there is nothing to learn from them. Write worked examples instead."
         )
     return [stored_turns(results, at, tokenizer) for at in chosen]
 
 # %% ../../nbs/trainer/13_examples.ipynb #30b894bc
 def stored_turns(results: GenerateOutputs, at: int, tokenizer: Any) -> list[Turn]:
-    """Return the turns of a rollout: its own tokens, or those of its messages if they were not kept."""
+    """Return the turns of a rollout: its own tokens, or else those of its messages."""
     if exact := rollout_turns(results.state[at], exact=False):
         return exact
     row = {"prompt": results.prompt[at], "completion": results.completion[at]}
@@ -129,15 +135,18 @@ def check_examples(sequences: Sequence[Sequence[TokenSequence]], max_seq_len: in
     if faults:
         more = f"; {len(faults) - 3} more" if len(faults) > 3 else ""
         raise ValueError(
-            f"{'; '.join(faults[:3])}{more}. An example is a list of messages, or a row with messages, or one with "
-            "a prompt or question and a completion."
+            f"{'; '.join(faults[:3])}{more}. An example is a list of messages, or a row with "
+            "messages, or one with a prompt or question and a completion."
         )
 
 # %% ../../nbs/trainer/13_examples.ipynb #a2a8527c
 def example_samples(
     examples: GenerateOutputs | Iterable[Any], tokenizer: Any, env: Any, max_seq_len: int
 ) -> list[Sample]:
-    """Return worked examples, or the best rollouts of results, as samples; `ValueError` names bad ones."""
+    """Return worked examples, or the best rollouts of results, as samples.
+
+    `ValueError` names bad ones.
+    """
     if isinstance(examples, GenerateOutputs):
         turns = best_turns(examples, tokenizer)
     else:

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['logger', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base', 'make_client',
            'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
            'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'stop_for', 'rows_to_evaluate', 'run_warm_up',
-           'GRPOTrainer']
+           'with_records', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/20_grpo.ipynb #77de68da
 import copy
@@ -115,7 +115,7 @@ from ..types import GenerateOutputs, Rollout, print_prompt_completions_sample
 
 # %% ../../nbs/trainer/20_grpo.ipynb #1d682c78
 def check_order(model: Any, env: Any, args: Any, processing_class: Any) -> None:
-    """Raise `TypeError` for arguments in a wrong order, `ValueError` for an estimator that the rubric does not suit."""
+    """Raise an error for arguments in a wrong order, or an estimator that doesn't suit."""
     ours = (Environment, GRPOConfig, PeftConfig)
     fits = isinstance(env, Environment) and isinstance(args, GRPOConfig)
     if not fits or isinstance(model, ours) or isinstance(processing_class, ours):
@@ -143,7 +143,10 @@ def load_policy(
 
 # %% ../../nbs/trainer/20_grpo.ipynb #c1dfd96a
 def sampling_base(model: Any) -> Any:
-    """Return a model's base without quantisation, for an engine to copy; `ValueError` if it can't be dequantised."""
+    """Return a model's base without quantisation, for an engine to copy.
+
+    `ValueError` if it can't be dequantised.
+    """
     adapted = isinstance(model, PeftModel)
     if not getattr(model, "is_quantized", False):
         return copy.deepcopy(model).unload() if adapted else model
@@ -159,7 +162,7 @@ def sampling_base(model: Any) -> Any:
 
 # %% ../../nbs/trainer/20_grpo.ipynb #c1dfd96e
 def make_client(model: Any, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig) -> Any:
-    """Return the sampler: an embedded engine, or a client of the vLLM server at `vllm_server_host`, when it answers.
+    """Return the sampler: an embedded engine, or a client of a vLLM server that answers.
 
     The environment variable `VLLM_API_KEY` holds the server's key if it wants one.
     """
@@ -175,8 +178,8 @@ def make_client(model: Any, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
         return attempts(VLLMClient, address, api_key=os.environ.get("VLLM_API_KEY"))
     except RetryError as error:
         raise ConnectionError(
-            f"No server has answered at {address} within vllm_server_timeout={seconds:g} s. Its log "
-            "says whether it is still loading its model."
+            f"No server has answered at {address} within vllm_server_timeout={seconds:g} s. Its "
+            "log says whether it is still loading its model."
         ) from error.last_attempt.exception()
 
 # %% ../../nbs/trainer/20_grpo.ipynb #0922e984
@@ -184,14 +187,18 @@ logger = logging.getLogger(__name__)
 
 
 def tell_quantized(model: Any, client: Any) -> None:
-    """Log which weights answer if the base is quantised; `ValueError` for a quantisation that can't be trained on."""
+    """Log which weights answer if the base is quantised.
+
+    `ValueError` for a quantisation that can't be trained on.
+    """
     if not getattr(model, "is_quantized", False):
         return
     settings = getattr(model.config, "quantization_config", None)
     if getattr(settings, "load_in_8bit", False) and getattr(settings, "llm_int8_threshold", 0):
         raise ValueError(
-            "bitsandbytes in 8 bits looks for outliers in the whole batch, so packed sequences would change "
-            "each other: add llm_int8_threshold=0.0 to quantization_config, or load in 4 bits."
+            "bitsandbytes in 8 bits looks for outliers in the whole batch, so packed sequences "
+            "would change each other: add llm_int8_threshold=0.0 to quantization_config, or "
+            "load in 4 bits."
         )
     who = "The server answers with the weights that it was started with."
     if isinstance(client, EmbeddedEngine):
@@ -200,11 +207,11 @@ def tell_quantized(model: Any, client: Any) -> None:
 
 # %% ../../nbs/trainer/20_grpo.ipynb #1fd1c6ae
 def check_fit(client: Any, model: Any, lora: Any, sleeps: bool = False) -> None:
-    """Raise `ValueError` for a client that can't serve this model with its adapter, or can't sleep if it `sleeps`."""
+    """Raise `ValueError` for a client that can't serve this adapter, or can't sleep."""
     if not all(hasattr(client, name) for name in ("push", "model", "chat")):
         raise ValueError(
-            f"A {type(client).__name__} answers but can't be given a new policy: train with the client "
-            "of vf.serve(model), with vf.connect(url) for a vLLM server, or without one."
+            f"A {type(client).__name__} answers but can't be given a new policy: train with the "
+            "client of vf.serve(model), with vf.connect(url) for a vLLM server, or without one."
         )
     if sleeps and not hasattr(client, "sleep"):
         raise ValueError(f"vllm_sleep: a {type(client).__name__} can't sleep, a vLLM server can.")
@@ -219,7 +226,10 @@ def check_fit(client: Any, model: Any, lora: Any, sleeps: bool = False) -> None:
 def make_batches(
     rollouts: list[Rollout], args: GRPOConfig, step: int, step_of: dict[int, int], rubric: Any
 ) -> list[StepBatch]:
-    """Return the batch of each part of a generation; the first part is used in the step after `step`."""
+    """Return the batch of each part of a generation.
+
+    The first part is used in the step after `step`.
+    """
     batches, size = [], args.rollouts_per_step
     for part in range(args.parts):
         own = rollouts[part * size : (part + 1) * size]
@@ -234,7 +244,7 @@ def make_batches(
 # %% ../../nbs/trainer/20_grpo.ipynb #b1d57811
 @dataclass(slots=True)
 class Delivery:
-    """The batches of a generation, by its `number`, and the temperature that it was sampled with."""
+    """The batches of a generation, by its `number`, and its sampling temperature."""
 
     number: int | None = None
     batches: list[StepBatch] = field(default_factory=list)
@@ -256,7 +266,10 @@ def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
 
 # %% ../../nbs/trainer/20_grpo.ipynb #16aa8e2d
 def with_rubric(env: Environment, rubric: Rubric | None) -> Environment:
-    """Return a copy of an environment with another rubric, which gets its parser; without a rubric, the environment itself."""
+    """Return a copy of an environment with another rubric, which gets its parser.
+
+    Without a rubric, the environment itself.
+    """
     if check_rubric(rubric) is None:
         return env
     twin = copy.copy(env)
@@ -273,16 +286,20 @@ def free_folder(run: Path) -> Path:
 
 # %% ../../nbs/trainer/20_grpo.ipynb #7edeb362
 def own_adapter(model: Any) -> Any:
-    """Return a copy of a model with its own trained weights; frozen weights are shared, not copied."""
+    """Return a copy of a model with its own trained weights.
+
+    Frozen weights are shared, not copied.
+    """
     frozen = {id(each): each for each in model.parameters() if not each.requires_grad}
     return copy.deepcopy(model, frozen)
 
 # %% ../../nbs/trainer/20_grpo.ipynb #9a4c6be1
 @contextmanager
 def same_base(checkpoint: str | Path, model: Any, folder: Path) -> Iterator[None]:
-    """Raise `ValueError` if a checkpoint's adapter does not fit `model`, before this block or when the block loads it.
+    """Raise `ValueError` if a checkpoint's adapter does not fit `model`, soon or on loading.
 
-    The names of the base models are compared for checkpoints of other runs than the one in `folder`: a model may have moved.
+    The names of the base models are compared for checkpoints of other runs than the one in
+    `folder`: a model may have moved.
     """
     if Path(checkpoint).resolve().parent != folder.resolve():
         check_base(checkpoint, model.active_peft_config.base_model_name_or_path)
@@ -292,13 +309,13 @@ def same_base(checkpoint: str | Path, model: Any, folder: Path) -> Iterator[None
         if "size mismatch" not in str(error):
             raise
         raise ValueError(
-            f"{checkpoint} does not fit this model: its adapter is of {base_of(checkpoint)!r}, or of another LoRA. "
-            "Load that model with that LoRA, or train in another output_dir."
+            f"{checkpoint} does not fit this model: its adapter is of {base_of(checkpoint)!r}, "
+            "or of another LoRA. Load that model with that LoRA, or train in another output_dir."
         ) from error
 
 # %% ../../nbs/trainer/20_grpo.ipynb #3f7b90de
 def suit_processor(trainer: Any) -> None:
-    """Where a trainer computes on a processor: keep freed memory, use the fastest products, bound a micro-batch."""
+    """Where a trainer computes on a processor: memory, products and micro-batches for it."""
     if trainer.args.device.type == "cpu":
         keep_reserve()
         use_onednn(trainer.model)
@@ -309,8 +326,8 @@ def stop_for(trainer: Any, reason: str) -> None:
     """Stop a run between steps, and say why; raises `RunStopped`."""
     done = trainer.state.global_step
     logger.warning(
-        "Training stops after step %d: %s. train(resume_from_checkpoint=True) goes on, with a larger "
-        "budget.", done, reason,
+        "Training stops after step %d: %s. train(resume_from_checkpoint=True) goes on, with a "
+        "larger budget.", done, reason,
     )  # fmt: skip
     trainer.run.ask("stop")
     trainer.pipeline.interrupt()
@@ -318,14 +335,17 @@ def stop_for(trainer: Any, reason: str) -> None:
 
 # %% ../../nbs/trainer/20_grpo.ipynb #1c649bcf
 def rows_to_evaluate(env: Environment, args: GRPOConfig, dataset: Any) -> Any:
-    """Return the rows for evaluations during training, None without any: rows may be expensive to make."""
+    """Return the rows for evaluations during training, None without any."""
     return None if args.eval_strategy == "no" else env.eval_dataset or dataset
 
 # %% ../../nbs/trainer/20_grpo.ipynb #a64e2c18
 def run_warm_up(
     trainer: Any, examples: Any, steps: int, learning_rate: float | None, size: int
 ) -> TrainOutput:
-    """Warm up a trainer, or go on with a warm-up of the same examples; see `GRPOTrainer.warm_up`."""
+    """Warm up a trainer, or go on with a warm-up of the same examples.
+
+    See `GRPOTrainer.warm_up`.
+    """
     suit_processor(trainer)
     own = warm_up_settings(trainer.args, steps, learning_rate)
     samples = example_samples(
@@ -342,11 +362,17 @@ def run_warm_up(
         trainer.first_weights = learnt_weights(trainer.model)
         trainer.weights_replaced()
 
+# %% ../../nbs/trainer/20_grpo.ipynb #43629ca6
+def with_records(callbacks: Sequence[TrainerCallback] | None) -> list[TrainerCallback]:
+    """Return a user's callbacks and those that write a run's metrics and adapters."""
+    return [*(callbacks or ()), MetricsFile(), KeepAdapters()]
+
 # %% ../../nbs/trainer/20_grpo.ipynb #d980a7ac
 REFERENCE, PROMPTS = "reference.safetensors", "prompts.json"
 KL_FROM_BASE = (
-    "Training goes on from an adapter. The KL penalty (beta=%g) is measured against the base model, without "
-    "the adapter: kl_reference='start' measures it against the adapter as it is now."
+    "Training goes on from an adapter. The KL penalty (beta=%g) is measured against the base "
+    "model, without the adapter: kl_reference='start' measures it against the adapter as it is "
+    "now."
 )
 
 
@@ -355,13 +381,14 @@ class GRPOTrainer(ResumableTrainer):
     """Train a LoRA adapter with GRPO on the rollouts of an environment.
 
     `model`: a transformers model or the name of one, such as the path of a GGUF file.
-    `processing_class`: its tokenizer, needed where the model is not given by name. `peft_config`: of the new adapter. To train on from a saved
-    adapter, pass its folder as `model` or as `peft_config`; a model that has an adapter trains on from
-    that. `client`: the sampler; by default the server that `args` name,
-    or an embedded engine on a copy of the model. `train(resume_from_checkpoint=True)` continues an earlier
-    run, if there is one; `start()` does so in a thread, and `run` is its state. Under `output_dir`:
-    checkpoints, `metrics.jsonl`, adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`.
-    At the end of a `budget` the run stops as by `stop()`; with a larger one it can go on.
+    `processing_class`: its tokenizer, needed where the model is not given by name. `peft_config`:
+    of the new adapter. To train on from a saved adapter, pass its folder as `model` or as
+    `peft_config`; a model that has an adapter trains on from that. `client`: the sampler; by
+    default the server that `args` name, or an embedded engine on a copy of the model.
+    `train(resume_from_checkpoint=True)` continues an earlier run, if there is one; `start()` does
+    so in a thread, and `run` is its state. Under `output_dir`: checkpoints, `metrics.jsonl`,
+    adapters, and each generation's rollouts in `rollouts/step-<n>.jsonl`. At the end of a `budget`
+    the run stops as by `stop()`; with a larger one it can go on.
     """
 
     args: GRPOConfig
@@ -399,8 +426,8 @@ class GRPOTrainer(ResumableTrainer):
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)
         with sharding_left_to_us(args):
             super().__init__(
-                self.gathered.policy, args, None, dataset, rows_to_evaluate(env, args, dataset), processing_class,
-                callbacks=[*(callbacks or ()), MetricsFile(), KeepAdapters()], optimizers=optimizers,
+                self.gathered.policy, args, None, dataset, rows_to_evaluate(env, args, dataset),
+                processing_class, callbacks=with_records(callbacks), optimizers=optimizers,
             )  # fmt: skip
         self.processes = Processes(self.accelerator, self.gathered)
         rollouts = self.folder / "rollouts"
@@ -423,10 +450,11 @@ class GRPOTrainer(ResumableTrainer):
     ) -> TrainOutput:
         """Learn from worked examples before the first step, by supervised steps on the adapter.
 
-        `examples`: conversations, rows with a prompt or question and a completion, or results, of which each
-        prompt's best rollout counts. `batch_size`: examples of a step. The run's control pauses and stops it, and
-        the same call goes on or finds that it is done. Raises `ValueError` for bad examples, named by their place,
-        and if the run has begun. For more of supervised training, take TRL with the data of `vf.sft_dataset`.
+        `examples`: conversations, rows with a prompt or question and a completion, or results, of
+        which each prompt's best rollout counts. `batch_size`: examples of a step. The run's control
+        pauses and stops it, and the same call goes on or finds that it is done. Raises `ValueError`
+        for bad examples, named by their place, and if the run has begun. For more of supervised
+        training, take TRL with the data of `vf.sft_dataset`.
         """
         return run_warm_up(self, examples, steps, learning_rate, batch_size)
 
@@ -449,7 +477,10 @@ class GRPOTrainer(ResumableTrainer):
     def training_step(
         self, model: Any, inputs: Any, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """Add the gradient of a step with the loop's `train_step`; check it and keep its metrics."""
+        """Add the gradient of a step with the loop's `train_step`.
+
+        Check it and keep its metrics.
+        """
         with self.run.phase("training"):
             loss, learnt = self.learn(inputs, self.state.global_step + 1)
             self.check_sampler(inputs, learnt)
@@ -603,9 +634,11 @@ class GRPOTrainer(ResumableTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        """Roll out `eval_dataset`, by default the environment's evaluation set, greedily; return the mean reward and its parts.
+        """Roll out `eval_dataset`, by default the environment's evaluation set, greedily.
 
-        The means leave out rollouts that fail; `eval_failed` counts them. During training the rollouts are kept in `<output_dir>/evaluations/step-<n>.jsonl`.
+        Return the mean reward and its parts. The means leave out rollouts that fail; `eval_failed`
+        counts them. During training the rollouts are kept in
+        `<output_dir>/evaluations/step-<n>.jsonl`.
         """
         given = () if eval_dataset is None else (eval_dataset,)
         with self.run.phase("evaluating"):
@@ -618,7 +651,7 @@ class GRPOTrainer(ResumableTrainer):
         return metrics
 
     def evaluate_policy(self, dataset: Any = None) -> dict[str, float]:
-        """Return the means of the rewards of the rollouts that did not fail, and how many `failed`."""
+        """Return the mean rewards of the rollouts that did not fail, and how many `failed`."""
         sampling_args = {"temperature": 0.0, "max_tokens": self.args.max_tokens}
         path = None
         if self.is_in_train:
@@ -641,11 +674,12 @@ class GRPOTrainer(ResumableTrainer):
         rubric: Rubric | None = None,
         folder: str | Path | None = None,
     ) -> GRPOTrainer:
-        """Return a trainer that goes on from a checkpoint as a separate run, with another rubric if one is given.
+        """Return a trainer that goes on from a checkpoint as a separate run.
 
-        `step`: of a checkpoint, "last", "best", or its folder. `folder`: of the new run; by default beside this one. Its
-        `train()` and `start()` go on from its last checkpoint; a generation that had begun is made again. This run keeps its files
-        and weights. Both ask the same client, so they train one after the other.
+        `step`: of a checkpoint, "last", "best", or its folder. `folder`: of the new run; by default
+        beside this one. Its `train()` and `start()` go on from its last checkpoint; a generation
+        that had begun is made again. This run keeps its files and weights. Both ask the same
+        client, so they train one after the other.
         """
         if self.run.is_active or self.accelerator.num_processes > 1:
             raise RuntimeError("Fork a run that is stopped, and in a single process.")

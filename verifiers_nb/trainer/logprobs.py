@@ -33,7 +33,10 @@ from .shared_prompts import enable_shared_prompts
 
 # %% ../../nbs/trainer/05_logprobs.ipynb #22d200f8
 def output_embedding(model: Any) -> torch.Tensor:
-    """Return the matrix [V, H] of the output layer; raise `ValueError` if it has an adapter or a bias."""
+    """Return the matrix [V, H] of the output layer.
+
+    Raise `ValueError` if it has an adapter or a bias.
+    """
     head = model.get_output_embeddings()
     if hasattr(head, "lora_A") or getattr(head, "bias", None) is not None:
         what = "an adapter" if hasattr(head, "lora_A") else "a bias"
@@ -58,7 +61,7 @@ def batch_logprobs(
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=batch.input_ids.device)
         inputs |= dict(attention_mask=mask, shared_prompts=batch.shared)
     hidden = decoder(**inputs, use_cache=False).last_hidden_state
-    # Several tokens may be predicted at one position, the end of a shared prompt. There, threads would
+    # Several tokens may be predicted at the end of a shared prompt. There, threads would
     # sum the gradient of indexing in any order; that of an embedding is summed in a fixed order.
     predicting = embedding(batch.places, hidden.flatten(0, 1))
     return token_logprobs(
@@ -83,8 +86,8 @@ def sequences_leak(
 ) -> bool:
     """Return True if the tokens of the first sample change any bit of another's log-probabilities.
 
-    In a mixture of experts they also change how many tokens an expert computes at once, and by that last
-    bits. There, changes count from `EXPERT_NOISE` nats on average.
+    In a mixture of experts they also change how many tokens an expert computes at once, and by that
+    last bits. There, changes count from `EXPERT_NOISE` nats on average.
     """
     head, noise = output_embedding(model), 0.0
     if any("expert" in name or "moe" in name for name, _ in model.named_modules()):
@@ -145,14 +148,14 @@ def check_packing(
     try:
         if not makes_plain_logits(model, chosen[0].sequence.ids[:32]):
             raise RuntimeError(
-                f"{name} changes its logits after the output embedding, which the loss doesn't support. "
-                "Choose another model."
+                f"{name} changes its logits after the output embedding, which the loss doesn't "
+                "support. Choose another model."
             )
         rows = [[0, 1, 2]] if ONE_ROW in model.config._attn_implementation else [[0, 1], [2]]
         if sequences_leak(model, chosen, partial(build_micro_batch, rows=rows)):
             raise RuntimeError(
-                f"Packed sequences of {name} see each other. Load it with attn_implementation='sdpa', or "
-                "choose a model with attention in every layer."
+                f"Packed sequences of {name} see each other. Load it with "
+                "attn_implementation='sdpa', or choose a model with attention in every layer."
             )
         if share_prompts:
             try_sharing(model, chosen, tolerance)

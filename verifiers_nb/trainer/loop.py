@@ -37,7 +37,7 @@ async def roll_out(
 
 # %% ../../nbs/trainer/08_loop.ipynb #96a758b2
 class OneProcess:
-    """The processes of a run if there is only one: it learns from everything and exchanges nothing."""
+    """The processes of a run of only one: it learns from everything, exchanges nothing."""
 
     scales_gradients = False
 
@@ -46,7 +46,7 @@ class OneProcess:
         return list(samples)
 
     def keep_pace(self, own: list[MicroBatch], samples: Sequence[Sample]) -> list[MicroBatch]:
-        """Return this process's micro-batches, with dummies up to the largest number of any process."""
+        """Return this process's micro-batches, with dummies up to the largest number of any."""
         return own
 
     def run(self, policy: Any, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -77,9 +77,9 @@ def check_finite(losses: torch.Tensor, sums: torch.Tensor, step: int) -> None:
     if not all(finite):
         what = f"The loss of micro-batch {finite.index(False) + 1} of {len(finite)}"
     raise FloatingPointError(
-        f"{what} of step {step} is not finite. The weights are unchanged since the step before, and the "
-        f"last checkpoint is valid. Look at the rewards of step {step}; a lower learning_rate, a lower "
-        "max_grad_norm, float32 weights, or fp16=False usually help."
+        f"{what} of step {step} is not finite. The weights are unchanged since the step before, "
+        f"and the last checkpoint is valid. Look at the rewards of step {step}; a lower "
+        "learning_rate, a lower max_grad_norm, float32 weights, or fp16=False usually help."
     )
 
 # %% ../../nbs/trainer/08_loop.ipynb #1f32a493
@@ -95,7 +95,8 @@ def train_step(
     """Add a step's gradient to the policy; return its loss and the means of its tokens' metrics.
 
     `step`: its number, for errors. `reference`: returns the log-probabilities of the reference for
-    the KL penalty. `objective`: returns the loss of a micro-batch and its tokens' metrics. Raises `FloatingPointError` if loss or gradient is not finite.
+    the KL penalty. `objective`: returns the loss of a micro-batch and its tokens' metrics. Raises
+    `FloatingPointError` if loss or gradient is not finite.
     """
     processes = processes or OneProcess()
     losses: list[torch.Tensor] = []
@@ -139,9 +140,9 @@ def gradient_norm(policy: torch.nn.Module) -> torch.Tensor:
 async def grpo_loop(
     policy: Any, env: Environment, client: Any, args: GRPOConfig, optimizer: torch.optim.Optimizer
 ) -> AsyncIterator[dict[str, float]]:
-    """Train `policy`, a model with an adapter, for `args.max_steps` steps; yield the metrics of each.
+    """Train `policy`, a model with an adapter, for `args.max_steps` steps.
 
-    `client` samples; each step pushes the policy to it.
+    Yield the metrics of each. `client` samples; each step pushes the policy to it.
     """
     for step in range(1, args.max_steps + 1):
         client.push(policy)

@@ -24,7 +24,10 @@ import torch
 
 # %% ../../nbs/trainer/01_loss.ipynb #902ba3cd
 class TokenLogprobs(torch.autograd.Function):
-    """Log-probabilities and entropies, with gradients for the hidden states; see `token_logprobs`."""
+    """Log-probabilities and entropies, with gradients for the hidden states.
+
+    See `token_logprobs`.
+    """
 
     @staticmethod
     def forward(
@@ -76,10 +79,10 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the log-probability of each target and the entropy of its distribution, in nats.
 
-    `hidden` [N, H] predicts `targets`, int64 [N]; `head` [V, H] is the frozen output embedding. The matrix
-    product has the precision of `head` or autocast; everything after it is fp32. At most
-    `block_elements` logits exist at a time (None: chosen for the device). Returns float32 [N] twice;
-    the entropy has a gradient only with `entropy_gradient`.
+    `hidden` [N, H] predicts `targets`, int64 [N]; `head` [V, H] is the frozen output embedding. The
+    matrix product has the precision of `head` or autocast; everything after it is fp32. At most
+    `block_elements` logits exist at a time (None: chosen for the device). Returns float32 [N]
+    twice; the entropy has a gradient only with `entropy_gradient`.
     """
     if head.requires_grad:
         raise ValueError("The output embedding must be frozen: no gradient is computed for it.")
@@ -111,8 +114,10 @@ def sequence_mean(values: torch.Tensor, sequences: torch.Tensor) -> torch.Tensor
 def probability_ratio(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, sequences: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return new / old probability of each token, or with `sequences` the geometric mean over each token's
-    sequence (GSPO, Zheng et al. 2025, arXiv:2507.18071, eq. 7). All [N]."""
+    """Return new / old probability of each token, or its mean over `sequences`, [N].
+
+    The mean is geometric, over each token's sequence (GSPO, arXiv:2507.18071, eq. 7).
+    """
     log_ratio = logprobs - old_logprobs
     return (log_ratio if sequences is None else sequence_mean(log_ratio, sequences)).exp()
 
@@ -147,10 +152,10 @@ def cispo_loss(
     epsilon_high: float = 0.2,
     sequences: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each token's log-probability loss under a clipped weight, and whether it was clipped. All [N].
+    """Return each token's log-probability loss under a clipped weight, and whether it was clipped.
 
-    CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5), without a lower bound, as in the paper. The weight
-    is at most 1 + `epsilon_high`.
+    All [N]. CISPO (MiniMax-M1, arXiv:2506.13585, eq. 4 and 5), without a lower bound, as in the
+    paper. The weight is at most 1 + `epsilon_high`.
     """
     ratio = probability_ratio(logprobs, old_logprobs, sequences).detach()
     weight = ratio.clamp(max=1 + epsilon_high)
@@ -181,7 +186,7 @@ def vespo_loss(
     powers: tuple[float, float] = (2.0, 3.0),
     decays: tuple[float, float] = (3.0, 2.0),
 ) -> torch.Tensor:
-    """Return each token's log-probability loss, weighted by its sequence's gate: [N] (VESPO, arXiv:2602.10693).
+    """Return each token's loss, weighted by its sequence's gate: [N] (arXiv:2602.10693).
 
     `powers` k and `decays` λ: for tokens with an advantage of at least 0, and for the others.
     """
@@ -193,15 +198,17 @@ def vespo_loss(
 
 # %% ../../nbs/trainer/01_loss.ipynb #c4c049d3
 def high_entropy_mask(entropies: torch.Tensor, share: float) -> torch.Tensor:
-    """Return which tokens are the `share` of highest entropy, bool [N] (arXiv:2506.01939, sec. 4)."""
+    """Return which tokens have the highest entropy, a `share`, bool [N] (arXiv:2506.01939)."""
     if not len(entropies):
         return entropies > 0
     return entropies >= torch.quantile(entropies, 1 - share)
 
 # %% ../../nbs/trainer/01_loss.ipynb #63266754
 def kl_estimate(logprobs: torch.Tensor, ref_logprobs: torch.Tensor) -> torch.Tensor:
-    """Return the k3 estimate of KL(policy || reference) per token, [N] (Schulman 2020, "Approximating
-    KL Divergence")."""
+    """Return the k3 estimate of KL(policy || reference) per token, [N].
+
+    Schulman (2020), "Approximating KL Divergence".
+    """
     difference = ref_logprobs - logprobs
     return difference.exp() - difference - 1
 
@@ -223,7 +230,7 @@ def unit_weights(ratios: torch.Tensor, floor: float, cap: float) -> torch.Tensor
 # %% ../../nbs/trainer/01_loss.ipynb #7b789930
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """An importance correction: how ratios are bounded, a few words of help, and the level of the ratios.
+    """An importance correction: how ratios are bounded, its help, and their level.
 
     `bound` takes ratios [N], `floor` and `cap`. `over` combines the logarithms of the ratios of a
     sequence, as `sequence_sum` does; None leaves each token its own.
@@ -253,11 +260,11 @@ def importance_weights(
 ) -> torch.Tensor:
     """Return the weight trainer / sampler probability of each token, [N], without gradient.
 
-    `mode`: a row of `CORRECTIONS`. The weight is of each token, or of its sequence (the product over its
-    tokens; needs `sequences`); outside [`floor`, `cap`] it is truncated to that range, or masked: 0.
-    Truncated importance sampling: Ionides 2008; for RL with a separate sampler: Yao et al. 2025,
-    "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training". Masking of tokens: IcePop
-    (arXiv:2510.18855).
+    `mode`: a row of `CORRECTIONS`. The weight is of each token, or of its sequence (the product
+    over its tokens; needs `sequences`); outside [`floor`, `cap`] it is truncated to that range, or
+    masked: 0. Truncated importance sampling: Ionides 2008; for RL with a separate sampler: Yao et
+    al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training". Masking of
+    tokens: IcePop (arXiv:2510.18855).
     """
     if (row := CORRECTIONS.get(mode)) is None:
         raise ValueError(f"mode {mode!r} is not one of {', '.join(CORRECTIONS)}.")
@@ -270,13 +277,16 @@ def importance_weights(
 
 # %% ../../nbs/trainer/01_loss.ipynb #761f22b2
 def rollout_means(lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """Return 1 / (B L_i): each rollout counts the same (arXiv:2402.03300, eq. 3), so that the tokens of
-    a long failure are punished less. `lengths`: sampled tokens of each rollout, float [B]."""
+    """Return 1 / (B L_i): each rollout counts the same (arXiv:2402.03300, eq. 3).
+
+    So the tokens of a long failure are punished less. `lengths`: sampled tokens of each rollout,
+    float [B].
+    """
     return 1 / (lengths.numel() * lengths.clamp(min=1))
 
 # %% ../../nbs/trainer/01_loss.ipynb #a3b7fd73
 def token_means(lengths: torch.Tensor, max_tokens: int) -> torch.Tensor:
-    """Return 1 / sum(L): each token counts the same, whatever its group (arXiv:2503.14476, sec. 3.3)."""
+    """Return 1 / sum(L): each token counts the same (arXiv:2503.14476, sec. 3.3)."""
     return torch.full_like(lengths, 1 / max(1.0, float(lengths.sum())))
 
 # %% ../../nbs/trainer/01_loss.ipynb #2f690812
@@ -302,7 +312,7 @@ def needs_of(function: Callable[..., Any]) -> dict[str, bool]:
 # %% ../../nbs/trainer/01_loss.ipynb #37cdcc4d
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A loss: its function of tokens, its average, a few words of help, and whether ratios are of sequences.
+    """A loss: its function of tokens, its average, its help, and whether ratios are of sequences.
 
     `of_tokens` returns each token's loss, or that and whether it was clipped. It gets tensors of
     `TOKEN_TENSORS` [N] and settings of `GRPOConfig` by the names of its parameters; optional
@@ -340,13 +350,13 @@ def find_loss(name: str) -> Loss:
 
 # %% ../../nbs/trainer/01_loss.ipynb #14cf4565
 def check_needs(name: str, settings: Collection[str]) -> None:
-    """Raise `ValueError` if the function of a loss needs more than tensors of tokens and `settings`."""
+    """Raise `ValueError` if a loss needs more than tensors of tokens and `settings`."""
     function = find_loss(name).of_tokens
     needed = [each for each, required in needs_of(function).items() if required]
     if unknown := [each for each in needed if each not in (*TOKEN_TENSORS, *settings)]:
         raise ValueError(
-            f"loss_type {name!r}: {function.__name__} takes {unknown[0]!r}, which is neither a setting "
-            f"of GRPOConfig nor one of {', '.join(TOKEN_TENSORS)}."
+            f"loss_type {name!r}: {function.__name__} takes {unknown[0]!r}, which is neither a "
+            f"setting of GRPOConfig nor one of {', '.join(TOKEN_TENSORS)}."
         )
 
 # %% ../../nbs/trainer/01_loss.ipynb #174438ea

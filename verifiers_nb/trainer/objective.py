@@ -61,7 +61,10 @@ def loss_arguments(
 def token_losses(
     logprobs: torch.Tensor, batch: MicroBatch, args: GRPOConfig
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return each token's policy loss, corrected for the sampler, and whether it was clipped. All [N]."""
+    """Return each token's policy loss, corrected for the sampler, and whether it was clipped.
+
+    All [N].
+    """
     row = LOSSES[args.loss_type]
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     given = loss_arguments(row, logprobs, old, batch, args)

@@ -42,9 +42,10 @@ if TYPE_CHECKING:
 def give_turns(
     planned: Sequence[int], flat: Set[int], skip: float, count: int, seed: int
 ) -> list[int]:
-    """Return the prompts of a generation; each planned one in `flat` is replaced with probability `skip`.
+    """Return the prompts of a generation.
 
-    The replacement is another of the `count` prompts, if any is left (after GRESO, arXiv:2506.02177).
+    Each planned one in `flat` is replaced with probability `skip`. The replacement is another of
+    the `count` prompts, if any is left (after GRESO, arXiv:2506.02177).
     """
     draw = random.Random(seed)
     skipped = [each for each in planned if each in flat and draw.random() < skip]
@@ -59,8 +60,8 @@ def flat_after(
 ) -> set[int]:
     """Return the prompts whose last group had equal rewards, updated with a generation.
 
-    `rollouts` and `advantages`: groups one after the other, in the order of `prompts`. A group with a
-    failed rollout and no advantage changes nothing.
+    `rollouts` and `advantages`: groups one after the other, in the order of `prompts`. A group with
+    a failed rollout and no advantage changes nothing.
     """
     after, size = {*flat}, len(rollouts) // len(prompts)
     for at, prompt in enumerate(prompts):
@@ -73,7 +74,7 @@ def flat_after(
 
 # %% ../../nbs/trainer/10_pipeline.ipynb #b1d57811
 class PromptOrder:
-    """The prompts of each generation: every prompt once in an epoch, unless `skip_zero_variance` is set.
+    """The prompts of each generation: all once an epoch, without `skip_zero_variance`.
 
     Prompts at the end of an epoch that don't fill a generation are left out.
     """
@@ -113,7 +114,10 @@ class PromptOrder:
     def note(
         self, generation: int, rollouts: Sequence[Rollout], advantages: Sequence[float]
     ) -> dict[str, float]:
-        """Record the advantages of a finished generation; return the share of prompts that were replaced."""
+        """Record the advantages of a finished generation.
+
+        Return the share of prompts that were replaced.
+        """
         chosen = self.numbers(generation)
         self.flat = flat_after(self.flat, chosen, rollouts, advantages)
         self.chosen = {n: each for n, each in self.chosen.items() if n >= generation}
@@ -135,7 +139,7 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingRun(RolloutRun):
-    """Rollouts of training: a failed one is played once more, and a full disk doesn't end the run."""
+    """Rollouts of training: a failed one is played once more, a full disk ends nothing."""
 
     playing = begun = 0
     over_at = scored_at = scoring_seconds = 0.0
@@ -156,7 +160,7 @@ class TrainingRun(RolloutRun):
             asyncio.get_running_loop().call_soon(setattr, self, "turned", True)
 
     def clock_score(self) -> None:
-        """Count the seconds since a rollout was played, if none is being played or scoring blocks the loop."""
+        """Count the seconds since a rollout was played, while none is being played or scored."""
         now = time.perf_counter()
         if self.over_at and (not self.playing or not self.turned):
             self.scoring_seconds += now - max(self.over_at, self.scored_at)
@@ -168,7 +172,8 @@ class TrainingRun(RolloutRun):
         try:
             super().finish(rollout)
         except OSError as error:
-            logger.error("%s. Training goes on; not all rollouts of this step are stored.", error)
+            said = str(error).removesuffix(".")
+            logger.error("%s. Training goes on; not all rollouts of this step are stored.", said)
             self.store = None
 
     @property
@@ -178,7 +183,10 @@ class TrainingRun(RolloutRun):
 
 # %% ../../nbs/trainer/10_pipeline.ipynb #b3f0c7f6
 class Job:
-    """Run a coroutine in the background loop; `ended` is set when it has ended, even if `future` was cancelled earlier."""
+    """Run a coroutine in the background loop.
+
+    `ended` is set when it has ended, even if `future` was cancelled earlier.
+    """
 
     def __init__(self, coroutine: Coroutine[Any, Any, None]) -> None:
         self.ended = threading.Event()
@@ -213,15 +221,19 @@ class GenerationJob:
         asked = prompt if isinstance(prompt, str) else prompt[-1].get("content")
         doing = "being scored" if run.is_scoring else f"being played ({run.playing} now)"
         return (
-            f"Step {self.first_step} waited {seconds:g} s for its rollouts: {len(run.finished)} of "
-            f"{len(run.rows)} are done, the others are {doing}, such as that of {str(asked)[:200]!r}. If "
-            "single rollouts hang, give the environment a rollout_timeout, so that they count as failed. "
-            "If all are slow, raise async_generation_timeout. A resumed run uses the finished ones."
+            f"Step {self.first_step} waited {seconds:g} s for its rollouts: {len(run.finished)} "
+            f"of {len(run.rows)} are done, the others are {doing}, such as that of "
+            f"{str(asked)[:200]!r}. If single rollouts hang, give the environment a "
+            "rollout_timeout, so that they count as failed. If all are slow, raise "
+            "async_generation_timeout. A resumed run uses the finished ones."
         )
 
 # %% ../../nbs/trainer/10_pipeline.ipynb #d435a6cd
 def open_store(path: Path, run: RolloutRun) -> RolloutStore:
-    """Return the store of a generation; rename an existing file that has other settings or prompts."""
+    """Return the store of a generation.
+
+    Rename an existing file that has other settings or prompts.
+    """
     store = RolloutStore(path)
     try:
         store.check(run.settings)
@@ -239,8 +251,8 @@ def open_store(path: Path, run: RolloutRun) -> RolloutStore:
 class RolloutPipeline:
     """Generate rollouts in the background, up to `args.batches_ahead` generations ahead.
 
-    `folder`: for a file per generation, named after the first step that learns from it. After the end of
-    the `budget`, a generation has fewer rollouts.
+    `folder`: for a file per generation, named after the first step that learns from it. After the
+    end of the `budget`, a generation has fewer rollouts.
     """
 
     env: Environment
@@ -276,10 +288,11 @@ class RolloutPipeline:
         return GenerationJob(step, run, Job(run.start(args.max_concurrent)), args.temperature, path)
 
     def take(self, number: int, count: int) -> tuple[GenerationJob, list[Rollout]]:
-        """Start a generation, of `count` in all, and those ahead of it; wait, and return its job and rollouts.
+        """Start a generation, of `count` in all, and those ahead of it.
 
-        Raises the error of its run, `CancelledError` after an `interrupt`, and `TimeoutError`,
-        with an explanation, after `args.async_generation_timeout` seconds.
+        Wait, and return its job and rollouts. Raises the error of its run, `CancelledError` after
+        an `interrupt`, and `TimeoutError`, with an explanation, after
+        `args.async_generation_timeout` seconds.
         """
         generation = self.start(number)
         for later in range(number + 1, min(number + 1 + self.args.batches_ahead, count)):
@@ -294,7 +307,7 @@ class RolloutPipeline:
         return generation, generation.run.rollouts()
 
     def progress(self) -> tuple[int, int, bool]:
-        """Return, for the next generation, the rollouts done, their total, and whether they are being scored."""
+        """Return for the next generation the rollouts done, their total, and if they are scored."""
         with self.lock:
             first = min(self.under_way, default=None)
             run = None if first is None else self.under_way[first].run
@@ -315,8 +328,8 @@ class RolloutPipeline:
 class PolicyVersions:
     """Push the policy to its client when it has changed; `step_of` maps versions to steps.
 
-    `sleeps`: the client sleeps outside `awake()` and frees its GPU. `pushed` is set to None when weights
-    are replaced, since the same step then needs another push.
+    `sleeps`: the client sleeps outside `awake()` and frees its GPU. `pushed` is set to None when
+    weights are replaced, since the same step then needs another push.
     """
 
     asleep = False

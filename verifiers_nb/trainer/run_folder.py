@@ -46,7 +46,10 @@ def flush(path: Path) -> None:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #50d9273e
 def write_manifest(folder: Path) -> None:
-    """Write the size and the checksum of each file of a checkpoint to its manifest; flush everything to the disk."""
+    """Write the size and the checksum of each file of a checkpoint to its manifest.
+
+    Flush everything to the disk.
+    """
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     known = {str(p.relative_to(folder)): [p.stat().st_size, file_digest(p)] for p in files}
     (folder / MANIFEST).write_text(json.dumps(known, indent=1))
@@ -55,7 +58,7 @@ def write_manifest(folder: Path) -> None:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #c3b55cf8
 def file_faults(folder: Path, contents: bool) -> Iterator[tuple[str, str]]:
-    """Yield the name and the fault of each file of a checkpoint that is not as its manifest says."""
+    """Yield the name and the fault of each file of a checkpoint that has one."""
     manifest = folder / MANIFEST
     known = json.loads(manifest.read_text()) if manifest.exists() else {}
     for name, (size, digest) in known.items():
@@ -69,7 +72,8 @@ def file_faults(folder: Path, contents: bool) -> Iterator[tuple[str, str]]:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #3d30735c
 NOT_NEEDED = frozenset({
-    "README.md", "chat_template.jinja", "chat_template.json", "tokenizer.json", "tokenizer_config.json",
+    "README.md", "chat_template.jinja", "chat_template.json", "tokenizer.json",
+    "tokenizer_config.json",
     "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "tokenizer.model",
 })  # fmt: skip
 
@@ -80,7 +84,10 @@ def is_needed(name: str) -> bool:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #adc0816f
 def damage(checkpoint: str | Path, contents: bool = False) -> str | None:
-    """Return the fault of a checkpoint, or None if it can be used; `contents`: compare checksums too."""
+    """Return the fault of a checkpoint, or None if it can be used.
+
+    `contents`: compare checksums too.
+    """
     folder = Path(checkpoint)
     try:
         json.loads((folder / "trainer_state.json").read_text())["global_step"]
@@ -116,14 +123,20 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #de9c5852
 def check_whole(checkpoint: str | Path) -> None:
-    """Raise `ValueError` for a damaged checkpoint; the message lists the complete ones beside it."""
+    """Raise `ValueError` for a damaged checkpoint.
+
+    The message lists the complete ones beside it.
+    """
     if found := damage(checkpoint, contents=True):
         steps = ", ".join(map(str, whole_checkpoints(Path(checkpoint).parent))) or "none"
         raise ValueError(f"{checkpoint} can't be loaded: {found}. Complete ones: steps {steps}.")
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #c380c912
 def read_state(checkpoint: str | bool | Path) -> TrainerState:
-    """Read how far a checkpoint's run was, its history of logs, and its best checkpoint, which is in the same folder even if the run has moved."""
+    """Read how far a checkpoint's run was, its logs, and its best checkpoint.
+
+    The best one is in the same folder even if the run has moved.
+    """
     state = TrainerState.load_from_json(f"{checkpoint}/trainer_state.json")
     if best := state.best_model_checkpoint:
         state.best_model_checkpoint = str(Path(str(checkpoint)).with_name(Path(best).name))
@@ -133,8 +146,8 @@ def read_state(checkpoint: str | bool | Path) -> TrainerState:
 def find_checkpoint(output_dir: str | Path, which: int | str | Path) -> str:
     """Return the checkpoint of a step, the "best" or "last" one, or the one in a folder.
 
-    "best" is the one whose evaluation was best by `metric_for_best_model`. Raises `FileNotFoundError`,
-    listing the existing ones.
+    "best" is the one whose evaluation was best by `metric_for_best_model`. Raises
+    `FileNotFoundError`, listing the existing ones.
     """
     steps, last = whole_checkpoints(output_dir), last_checkpoint(output_dir)
     found = {"last": last, "best": read_state(last).best_model_checkpoint if last else None}
@@ -166,7 +179,10 @@ def keep_metrics(output_dir: str | Path, until: int) -> None:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #5d20b8f3
 def has_steps(metrics: Path) -> bool:
-    """Return whether a file has metrics of a step from 1 on; those of a warm-up are of earlier ones."""
+    """Return whether a file has metrics of a step from 1 on.
+
+    Those of a warm-up are of earlier ones.
+    """
     if not metrics.exists():
         return False
     for line in metrics.read_text().splitlines():
@@ -177,7 +193,10 @@ def has_steps(metrics: Path) -> bool:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #96ee00bc
 def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
-    """Move what a run did after a step to `previous-<n>`; return that folder, or None if there was nothing to move."""
+    """Move what a run did after a step to `previous-<n>`.
+
+    Return that folder, or None if there was nothing to move.
+    """
     output_dir = Path(output_dir)
     patterns = ("checkpoint-*", "adapters/step-*", "rollouts/step-*", "evaluations/step-*")
     found = [each for pattern in patterns for each in find_steps(output_dir, pattern).items()]
@@ -198,7 +217,10 @@ def set_aside(output_dir: str | Path, after: int = 0) -> Path | None:
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #e49aff4b
 def copy_past(checkpoint: str | Path, folder: str | Path) -> Path:
-    """Copy a checkpoint, and the metrics of its run up to there, into a new folder; return the copied checkpoint."""
+    """Copy a checkpoint, and the metrics of its run up to there, into a new folder.
+
+    Return the copied checkpoint.
+    """
     checkpoint, folder = Path(checkpoint), Path(folder)
     if folder.exists():
         raise FileExistsError(f"{folder} is there already: give the fork another folder.")

@@ -79,7 +79,10 @@ def write_advantages(path: Path, advantages: Sequence[float]) -> None:
 
 # %% ../../nbs/trainer/15_run_records.ipynb #df61b3da
 def steps_to_keep(max_steps: int, size: int, room: float) -> frozenset[int]:
-    """Return the steps, from 0, whose adapters of `size` bytes are kept in `room` bytes: all, or a geometric selection."""
+    """Return the steps, from 0, whose adapters of `size` bytes are kept in `room` bytes.
+
+    These are all, or a geometric selection.
+    """
     most = int(room // max(size, 1))
     if most > max_steps:
         return frozenset(range(max_steps + 1))
@@ -89,7 +92,10 @@ def steps_to_keep(max_steps: int, size: int, room: float) -> frozenset[int]:
 
 # %% ../../nbs/trainer/15_run_records.ipynb #8a95e972
 class KeepAdapters(TrainerCallback):
-    """Keep the adapter after a step in `<output_dir>/adapters/step-<n>`, as `steps_to_keep` chooses; a full disk ends only that."""
+    """Keep the adapter after the steps that `steps_to_keep` chooses.
+
+    They go to `<output_dir>/adapters/step-<n>`. A full disk ends only that.
+    """
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         from ..inference.adapter_files import adapter_bytes
@@ -144,7 +150,7 @@ def replace_progress(trainer: Trainer) -> None:
 
 # %% ../../nbs/trainer/15_run_records.ipynb #ad5afd00
 def peak_memory() -> float:
-    """Return the most memory used so far in GiB: of the GPU if there is one, else of the process."""
+    """Return the most memory used so far in GiB, of the GPU or else of the process."""
     device = torch.get_device_module(best_device())
     for used in ("max_memory_allocated", "driver_allocated_memory"):  # Apple's knows no peak
         if hasattr(device, used):

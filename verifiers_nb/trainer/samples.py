@@ -46,8 +46,8 @@ def reward_metrics(rollouts: Sequence[Rollout]) -> dict[str, float]:
 class StepBatch:
     """The data of one step; `micro_batches` is this process's share of the samples after packing.
 
-    `resumed`: steps before a checkpoint learnt from it too, so the old policy is no longer at hand, and
-    the sampler's log-probabilities replace its own.
+    `resumed`: steps before a checkpoint learnt from it too, so the old policy is no longer at hand,
+    and the sampler's log-probabilities replace its own.
     """
 
     samples: list[Sample]
@@ -60,8 +60,7 @@ class StepBatch:
 def make_samples(
     rollouts: Sequence[Rollout], args: GRPOConfig, parts: RewardParts | None = None
 ) -> StepBatch:
-    """Return the samples and metrics of a step's rollouts, groups one after the other; `parts` are for
-    GDPO. Raises `RuntimeError` if all rollouts failed."""
+    """Return a step's samples and metrics; `parts` are for GDPO. Raises if all rollouts failed."""
     sequences = [merge_turns([] if r.error else r.turns, args.max_seq_len) for r in rollouts]
     valid = torch.tensor([bool(s) for s in sequences])
     if not valid.any():
@@ -101,13 +100,15 @@ def make_samples(
 def reward_parts(rollouts: Sequence[Rollout], rubric: Any) -> RewardParts:
     """Return the rewards of rollouts by function, [B, K], and the functions' weights, [K].
 
-    Raises `ValueError` for a rubric without exactly one weight per name, such as that of an `EnvGroup`.
+    Raises `ValueError` for a rubric without exactly one weight per name, such as that of an
+    `EnvGroup`.
     """
     names, weights = rubric.get_reward_func_names(), rubric.get_reward_weights()
     if len({*names}) != len(weights):
         raise ValueError(
-            "This advantage_estimator needs a rubric with one weight for each of its reward functions; "
-            f"the rubric has {len(weights)} weights for {', '.join(dict.fromkeys(names)) or 'none'}."
+            "This advantage_estimator needs a rubric with one weight for each of its reward "
+            f"functions; the rubric has {len(weights)} weights for "
+            f"{', '.join(dict.fromkeys(names)) or 'none'}."
         )
     scores = [[rollout.metrics.get(name, 0.0) for name in names] for rollout in rollouts]
     return torch.tensor(scores), torch.tensor(weights)

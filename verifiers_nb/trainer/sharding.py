@@ -104,7 +104,10 @@ def sharding_left_to_us(args: GRPOConfig) -> Iterator[None]:
 
 # %% ../../nbs/trainer/12_sharding.ipynb #c8b22668
 def shard_base(gathered: torch.nn.Module, device: torch.device) -> None:
-    """Shard the frozen weights of `gathered.policy` over all processes; each keeps the whole adapter."""
+    """Shard the frozen weights of `gathered.policy` over all processes.
+
+    Each keeps the whole adapter.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -121,7 +124,10 @@ def shard_base(gathered: torch.nn.Module, device: torch.device) -> None:
 
 # %% ../../nbs/trainer/12_sharding.ipynb #bd307a3e
 class GatheredPolicy(torch.nn.Module):
-    """A policy whose weights are gathered while a function uses them; sharded if `args` or the launch ask for it."""
+    """A policy whose weights are gathered while a function uses them.
+
+    Sharded if `args` or the launch ask for it.
+    """
 
     def __init__(self, policy: Any, args: GRPOConfig) -> None:
         super().__init__()
@@ -141,7 +147,7 @@ def dummy_passes(count: int, samples: Sequence[Sample]) -> list[MicroBatch]:
 
 # %% ../../nbs/trainer/12_sharding.ipynb #817b65d5
 class Processes(OneProcess):
-    """The processes of a launch: each learns from its share, and gradients and metrics are summed."""
+    """The processes of a launch: each learns from its share, gradients are summed."""
 
     def __init__(self, accelerator: Accelerator, gathered: GatheredPolicy) -> None:
         self.accelerator, self.gathered = accelerator, gathered
@@ -149,7 +155,7 @@ class Processes(OneProcess):
         # Not `accelerator.autocast`, which takes the precision of the latest trainer.
         dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float16
         self.amp = torch.autocast(accelerator.device.type, dtype, enabled=accelerator.native_amp)
-        # The adapters start at random, in each process from a seed of its own if the user made them.
+        # The adapters start at random, in each process from its own seed if the user made them.
         broadcast([weight.data for weight in gathered.parameters() if weight.requires_grad])
 
     def share_of(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -157,7 +163,7 @@ class Processes(OneProcess):
         return deal_samples(samples, self.accelerator.process_index, self.accelerator.num_processes)
 
     def keep_pace(self, own: list[MicroBatch], samples: Sequence[Sample]) -> list[MicroBatch]:
-        """Return this process's micro-batches, with dummies up to the largest number of any process."""
+        """Return this process's micro-batches, with dummies up to the largest number of any."""
         if not self.gathered.is_sharded:
             return own
         dummies = dummy_passes(max(gather_object([len(own)])) - len(own), samples)
@@ -178,7 +184,10 @@ class Processes(OneProcess):
             add_gradients(policy, self.accelerator)
 
     def add_up(self, sums: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the sum of each tensor over the processes; a process may lack some of the names."""
+        """Return the sum of each tensor over the processes.
+
+        A process may lack some of the names.
+        """
         parts = gather_object([{name: tensor.cpu() for name, tensor in sums.items()}])
         names = dict.fromkeys(name for part in parts for name in part)
         return {name: sum(part[name] for part in parts if name in part) for name in names}

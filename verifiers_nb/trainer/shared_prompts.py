@@ -48,11 +48,12 @@ class Movable:
 class SharedPrompts(Movable):
     """Visibility in a flat batch of T tokens: N sequences end to end, prompts and completions.
 
-    For each span of S sequences, by the indices of their tokens: `queries`, int64 [S, L], and `keys`,
-    int64 [S, K], K >= L: the tokens before the queries, then the queries. `order`: int64 [T], the index of
-    each token's output in the concatenated outputs of all spans. `seen`: int64 [K], the indices of the
-    tokens that each sequence sees, concatenated. `bounds`: int32 [2, N + 1], where sequences and their
-    keys begin and end. `longest`: lengths of the longest sequence and of the longest keys.
+    For each span of S sequences, by the indices of their tokens: `queries`, int64 [S, L], and
+    `keys`, int64 [S, K], K >= L: the tokens before the queries, then the queries. `order`: int64
+    [T], the index of each token's output in the concatenated outputs of all spans. `seen`: int64
+    [K], the indices of the tokens that each sequence sees, concatenated. `bounds`: int32 [2, N +
+    1], where sequences and their keys begin and end. `longest`: lengths of the longest sequence and
+    of the longest keys.
     """
 
     queries: list[torch.Tensor]
@@ -70,10 +71,10 @@ def padded_length(length: int) -> int:
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #61e114fd
 def share_prompts(sequences: Sequence[tuple[range, range]]) -> SharedPrompts:
-    """Return the layout of a batch in which each group's prompt appears once, before its completions.
+    """Return the layout of a batch in which each group's prompt appears once, in front.
 
-    `sequences`: for each, in the order of the layout, the indices of its prompt (none for a prompt) and its own
-    indices.
+    `sequences`: for each, in the order of the layout, the indices of its prompt (none for a prompt)
+    and its own indices.
     """
     sequences = [each for each in sequences if each[1]]
     spans: dict[tuple[int, int], list[tuple[range, range]]] = defaultdict(list)
@@ -96,7 +97,7 @@ def share_prompts(sequences: Sequence[tuple[range, range]]) -> SharedPrompts:
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #fa35e192
 def take(tokens: torch.Tensor, places: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return `tokens` [1, heads, T, D] at each of several indices `places` [S, L]: a list of [S, heads, L, D]."""
+    """Return `tokens` [1, heads, T, D] at indices `places` [S, L]: a list of [S, heads, L, D]."""
     # Index once: each indexing adds a gradient of the whole batch's size to the backward pass.
     flat = torch.cat([at.flatten() for at in places])
     rows = tokens.squeeze(0).transpose(0, 1).index_select(0, flat)
@@ -105,7 +106,7 @@ def take(tokens: torch.Tensor, places: Sequence[torch.Tensor]) -> list[torch.Ten
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #c7c81ec0
 def spread_heads(query: Any, key: Any, value: Any, mask: Any = None) -> tuple[Any, Any]:
-    """Return key and value, repeated for each head of `query` unless a kernel supports shared heads."""
+    """Return key and value, repeated for the heads of `query` if the kernel needs that."""
     params = SDPAParams(query, key, value, mask, 0.0, False, True)
     if query.device.type == "cpu" or can_use_flash_attention(params):
         return key, value
@@ -114,7 +115,10 @@ def spread_heads(query: Any, key: Any, value: Any, mask: Any = None) -> tuple[An
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #93ffbb74
 def attend(query: Any, key: Any, value: Any, window: int | None, **settings: Any) -> torch.Tensor:
-    """Return causal attention, aligned at the end: [S, heads, L, D]; a `window` hides older keys."""
+    """Return causal attention, aligned at the end: [S, heads, L, D].
+
+    A `window` hides older keys.
+    """
     length, seen = query.shape[2], key.shape[2]
     if window is None or seen <= window:
         mask: Any = causal_lower_right(length, seen)
@@ -138,7 +142,7 @@ def attend_in_spans(
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #73d2facc
 def takes_all_lengths(query: Any, key: Any, value: Any, dropout: float) -> bool:
-    """Return whether flash attention can compute sequences of many lengths at once for these tensors."""
+    """Return whether flash attention can compute sequences of many lengths at once here."""
     supported = "enable_gqa" in (getattr(varlen_attn, "__kwdefaults__", None) or ())
     if not supported or dropout or query.device.type == "cpu":
         return False
@@ -168,7 +172,7 @@ def shared_prompt_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return attention in the layout `shared_prompts`, or transformers' `sdpa` attention if it is None.
+    """Return attention in the layout `shared_prompts`, or transformers' `sdpa` without one.
 
     `query`: [1, heads, T, D]; `key` and `value` with as many heads or a divisor of that. Returns
     [1, T, heads, D].
@@ -182,7 +186,8 @@ def shared_prompt_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **settings)
     if unsupported := [name for name in ("softcap", "s_aux") if kwargs.get(name) is not None]:
         raise NotImplementedError(
-            f"Shared prompts don't support {unsupported[0]} in the attention: set share_prompts=False."
+            f"Shared prompts don't support {unsupported[0]} in the attention: set "
+            "share_prompts=False."
         )
     query, key = query.to(value.dtype), key.to(value.dtype)  # rotating leaves them in fp32
     given = (query, key, value, shared_prompts, sliding_window)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 def supervised_loss(
     model: Any, batch: MicroBatch, args: GRPOConfig, reference: Callable[..., torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Return the cross-entropy of a micro-batch (a weighted sum over its tokens), and each token's metrics, [N]."""
+    """Return the cross-entropy of a micro-batch, and each token's metrics, [N]."""
     logprobs, entropy = batch_logprobs(model.get_base_model(), batch)
     seen = {"warm_up/loss": -logprobs, "warm_up/entropy": entropy}
     return -(logprobs * batch.weights).sum(), {k: v.detach().float() for k, v in seen.items()}
@@ -95,8 +95,8 @@ def check_not_begun(step: int, folder: Path, digest: str) -> None:
     begun = max([step, *whole_checkpoints(folder)])
     if step or (begun and not is_warmed(folder, digest)):
         raise ValueError(
-            f"A warm-up comes before the first step, and the run in {folder} is at step {begun}. Warm up a new run, "
-            "in another output_dir."
+            f"A warm-up comes before the first step, and the run in {folder} is at step {begun}. "
+            "Warm up a new run, in another output_dir."
         )
 
 # %% ../../nbs/trainer/19_warm_up.ipynb #75912d83
@@ -107,7 +107,7 @@ def samples_digest(samples: Sequence[Sample], *settings: Any) -> str:
 
 # %% ../../nbs/trainer/19_warm_up.ipynb #8bdb4ab1
 def warm_up_settings(args: Any, steps: int, learning_rate: float | None) -> Any:
-    """Return the settings of a warm-up of the run that has `args`: its rate falls to zero, without evaluations."""
+    """Return a warm-up's settings for a run's `args`: its rate falls to zero, no evaluations."""
     if steps < 1:
         raise ValueError(f"steps must be 1 or more, not {steps}.")
     own = copy.copy(args)
@@ -132,7 +132,7 @@ class LossBar(RewardBar):
 
 # %% ../../nbs/trainer/19_warm_up.ipynb #9db5e13e
 class WarmUp(ResumableTrainer):
-    """Learn from examples for some steps, with the model and the control of a GRPO run, the `owner`."""
+    """Learn from examples for some steps, with the model and control of a GRPO run."""
 
     args: GRPOConfig
     model: Any

@@ -82,7 +82,10 @@ class Verifier(ABC):
         return result_of(self.checks(text))
 
     def verify(self, text: Any) -> VerifyResult:
-        """Judge a string, `None` or a list of content parts; an error is a reward of 0.0 with its reason."""
+        """Judge a string, `None` or a list of content parts.
+
+        An error is a reward of 0.0 with its reason.
+        """
         try:
             plain = content_text(text)
         except (TypeError, AttributeError):
@@ -220,8 +223,8 @@ def scaled_checks(member: Any, weight: float, result: VerifyResult | None) -> li
 class ChainedVerifier(Verifier):
     """Run verifiers in order; succeed if all do, with the weighted mean of their rewards.
 
-    `verifiers`: instances, names or configs. `weights`: one per verifier, scaled to a sum of 1; equal
-    by default. `stop_on_failure`: skip the members after a failure, which then count 0.0.
+    `verifiers`: instances, names or configs. `weights`: one per verifier, scaled to a sum of 1;
+    equal by default. `stop_on_failure`: skip the members after a failure, which then count 0.0.
     """
 
     name = "chained"

@@ -45,7 +45,7 @@ FENCED = re.compile("```(?:json)?(.*)```", re.ASCII | re.DOTALL | re.IGNORECASE)
 
 
 def find_payload(text: str) -> TextSpan:
-    """Return the bounds of the text inside whitespace and one code fence, plain or labelled json."""
+    """Return the bounds of the text inside whitespace and one code fence."""
     span = strip_span(text, 0, len(text))
     fenced = FENCED.fullmatch(text, *span)
     return strip_span(text, *fenced.span(1)) if fenced else span
@@ -172,7 +172,7 @@ STACK_RESERVE = 150  # frames that a keyword and the Rust code of `rpds` may nee
 
 
 def check_stack() -> None:
-    """Raise `RecursionError` while there is room: Rust code answers it with a panic, which nothing catches."""
+    """Raise `RecursionError` while there is room: Rust code would answer it with a panic."""
     try:
         sys._getframe(max(1, sys.getrecursionlimit() - STACK_RESERVE))
     except ValueError:  # the stack isn't that deep
@@ -311,7 +311,10 @@ def validator_class(schema: Any) -> Any:
 
 # %% ../../nbs/verifiers/02_json.ipynb #971abe8a
 def compile_schema(schema: Any) -> Any:
-    """Return the validator of a schema; raises `ValueError` with the place if the schema is invalid."""
+    """Return the validator of a schema.
+
+    Raises `ValueError` with the place if the schema is invalid.
+    """
     if not isinstance(schema, (Mapping, bool)):
         raise TypeError(f"A schema is a dictionary or a bool, got {schema!r:.200}.")
     try:
@@ -335,7 +338,10 @@ MAX_VIOLATIONS, MAX_LOCATED = 20, 100_000
 
 
 def find_violations(validator: Any, value: Any, timeout: float) -> dict[str, Path]:
-    """Return the path of each violation by its reason; a lack of time or stack concerns the whole."""
+    """Return the path of each violation by its reason.
+
+    A lack of time or stack concerns the whole.
+    """
     found: dict[str, Path] = {}  # a schema may report the same violation many times
     clock = DEADLINE.set(time.monotonic() + timeout)
     try:
@@ -365,7 +371,7 @@ class JSONSchemaVerifier(Verifier):
         self.partial_credit = partial_credit
 
     def checks(self, text: str) -> list[Check]:
-        """Check that the text is JSON, then that it fits the schema, with a check for each violation."""
+        """Check that the text is JSON and fits the schema, with a check for each violation."""
         value, span, fault = read_json(text)
         if fault:
             return [json_check(span, fault)]

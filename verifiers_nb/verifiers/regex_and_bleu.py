@@ -122,7 +122,7 @@ def token_to_regex(token: str, flags: int) -> str:
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #a2b19c50
 def to_regex(pattern: str, flags: int = re.UNICODE) -> str:
-    """Rewrite a valid pattern of `re`, compiled with `flags`, so that `regex` reads it the same way."""
+    """Rewrite a valid pattern of `re` with its `flags` so that `regex` reads it the same."""
     written, scopes, at = [], [flags], 0
     while token := REGEX_TOKEN.search(pattern, at):
         written.append(pattern[at : token.start()])
@@ -144,7 +144,10 @@ def to_regex(pattern: str, flags: int = re.UNICODE) -> str:
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #77ad58ae
 def compile_pattern(pattern: str) -> regex.Pattern[str]:
-    """Compile an `re` pattern for `find_pattern`; raises `ValueError` with the position if it is invalid."""
+    """Compile an `re` pattern for `find_pattern`.
+
+    Raises `ValueError` with the position if it is invalid.
+    """
     try:
         return regex.compile(to_regex(pattern, re.compile(pattern).flags), regex.VERSION0)
     except (re.error, regex.error, OverflowError, RecursionError) as error:
@@ -157,7 +160,10 @@ SEARCH_LIMIT = 2.0
 def find_pattern(
     pattern: regex.Pattern[str], text: str, timeout: float = SEARCH_LIMIT, full: bool = False
 ) -> regex.Match[str] | None:
-    """Search for the pattern, or match all of `text`; raises `TimeoutError` after `timeout` seconds."""
+    """Search for the pattern, or match all of `text`.
+
+    Raises `TimeoutError` after `timeout` seconds.
+    """
     match = pattern.fullmatch if full else pattern.search
     try:
         # `regex` reads 0 as no limit, and very long limits overflow.
@@ -233,7 +239,7 @@ class RegexFormatVerifier(Verifier):
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #0067e262
 class XMLFormatVerifier(Verifier):
-    """Pass texts that begin with the first field of an `XMLParser`, end with the last, and have every field, none blank."""
+    """Pass texts that begin and end with the fields of an `XMLParser`, all there, none blank."""
 
     name = "xml_format"
 
@@ -294,7 +300,7 @@ class BLEUVerifier(Verifier):
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #6252d280
 def as_tag(source: Any) -> StructuralTag:
-    """Return the tag of a tag, a parser, or a tag or format given as an object, a dictionary or JSON text.
+    """Return the tag of a tag, a parser, an object, a dictionary or JSON text.
 
     Raises `ValueError` with the invalid part.
     """
@@ -315,8 +321,8 @@ MOST_MATCHED = 2_000_000
 class StructuralTagVerifier(Verifier):
     """Pass texts that match a structural tag from start to end.
 
-    `tag`: a tag, a parser, a dictionary or JSON text. `partial_credit`: a text that doesn't match earns
-    the share of its characters before the first wrong one, instead of 0.0. `limit`: the most
+    `tag`: a tag, a parser, a dictionary or JSON text. `partial_credit`: a text that doesn't match
+    earns the share of its characters before the first wrong one, instead of 0.0. `limit`: the most
     characters that are matched; a longer text that matches up to there earns 0.0.
     """
 

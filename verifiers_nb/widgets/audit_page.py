@@ -23,7 +23,10 @@ AUDIT_LABEL = "Audit"
 def audit_drawing(
     report: AuditReport, chosen: str = "all", opened: int | None = None, live: bool = False
 ) -> str:
-    """Draw a report: findings of a severity, or all, and what the tricks earned; `opened` is a trick's number."""
+    """Draw a report: findings of a severity, or all, and what the tricks earned.
+
+    `opened` is a trick's number.
+    """
     findings = [each for each in report.findings if chosen in ("all", each.severity)]
     given = findings, count_text(report.findings), chosen, opened, live
     drawn = fill("audit_page.html", "page", report, *given)
@@ -38,7 +41,7 @@ def page_html(report: AuditReport) -> str:
 
 # %% ../../nbs/widgets/12_audit_page.ipynb #99fdad29
 class AuditPage(Panel):
-    """Show the report of an audit: press a severity to see its findings, and a trick to read its text.
+    """Show the report of an audit: press a severity or a trick to see more.
 
     `pick` and `show` do the same as the controls.
     """

@@ -50,13 +50,14 @@ def is_picture(url: str) -> bool:
 
 # %% ../../nbs/widgets/06_conversation.ipynb #64f30cfc
 MATHML = set(
-    "math mrow mi mn mo ms mtext mspace mfrac msqrt mroot msup msub msubsup mover munder munderover mtable mtr mtd".split()
+    "math mrow mi mn mo ms mtext mspace mfrac msqrt mroot msup msub msubsup mover munder "
+    "munderover mtable mtr mtd".split()
 )
 MOST_FORMULA = 2000  # characters
 
 
 def mathml_html(node: Any) -> str:
-    """Write a tree of MathML as HTML: the elements of `MATHML`, without attributes, and escaped text."""
+    """Write a tree of MathML as HTML: the elements of `MATHML` and escaped text."""
     inside = escaped(html.unescape(node.text or "")) + "".join(map(mathml_html, node))
     name = node.tag.rpartition("}")[2]
     display = ' display="block"' * (node.get("display") == "block")
@@ -107,7 +108,10 @@ def rendered_html(text: str) -> str:
 
 # %% ../../nbs/widgets/06_conversation.ipynb #ff82dc4d
 def content_parts(content: Any) -> tuple[str, list[tuple[str, str]]]:
-    """Return the text of a message's content, and kind and URL of its other parts; the content may be malformed."""
+    """Return the text of a message's content, and kind and URL of its other parts.
+
+    The content may be malformed.
+    """
     texts, others = [], []
     for part in content if isinstance(content, (list, tuple)) else [content]:
         if not isinstance(part, Mapping):
@@ -122,7 +126,10 @@ def content_parts(content: Any) -> tuple[str, list[tuple[str, str]]]:
 
 # %% ../../nbs/widgets/06_conversation.ipynb #17ba0791
 def call_parts(call: Any) -> tuple[str, str, str]:
-    """Return id, name and arguments of a tool call, one argument per line; of a malformed call, its text."""
+    """Return id, name and arguments of a tool call, one argument per line.
+
+    Of a malformed call, its text.
+    """
     try:
         given = tool_call_dict(call)
         name, arguments = given["function"]["name"], given["function"]["arguments"]
@@ -165,8 +172,11 @@ LONG = 1500  # characters of a message that can be folded
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """How rollout number `row` is drawn: `live` with what can be pressed, `editable`, `whole`, `rendered`, with marks
-    where `pattern` is found. After the time `until`, by `time.monotonic()`, nothing more is rendered or compared.
+    """How rollout number `row` is drawn.
+
+    It is `live` with what can be pressed, `editable`, `whole`, `rendered`, with marks where
+    `pattern` is found. After the time `until`, by `time.monotonic()`, nothing more is rendered or
+    compared.
     """
 
     row: int = -1
@@ -222,7 +232,10 @@ def message_view(
 
 # %% ../../nbs/widgets/06_conversation.ipynb #0153a13d
 def spoken_messages(prompt: Messages, completion: Messages) -> tuple[list[dict[str, Any]], int]:
-    """Return the messages of a rollout, and how many of them are the prompt; a text counts as one message."""
+    """Return the messages of a rollout, and how many of them are the prompt.
+
+    A text counts as one message.
+    """
     before = [{"role": "prompt", "content": prompt}] if isinstance(prompt, str) else prompt or ()
     text = isinstance(completion, str)
     after = [{"role": "completion", "content": completion}] if text else completion or ()
@@ -234,10 +247,14 @@ FEW = 8  # messages that need no outline and begin unfolded
 
 
 def conversation_html(
-    prompt: Messages, completion: Messages, reading: Reading = Reading(), edited: tuple[int, str] | None = None,
+    prompt: Messages, completion: Messages, reading: Reading = Reading(), edited: tuple[int,
+    str] | None = None,
     beside: Sequence[Mapping[str, Any]] = (),
 ) -> str:  # fmt: skip
-    """Draw a rollout's messages; `edited`: number and text of the one that is being edited; `beside`: those to compare with."""
+    """Draw a rollout's messages; `edited`: number and text of the one that is being edited.
+
+    `beside`: those to compare with.
+    """
     messages, asked = spoken_messages(prompt, completion)
     called = [call for each in messages for call in calls_of(each)]
     names = {identity: name for identity, name, _ in map(call_parts, called)}
@@ -256,7 +273,7 @@ def conversation_html(
 
 # %% ../../nbs/widgets/06_conversation.ipynb #9e6a55b6
 def rewards_html(record: Record, weights: Mapping[str, float]) -> str:
-    """Draw the score of each reward function, its error and, where its weight is known, what it adds to the reward."""
+    """Draw the score of each reward function, its error and what it adds to the reward."""
     metrics = [*(record.get("metrics") or {}).items()][:40]
     parts = [(name, as_score(score), weights.get(name)) for name, score in metrics]
     errors, traces = reward_notes(record, "reward_errors"), reward_notes(record, "reward_traces")
@@ -276,7 +293,10 @@ Decode = Callable[[list[int]], str]
 
 
 def token_texts(decode: Decode, ids: Sequence[int]) -> list[str]:
-    """Return the text that each token adds; a token that ends inside a letter adds none, and the next one adds it."""
+    """Return the text that each token adds.
+
+    A token that ends inside a letter adds none, and the next one adds it.
+    """
     texts, done = [], 0
     for at in range(len(ids)):
         start = max(0, done - 4)
@@ -320,7 +340,10 @@ def drawn_part(mask: Sequence[int]) -> slice:
 
 # %% ../../nbs/widgets/06_conversation.ipynb #c9363f31
 def colour_marks(edges: Sequence[int], shades: Sequence[tuple[int, float]]) -> list[Mark]:
-    """Mark runs of tokens of one colour; token `i` has the characters `edges[i]` to `edges[i + 1]`."""
+    """Mark runs of tokens of one colour.
+
+    Token `i` has the characters `edges[i]` to `edges[i + 1]`.
+    """
     marks = []
     for (hue, tint), run in groupby(range(len(shades)), key=shades.__getitem__):
         tokens = [*run]

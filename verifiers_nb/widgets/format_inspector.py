@@ -62,7 +62,8 @@ def inspection_html(
 ) -> str:
     """Draw one text: score, marked text and advice on one side, the checks on the other.
 
-    `head`: HTML beside the score. `waits`: whether a quick inspection gets a button that looks for a fix.
+    `head`: HTML beside the score. `waits`: whether a quick inspection gets a button that looks for
+    a fix.
     """
     text = marked_text(seen.text, inspection_marks(seen), "Text with its fields and faults")
     drawn = seen, text, head, live, waits, MOST_KEYS
@@ -73,11 +74,11 @@ MOST_EDITED = 20_000  # characters in the text box, all of which a browser lays 
 
 
 class FormatInspector(Panel):
-    """Show the checks of a parser, a verifier or a structural tag on a text as it is typed, and on completions.
+    """Show the checks of a format on a text as it is typed, and on completions.
 
-    `completions`: strings, lists of messages, or results with a `completion` column. `commands`: those of an action
-    parser. Each button has a method: `show`, `step`, `list_losers`, `diagnose`, `apply_fix`, `freeze`. Set `text`
-    to inspect another text; `inspection` holds the result.
+    `completions`: strings, lists of messages, or results with a `completion` column. `commands`:
+    those of an action parser. Each button has a method: `show`, `step`, `list_losers`, `diagnose`,
+    `apply_fix`, `freeze`. Set `text` to inspect another text; `inspection` holds the result.
     """
 
     label = "Format inspector"
@@ -112,7 +113,10 @@ class FormatInspector(Panel):
         return self._seen
 
     def diagnose(self) -> None:
-        """Find where this text and later ones stop fitting, and what would fix them; the first call loads torch."""
+        """Find where this text and later ones stop fitting, and what would fix them.
+
+        The first call loads torch.
+        """
         if self._quick:
             self._quick = False
             self.refresh()
@@ -171,7 +175,10 @@ class FormatInspector(Panel):
     def list_losers(
         self, check: str | None = None, low: float = 0.0, high: float = 1.0
     ) -> Sequence[int]:
-        """List the completions with `low <= score < high` at a check, or all; return their indices."""
+        """List the completions with `low <= score < high` at a check, or all.
+
+        Return their indices.
+        """
         if not self._with_survey:
             raise ValueError("There are no completions: give them to FormatInspector.")
         if check is not None and check not in self.survey.columns:
@@ -196,7 +203,7 @@ class FormatInspector(Panel):
             self.text = insert(self.text, self.inspection.fix.insertions)
 
     def freeze(self) -> Snapshot:
-        """Return the drawing as a snapshot, once all completions are read and the text is diagnosed."""
+        """Return the drawing as a snapshot, once all completions and the text are read."""
         self.survey.read()
         self.diagnose()
         return self.still()

@@ -31,13 +31,14 @@ from ..support.files import rewritten
 
 # %% ../../nbs/widgets/00_html.ipynb #fe5dbbce
 ODD = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f"
+    "\u2028-\u202e\u2060-\u206f\ud800-\udfff"
     "\ufeff\ufff9-\ufffb\ufffe\uffff\U000e0000-\U000e0fff]+"
 )
 
 
 def visible(text: str) -> str:
-    """Return the text with control characters, direction marks and lone surrogates as Python escapes."""
+    """Return the text with control characters, direction marks and surrogates as escapes."""
     return ODD.sub(lambda odd: ascii(odd[0])[1:-1], text)
 
 # %% ../../nbs/widgets/00_html.ipynb #d7903659
@@ -60,10 +61,11 @@ def input_value(text: str) -> str:
 class Mark(NamedTuple):
     """Mark the characters `start` to `end` of a text.
 
-    `kind`: "field" is tinted and named by `label`; "fault" is underlined; "token" is tinted without a name; "insert"
-    shows `label` as if it were part of the text; "caret" points between two characters; "found" is a search match;
-    "differs" is underlined as a difference; "" is only highlighted. `key`: pointing at a row with this key highlights
-    the mark. `hue`: one of six colours. `tint` in [0, 1]: how strong the colour is.
+    `kind`: "field" is tinted and named by `label`; "fault" is underlined; "token" is tinted without
+    a name; "insert" shows `label` as if it were part of the text; "caret" points between two
+    characters; "found" is a search match; "differs" is underlined as a difference; "" is only
+    highlighted. `key`: pointing at a row with this key highlights the mark. `hue`: one of six
+    colours. `tint` in [0, 1]: how strong the colour is.
     """
 
     start: int
@@ -76,7 +78,7 @@ class Mark(NamedTuple):
 
 # %% ../../nbs/widgets/00_html.ipynb #02fad7b2
 def pieces(marks: Sequence[Mark], start: int, end: int) -> Iterator[tuple[int, int, list[Mark]]]:
-    """Yield each piece of the characters `start` to `end`, between two edges of marks, and the marks that cover it."""
+    """Yield each piece of the characters between two edges of marks, and its marks."""
     edges = {edge for mark in marks for edge in (mark.start, mark.end) if start < edge < end}
     waiting = sorted((m for m in marks if m.start < m.end), key=lambda m: -m.start)
     over: list[Mark] = []
@@ -136,7 +138,10 @@ def piece(text: str, over: Sequence[Mark]) -> str:
 def marked_text(
     text: str, marks: Iterable[Mark] = (), label: str = "Text", most: int = MOST_DRAWN
 ) -> str:
-    """Draw a text with its marks; of a long text, draw its ends and the surroundings of faults and carets."""
+    """Draw a text with its marks.
+
+    Of a long text, draw its ends and the surroundings of faults and carets.
+    """
     marks = [*marks]
     matter = [m.start for m in marks if m.kind in ("fault", "caret", "insert", "found", "differs")]
     drawn, last = [], 0
@@ -162,7 +167,10 @@ def action(name: str, live: bool, **data: Any) -> str:
 
 # %% ../../nbs/widgets/00_html.ipynb #51a5c32e
 def shortcut_attributes(key: str) -> str:
-    """Return the attributes of an element that a key presses, named as in `KeyboardEvent.key`; "" means no key."""
+    """Return the attributes of an element that a key presses, named as in `KeyboardEvent.key`.
+
+    "" means no key.
+    """
     return f' aria-keyshortcuts="{escape(key)}" title="key: {escape(key)}"' if key else ""
 
 # %% ../../nbs/widgets/00_html.ipynb #cb7a1d77
@@ -170,7 +178,10 @@ def button(
     label: str, act: str, live: bool, *,
     shortcut: str = "", pressed: bool | None = None, disabled: bool = False, **data: Any,
 ) -> str:  # fmt: skip
-    """Draw a button, or nothing in a static drawing; the key `shortcut` presses it from anywhere in the widget."""
+    """Draw a button, or nothing in a static drawing.
+
+    The key `shortcut` presses it from anywhere in the widget.
+    """
     if not live:
         return ""
     state = "" if pressed is None else f' aria-pressed="{str(pressed).lower()}"'
@@ -180,7 +191,7 @@ def button(
 
 # %% ../../nbs/widgets/00_html.ipynb #a507b41b
 def number_text(value: float) -> str:
-    """Write a score with two decimals, a very large one in powers of ten, and NaN or infinity in words."""
+    """Write a score with two decimals, or in powers of ten, and NaN or infinity in words."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
@@ -202,7 +213,7 @@ def filled(text: Any) -> Any:
 
 @cache
 def templates() -> Environment:
-    """Return the environment of the templates, which can call the functions of this module that draw."""
+    """Return the environment of the templates, which can call functions of this module."""
     loader = FunctionLoader(lambda name: re.sub(r"\n\s*", "", widget_file(name)))
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=filled)
     for draw in (action, button, input_value, number_text, one_line, shortcut_attributes):
@@ -241,7 +252,10 @@ def table(
 
 # %% ../../nbs/widgets/00_html.ipynb #7a5990b0
 def pressable_row(act: str, live: bool, current: bool = False, **data: Any) -> dict[str, Any]:
-    """Return the attributes of a row that can be pressed; in a static drawing, only whether it is current."""
+    """Return the attributes of a row that can be pressed.
+
+    In a static drawing, only whether it is current.
+    """
     press = {"tabindex": 0, "data-act": act, **{f"data-{key}": data[key] for key in data}}
     return (press if live else {}) | ({"aria-current": "true"} if current else {})
 
@@ -256,7 +270,10 @@ STYLE = widget_file("style.css") + LIT_KEYS + widget_file("lit.css")
 
 # %% ../../nbs/widgets/00_html.ipynb #64e095fe
 def framed(body: str, label: str, css: str = "") -> str:
-    """Put a drawing into a root element for `STYLE`; the rules of `css` apply to elements with this label only."""
+    """Put a drawing into a root element for `STYLE`.
+
+    The rules of `css` apply to elements with this label only.
+    """
     kind = "vf-" + re.sub("[^a-z0-9]+", "-", label.lower())[:40].strip("-")
     own = f"<style>.vf.{kind} {{{css}}}</style>" * bool(css)
     return f'<div class="vf {kind}" role="region" aria-label="{one_line(label)}">{own}{body}</div>'

@@ -49,7 +49,10 @@ Spans = dict[str, tuple[int, int]]
 
 
 def tag_spans(text: str, names: Iterable[str]) -> Spans:
-    """Find the content of the first `<name>` of each name; a tag that is never closed reaches to the end."""
+    """Find the content of the first `<name>` of each name.
+
+    A tag that is never closed reaches to the end.
+    """
     between = r"(?s)<{0}>(.*?)(?:</{0}>|\Z)"
     found = {name: re.search(between.format(re.escape(name)), text) for name in names}
     return {name: match.span(1) for name, match in found.items() if match}
@@ -100,11 +103,14 @@ class Contract:
 
     @property
     def arguments(self) -> tuple[Any, ...]:
-        """What the methods of the format take after the text: the commands, if it is an action parser."""
+        """What methods of the format take after the text: an action parser's commands."""
         return (self.commands,) if isinstance(self.source, AbstractParseFunction) else ()
 
     def checks(self, given: Any) -> list[Check]:
-        """Check a text, or for an action parser a whole response; checks that raise become one lost check."""
+        """Check a text, or for an action parser a whole response.
+
+        Checks that raise become one lost check.
+        """
         try:
             return list(self.source.checks(given, *self.arguments))
         except Exception as error:
@@ -120,7 +126,7 @@ class Contract:
 
     @cached_property
     def tag(self) -> StructuralTag | None:
-        """The structural tag of the format, if it has one that matches text and xgrammar is installed.
+        """The structural tag of the format, if it has one and xgrammar is installed.
 
         The first use loads xgrammar, which takes seconds.
         """
@@ -140,7 +146,7 @@ class Contract:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #0ade7c2c
 def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
-    """Return the contract of a parser, a verifier or a structural tag, or the contract that is given."""
+    """Return the contract of a parser, verifier or structural tag, or the given one."""
     if isinstance(source, Contract):
         return source
     is_text = isinstance(source, str) and "{" not in source  # a tag may come as JSON
@@ -166,7 +172,7 @@ LONGEST_END = 200  # bytes
 
 
 def eagerness(byte: int, last: bytes) -> tuple[int, bool, int]:
-    """Order bytes: closing ones first, then other visible ones, then the rest; a repeated byte comes last."""
+    """Order bytes: closing ones first, then visible ones, then the rest; a repeated one last."""
     kind = CLOSERS.index(byte) if byte in CLOSERS else 20 if 32 < byte < 127 else 40
     return kind, bytes([byte]) == last, byte
 
@@ -197,7 +203,10 @@ def filler(part: Any) -> str:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #7b0c36c4
 def spell(part: Any, choice: int = 0) -> list[str]:
-    """Take a part of a structural tag apart into strings; of alternatives, take the one at `choice`."""
+    """Take a part of a structural tag apart into strings.
+
+    Of alternatives, take the one at `choice`.
+    """
     kind = getattr(part, "type", "")
     if kind == "const_string":
         return [part.value]
@@ -246,14 +255,14 @@ MOST_EDGES = 10
 
 
 def places(text: str, checks: Sequence[Check]) -> list[int]:
-    """List where an insertion could matter: around the text, and at the edges of checks, lost checks first."""
+    """List where an insertion could matter: around the text, and at the edges of checks."""
     spans = [check.span for check in sorted(checks, key=lambda check: -check.lost) if check.span]
     edges = [max(0, min(edge, len(text))) for span in spans for edge in span]
     return sorted([*dict.fromkeys([*trimmed(text, 0, len(text)), *edges])][:MOST_EDGES])
 
 # %% ../../nbs/widgets/02_inspection.ipynb #964a3e08
 def candidates(text: str, at: Sequence[int], strings: Sequence[str]) -> set[Insertions]:
-    """Propose insertions of runs of a format's strings: single runs, and pairs around a stretch of text."""
+    """Propose insertions of a format's strings: single runs, and pairs around a stretch."""
     whole = [run for *_, run in runs(strings)]
     single = [(place, missing_part(text, place, run)) for place, run in product(at, whole)]
     found: set[Insertions] = {(each,) for each in single}
@@ -286,7 +295,10 @@ def continuations(tag: StructuralTag, text: str) -> set[Insertions]:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #9d04ce8e
 def effort(insertions: Insertions) -> tuple[Any, ...]:
-    """Return a sort key: by length, then number; pairs that make the enclosed text the last field come first."""
+    """Return a sort key: by length, then number.
+
+    Pairs that make the enclosed text the last field come first.
+    """
     length = sum(len(new) for _, new in insertions)
     return length, len(insertions), -len(insertions[0][1]), insertions
 
@@ -296,7 +308,7 @@ MOST_WAITED = 1.0  # seconds of wall time, for checks that wait
 
 
 class Fix(NamedTuple):
-    """Hold what to insert, at which characters of the original text, and the score before and after."""
+    """Hold what to insert, at which characters of the text, and the score before and after."""
 
     insertions: Insertions
     before: float
@@ -331,9 +343,9 @@ def find_fix(contract: Contract, text: str, checks: Sequence[Check]) -> Fix | No
 class Inspection:
     """Hold what a format says about one text.
 
-    `stop`: a check whose span begins at the first character that a server enforcing the format would have
-    refused; `None` if the text fits or the format has no structural tag.
-    `quick`: whether `stop` and `fix` were left out.
+    `stop`: a check whose span begins at the first character that a server enforcing the format
+    would have refused; `None` if the text fits or the format has no structural tag. `quick`:
+    whether `stop` and `fix` were left out.
     """
 
     text: str
@@ -355,7 +367,7 @@ class Inspection:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #528518e8
 def find_stop(contract: Contract, text: str) -> Check | None:
-    """Return a check for where a text stops matching the format's structural tag, and what was expected there."""
+    """Return a check for where a text leaves the format's structural tag, and why."""
     if contract.tag is None:
         return None
     from ..verifiers.regex_and_bleu import StructuralTagVerifier
@@ -374,8 +386,8 @@ def inspect_text(
 ) -> Inspection:
     """Inspect a text, or for an action parser a response.
 
-    `source`: a parser, a verifier, a structural tag, or the `Contract` of one. `quick`: leave out `stop` and `fix`,
-    which need xgrammar.
+    `source`: a parser, a verifier, a structural tag, or the `Contract` of one. `quick`: leave out
+    `stop` and `fix`, which need xgrammar.
     """
     contract = contract_of(source, commands)
     text = inspected_text(given)
@@ -389,9 +401,9 @@ def inspect_text(
 class Survey:
     """Hold the scores of many texts, check by check.
 
-    `rows`: the texts, or the responses of an action parser. `names`: number of the completion and of its message.
-    `columns[check][i]` is the score of row `i`, `weights[check]` the largest weight it had, `totals[i]` the sum, and
-    `most` the largest sum that a row could have.
+    `rows`: the texts, or the responses of an action parser. `names`: number of the completion and
+    of its message. `columns[check][i]` is the score of row `i`, `weights[check]` the largest weight
+    it had, `totals[i]` the sum, and `most` the largest sum that a row could have.
     """
 
     contract: Contract
@@ -487,7 +499,8 @@ class Listed(NamedTuple):
 
 # %% ../../nbs/widgets/02_inspection.ipynb #e834c579
 def survey_html(
-    survey: Survey, listed: Listed | None = None, at: int | None = None, page: int = 0, live: bool = False
+    survey: Survey, listed: Listed | None = None, at: int | None = None, page: int = 0,
+    live: bool = False
 ) -> str:  # fmt: skip
     """Draw many completions: the checks, then a list of some, by default of all.
 

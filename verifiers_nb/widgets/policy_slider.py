@@ -45,12 +45,16 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #70d0c0e9
 def kept_adapters(folder: str | Path) -> dict[int, Path]:
-    """Return the folders of a run's adapters by step, including checkpoints; raises `FileNotFoundError` if there are none."""
+    """Return the folders of a run's adapters by step, including checkpoints.
+
+    Raises `FileNotFoundError` if there are none.
+    """
     found = find_steps(folder, "checkpoint-*", "adapters/step-*").items()
     steps = {step: path for step, path in found if (path / "adapter_model.safetensors").exists()}
     if not steps:
         raise FileNotFoundError(
-            f"{folder} holds no adapter of any step: train with keep_adapters='all' and enough keep_adapters_mb, or save checkpoints."
+            f"{folder} holds no adapter of any step: train with keep_adapters='all' and enough "
+            "keep_adapters_mb, or save checkpoints."
         )
     return steps
 
@@ -61,7 +65,10 @@ Chances = dict[int, float]  # of token ids
 
 
 def reread_chances(network: Any, turns: Sequence[Turn], temperature: float) -> list[list[Chances]]:
-    """Return for each answer the chances of the likely tokens at each position; the model reads all in one batch."""
+    """Return for each answer the chances of the likely tokens at each position.
+
+    The model reads all in one batch.
+    """
     import torch
 
     whole = [torch.tensor([*turn.prompt_ids, *turn.completion_ids[:-1]]) for turn in turns]
@@ -113,13 +120,17 @@ class PolicyAnswer:
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #6f3973af
 def file_stamp(adapter: Path) -> list[int]:
-    """Return the size and the time of an adapter's weights; they change when the run is repeated."""
+    """Return the size and the time of an adapter's weights.
+
+    They change when the run is repeated.
+    """
     found = (adapter / "adapter_model.safetensors").stat()
     return [found.st_size, found.st_mtime_ns]
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #a9848957
 def policy_answer(
-    rollout: Rollout, step: int, stamp: list[int], decode: Any, chances: Sequence[Chances], scored: bool
+    rollout: Rollout, step: int, stamp: list[int], decode: Any, chances: Sequence[Chances],
+    scored: bool
 ) -> PolicyAnswer:  # fmt: skip
     """Return the answer of a rollout: the tokens of all its turns, and its scores if `scored`."""
     if rollout.error or not rollout.turns:
@@ -141,7 +152,10 @@ logger = logging.getLogger(__name__)
 
 
 def answers_file(folder: Path, *about: Any) -> Path:
-    """Return the file of the answers to a prompt in a run's folder; `about` is everything that they depend on."""
+    """Return the file of the answers to a prompt in a run's folder.
+
+    `about` is everything that they depend on.
+    """
     return folder / "slider" / f"{blake2b(repr(about).encode(), digest_size=10).hexdigest()}.jsonl"
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #a46241f8
@@ -170,7 +184,7 @@ def read_answers(file: Path, stamps: Mapping[int, list[int]]) -> dict[int, Polic
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #da051d2d
 def branch_chances(answers: Sequence[PolicyAnswer]) -> list[dict[int, Chances]]:
-    """Return for each answer the positions where others diverge from it, with the chances of the tokens that any answer has there."""
+    """Return for each answer where others diverge, with the chances of the tokens there."""
     following = defaultdict[int, set[int]](set)  # by the prefix before them
     drawn: list[list[set[int]]] = []  # for each answer, what follows each of its prefixes
     for answer in answers:
@@ -189,7 +203,7 @@ def branch_chances(answers: Sequence[PolicyAnswer]) -> list[dict[int, Chances]]:
 def slider_data(
     steps: Sequence[int], prompts: Mapping[str, Mapping[int, PolicyAnswer]]
 ) -> dict[str, Any]:
-    """Return the data of the page: steps, the tokens that occur, and each prompt's answers, None where one is missing."""
+    """Return the data of the page: steps, tokens, and each prompt's answers or None."""
     known: dict[tuple[int, str], int] = {}
     drawn = []
     for text, answers in prompts.items():
@@ -205,7 +219,7 @@ def slider_data(
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #f42e01ea
 def first_and_last(data: Mapping[str, Any]) -> list[tuple[str, int, str, Mapping[str, float]]]:
-    """List prompt, step, text and scores of the first and the last answer to each prompt, for pages that run no scripts."""
+    """List the first and the last answer to each prompt, for pages that run no scripts."""
     rows = []
     for prompt in data["prompts"]:
         given = zip(data["steps"], prompt["answers"], strict=True)
@@ -217,7 +231,7 @@ def first_and_last(data: Mapping[str, Any]) -> list[tuple[str, int, str, Mapping
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #65745b55
 def slider_html(data: Mapping[str, Any], live: bool) -> str:
-    """Draw the slider: its data, the place where the script builds it and, if not `live`, the script itself."""
+    """Draw the slider: its data, its place and, if not `live`, its script."""
     packed = orjson.dumps(data, option=orjson.OPT_NON_STR_KEYS).decode().replace("<", "\\u003c")
     script = "" if live else widget_file("slider.js")
     return fill("policy_slider.html", "data", packed, first_and_last(data), script)
@@ -227,7 +241,7 @@ GivenPrompts = int | str | Mapping[str, Any] | Sequence[Any]
 
 
 def prompt_rows(env: Environment, prompts: GivenPrompts) -> list[dict[str, Any]]:
-    """Return rows with `prompt`, as the environment would ask it, and `answer` where there is one."""
+    """Return rows with `prompt`, as the environment would ask it, and `answer` if any."""
     if isinstance(prompts, int):
         return [dict(row) for row in env.get_eval_dataset(prompts)]
     given = [prompts] if isinstance(prompts, (str, Mapping)) else prompts
@@ -248,7 +262,7 @@ def prompt_rows(env: Environment, prompts: GivenPrompts) -> list[dict[str, Any]]
 async def play_rows(
     env: Environment, client: Any, rows: Sequence[Mapping[str, Any]], sampling_args: dict[str, Any]
 ) -> list[Rollout]:
-    """Roll out rows concurrently, each in a run of its own, so that its random numbers don't depend on the others."""
+    """Roll out rows concurrently, each in a run of its own with its own random numbers."""
     columns = [{name: [value] for name, value in {"answer": "", **row}.items()} for row in rows]
     runs = [env.make_run(each, client, client.model, sampling_args) for each in columns]
     await asyncio.gather(*(run.start() for run in runs))
@@ -256,7 +270,7 @@ async def play_rows(
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #c3068c1d
 def sampling_for(client: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sampling arguments that request tokens and, from a server, the likely alternatives to each.
+    """Return sampling arguments that request tokens and, from a server, alternatives.
 
     vLLM gives each token a random number of its own, and the embedded engine does so on request.
     """
@@ -291,10 +305,14 @@ def make_engine(trainer: Any, adapter: Path) -> Any:
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #84d0e9be
 def check_client(trainer: Any, adapter: Path, client: Any) -> Any:
-    """Return a client that can answer for a run; raises `TypeError` or `ValueError` for one that can't."""
+    """Return a client that can answer for a run.
+
+    Raises `TypeError` or `ValueError` for one that can't.
+    """
     if not hasattr(client, "push"):
         raise TypeError(
-            f"A {type(client).__name__} takes no adapter: give an EmbeddedEngine, a VLLMClient, or none."
+            f"A {type(client).__name__} takes no adapter: give an EmbeddedEngine, a VLLMClient, "
+            "or none."
         )
     if client is getattr(trainer, "client", None):
         raise ValueError("The run samples from this client itself: give another one, or none.")
@@ -303,9 +321,10 @@ def check_client(trainer: Any, adapter: Path, client: Any) -> Any:
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #5a699da3
 def push_step(client: Any, adapter: Path, model: Any = None) -> Any:
-    """Put the adapter of a step on a client; return the PEFT model to give for the next step, None for a server.
+    """Put the adapter of a step on a client.
 
-    `model`: what the call for an earlier step returned.
+    Return the PEFT model to give for the next step, None for a server. `model`: what the call for
+    an earlier step returned.
     """
     if not hasattr(client, "served"):
         client.push(adapter)
@@ -324,19 +343,21 @@ def push_step(client: Any, adapter: Path, model: Any = None) -> Any:
 
 # %% ../../nbs/widgets/11_policy_slider.ipynb #233191d8
 class PolicySlider(Panel):
-    """Show how the policy of each step of a run answers prompts, always with the same random numbers.
+    """Show how the policy of each step answers prompts, with the same random numbers.
 
-    `run`: a trainer or the folder of a run. `prompts`: texts, rows with question and answer, or a number of rows of the
-    evaluation set. `env` defines prompts and scores; a trainer has its own. `client`: the sampler, by default an
-    embedded engine on the base model; each step's adapter is pushed to it. The answers are generated in a thread and kept in
-    the run's folder; `wait` returns when all are there.
+    `run`: a trainer or the folder of a run. `prompts`: texts, rows with question and answer, or a
+    number of rows of the evaluation set. `env` defines prompts and scores; a trainer has its own.
+    `client`: the sampler, by default an embedded engine on the base model; each step's adapter is
+    pushed to it. The answers are generated in a thread and kept in the run's folder; `wait` returns
+    when all are there.
     """
 
     label = "Policy slider"
     css = widget_file("slider.css")
 
     def __init__(
-        self, run: Any, prompts: GivenPrompts = 4, env: Environment | None = None, client: Any = None, *,
+        self, run: Any, prompts: GivenPrompts = 4, env: Environment | None = None,
+        client: Any = None, *,
         max_tokens: int | None = None, temperature: float = 1.0, seed: int = 0,
     ) -> None:  # fmt: skip
         trainer = None if isinstance(run, (str, Path)) else run
@@ -378,7 +399,7 @@ class PolicySlider(Panel):
         return answers_file(self.folder, *about)
 
     def missing(self) -> tuple[int, list[int]] | None:
-        """Return the next step to answer at, and the numbers of the prompts that it has not answered; None if all are."""
+        """Return the next step and the prompts that it has not answered, None if all are."""
         for step in self.adapters:
             if left := [i for i, answers in enumerate(self.answers) if step not in answers]:
                 return step, left
@@ -424,7 +445,10 @@ class PolicySlider(Panel):
             raise TimeoutError("Some answers are still missing; they are being generated.")
 
     def freeze(self) -> Snapshot:
-        """Return the slider with all answers, which works without a kernel; waits for missing answers."""
+        """Return the slider with all answers, which works without a kernel.
+
+        Waits for missing answers.
+        """
         self.wait()
         return self.still()
 

@@ -49,9 +49,13 @@ EQUAL = 1e-9  # rewards that are closer than this are the same
 def group_view(
     rewards: np.ndarray, groups: np.ndarray, valid: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the advantage of each rollout, [N], whether it is among the best of its group, bool [N], and whether the rewards of each group differ, bool [G].
+    """Return the advantage of each rollout, [N], and what is best, and what differs.
 
-    `valid`: bool [N], False where a rollout failed. The advantage is 0.0 there, and in a group of equal rewards.
+    Best, bool [N]: the rollout is among the best of its group. Differs, bool [G]: the rewards of
+    the group are not all equal.
+
+    `valid`: bool [N], False where a rollout failed. The advantage is 0.0 there, and in a group of
+    equal rewards.
     """
     count = int(groups.max(initial=-1)) + 1
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
@@ -67,7 +71,7 @@ def group_view(
 def short_earners(
     rewards: np.ndarray, lengths: np.ndarray, steps: np.ndarray, valid: np.ndarray
 ) -> np.ndarray:
-    """Return the numbers of rollouts that are short or empty and earn more than the mean, the shortest first."""
+    """Return the short or empty rollouts that earn more than the mean, the shortest first."""
     if not valid.any():
         return np.array([], dtype=int)
     first = lengths[valid & (steps == steps[valid].min())]
@@ -80,8 +84,9 @@ def short_earners(
 class StoredScores:
     """Hold the scores of N stored rollouts.
 
-    `scores`: [N, F], of the F functions of a rubric; 0.0 for one that is no finite number. `rewards`: [N], as
-    stored. `steps`, `groups`: int [N]. `valid`: bool [N], False where a rollout failed or its reward is no finite number. `lengths`: characters of the completions, int [N].
+    `scores`: [N, F], of the F functions of a rubric; 0.0 for one that is no finite number.
+    `rewards`: [N], as stored. `steps`, `groups`: int [N]. `valid`: bool [N], False where a rollout
+    failed or its reward is no finite number. `lengths`: characters of the completions, int [N].
     """
 
     scores: np.ndarray
@@ -96,9 +101,10 @@ class StoredScores:
 class RewardEffects:
     """Hold what other rewards change: rewards and advantages by rollout, before and after.
 
-    `by_step`: the mean reward of each step, before and after. `best`: how many groups have another best answer. `flipped`:
-    numbers of the rollouts whose advantage changes its sign. `won`: groups whose rewards were equal and now differ;
-    `lost`: the reverse. `short`: numbers of the short rollouts that earn more than the mean.
+    `by_step`: the mean reward of each step, before and after. `best`: how many groups have another
+    best answer. `flipped`: numbers of the rollouts whose advantage changes its sign. `won`: groups
+    whose rewards were equal and now differ; `lost`: the reverse. `short`: numbers of the short
+    rollouts that earn more than the mean.
     """
 
     rewards: tuple[np.ndarray, np.ndarray]
@@ -142,7 +148,11 @@ StoredStep = tuple[int, list[Rollout], list[Mapping[str, str]], str]
 
 
 def read_steps(source: RolloutSource) -> Iterator[StoredStep]:
-    """Yield each complete step: its number, its rollouts in their groups, the digests of the functions that scored them, and the model's name."""
+    """Yield each complete step.
+
+    That is its number, its rollouts in their groups, the digests of the functions that scored them,
+    and the model's name.
+    """
     for step in source.steps() or [0]:
         path = source.path(step or None)
         if step and not has_all_rollouts(path or Path()):
@@ -157,7 +167,10 @@ def read_steps(source: RolloutSource) -> Iterator[StoredStep]:
 def call_on(
     rubric: Rubric, name: str, func: RewardFunc, rollouts: list[Rollout], errors: list[str]
 ) -> list[float]:
-    """Score rollouts by a function in place of the function `name` of a rubric; adds its errors to `errors`."""
+    """Score rollouts by a function in place of the function `name` of a rubric.
+
+    Adds its errors to `errors`.
+    """
     member = next(m for m in rubric.members if name in map(reward_name, m.reward_funcs))
     alone = copy.copy(member)
     alone.reward_funcs, alone.reward_weights = [func], [1.0]
@@ -170,12 +183,15 @@ def call_on(
 def read_scores(
     source: RolloutSource, rubric: Rubric, errors: dict[str, list[str]]
 ) -> StoredScores:
-    """Read the scores of all rollouts; functions that changed or have no stored scores are called, and add to `errors`."""
+    """Read the scores of all rollouts.
+
+    Functions that changed or have no stored scores are called, and add to `errors`.
+    """
     funcs = dict(zip(rubric.get_reward_func_names(), rubric.get_reward_funcs(), strict=True))
     if len(funcs) < len(rubric.get_reward_funcs()) or not funcs:
         raise ValueError(
-            "The bench needs one rubric whose reward functions have names of their own: rename those that "
-            "share a name, and give one environment of several."
+            "The bench needs one rubric whose reward functions have names of their own: rename "
+            "those that share a name, and give one environment of several."
         )
     rows: list[tuple[Any, ...]] = []
     groups: dict[tuple[int, int], int] = {}
@@ -260,11 +276,12 @@ def failed_note(errors: Sequence[str], tried: int) -> str:
 
 # %% ../../nbs/widgets/10_reward_bench.ipynb #900a7134
 class RewardBench(Panel):
-    """Weigh and replace the reward functions of a stored run, and see how its rewards and advantages change.
+    """Weigh and replace reward functions of a stored run, and see what changes.
 
-    `run`: a trainer, the folder of a run, a file of rollouts, or results. `env`: the environment with the rubric,
-    by default the trainer's. `weigh`, `replace`, `show` and `fork` do the same as the controls; `rubric()` returns the
-    changed rubric, `effects` has the figures. `tokenizer` decodes the tokens of a model that is not on this machine.
+    `run`: a trainer, the folder of a run, a file of rollouts, or results. `env`: the environment
+    with the rubric, by default the trainer's. `weigh`, `replace`, `show` and `fork` do the same as
+    the controls; `rubric()` returns the changed rubric, `effects` has the figures. `tokenizer`
+    decodes the tokens of a model that is not on this machine.
     """
 
     label = "Reward bench"
@@ -310,7 +327,10 @@ class RewardBench(Panel):
         return name
 
     def replace(self, name: str, func: RewardFunc) -> None:
-        """Replace a function by another, and call it on all stored rollouts; failures are counted and score 0.0."""
+        """Replace a function by another, and call it on all stored rollouts.
+
+        Failures are counted and score 0.0.
+        """
         values, errors, at = [], list[str](), [*self.weights].index(self.check(name))
         for _, rollouts, _, _ in read_steps(self.source):
             values += call_on(self.env.rubric, name, func, rollouts, errors)
@@ -337,13 +357,19 @@ class RewardBench(Panel):
         self.refresh()
 
     def fork(self, step: int) -> GRPOTrainer:
-        """Continue training from a checkpoint with the changed rubric, in the background; return the new trainer."""
+        """Continue training from a checkpoint with the changed rubric, in the background.
+
+        Return the new trainer.
+        """
         if self.trainer is None:
             raise ValueError("These rollouts are read from files: give the bench their trainer.")
         self.forked = self.trainer.fork(step, self.rubric())
         self.forked.start()
         where = self.forked.folder.name
-        self.notice = f"{where} trains on from step {step:,}: vf.TrainingDashboard(bench.forked) shows both runs."
+        self.notice = (
+            f"{where} trains on from step {step:,}: vf.TrainingDashboard(bench.forked) shows "
+            "both runs."
+        )
         self.refresh()
         return self.forked
 

@@ -105,14 +105,20 @@ def article_html(
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #8df6d80c
 @cache
 def find_decoder(model: str) -> Decode | None:
-    """Return the function that decodes a model's tokens; None if it has no name or is not on this machine."""
+    """Return the function that decodes a model's tokens.
+
+    None if it has no name or is not on this machine.
+    """
     # Any other name would be looked up on the hub.
     here = model in shipped_models() or (model and Path(model).expanduser().is_dir())
     return decoder(get_tokenizer(model)) if here else None
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #5fc64139
 def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:
-    """Write rows as a file of rollouts, but never over a file that they are read from; return its path."""
+    """Write rows as a file of rollouts, but never over a file that they are read from.
+
+    Return its path.
+    """
     written = Path(path).expanduser().resolve()
     read_from = {getattr(row.source, "path", None) for row in rows}
     if any(source and Path(source).resolve() == written for source in read_from):
@@ -134,11 +140,12 @@ def check_positions(env: Any, client: Any) -> None:
 class RolloutExplorer(Panel):
     """Run rollouts, stop and continue them, look through them, and branch off from any message.
 
-    `client`, `model`: by default the environment's own, else the shipped model in an embedded engine.
-    `results`: `GenerateOutputs`, a file of rollouts, the folder of an evaluation or of a training run, or its trainer.
-    `tokenizer` decodes the tokens of a model that is not on this machine. Each button has a method: `run`, `stop`,
-    `resume`, `select`, `show`, `compare`, `step_prompt`, `branch`, `show_step`, `export`, `freeze`. `dataset()` and
-    `outputs()` return the selected rollouts. `table` has all rollouts, `query` chooses which to list and `selected` has
+    `client`, `model`: by default the environment's own, else the shipped model in an embedded
+    engine. `results`: `GenerateOutputs`, a file of rollouts, the folder of an evaluation or of a
+    training run, or its trainer. `tokenizer` decodes the tokens of a model that is not on this
+    machine. Each button has a method: `run`, `stop`, `resume`, `select`, `show`, `compare`,
+    `step_prompt`, `branch`, `show_step`, `export`, `freeze`. `dataset()` and `outputs()` return the
+    selected rollouts. `table` has all rollouts, `query` chooses which to list and `selected` has
     their numbers; `at` is the one that is shown and `pinned` the one beside it.
     """
 
@@ -191,7 +198,7 @@ class RolloutExplorer(Panel):
         return path.stat().st_mtime_ns if path and path.exists() else None
 
     def _read_again(self) -> None:
-        """Read a file that has been written to since: a training run adds advantages, an evaluation rollouts."""
+        """Read a file that was written to since, as by training or an evaluation."""
         written = self._written() if self._stamp else None
         if written and written != self._stamp:
             self.table, self._stamp = self.source.table(self.step), written
@@ -218,7 +225,10 @@ class RolloutExplorer(Panel):
             self.live_run, self.interrupted = self.interrupted, None
 
     def follow(self) -> bool:
-        """Draw again if the file or the folder of a run has changed; return whether to keep polling."""
+        """Draw again if the file or the folder of a run has changed.
+
+        Return whether to keep polling.
+        """
         place = None if self.is_hidden or self.comm is None else self.source.place
         began = time.monotonic()
         if place and began > self._rest_until and (now := written(place)) != self._followed:
@@ -236,7 +246,7 @@ class RolloutExplorer(Panel):
         self.refresh()
 
     def select(self, **changes: Any) -> list[int]:
-        """Change the fields of the query (`text, regular, low, high, parts, values, only, sort, descending`); return what it finds."""
+        """Change fields of the query, and return what it finds."""
         query, known = replace(self.query, **changes), self.table.sorts
         if query.sort not in known:
             raise ValueError(f"sort is {query.sort!r}; it must be one of {', '.join(known)}.")
@@ -260,7 +270,10 @@ class RolloutExplorer(Panel):
         self.refresh()
 
     def step_prompt(self, by: int = 1) -> None:
-        """Move by some prompts to the best rollout of one; where prompts are listed, show the worst beside it."""
+        """Move by some prompts to the best rollout of one.
+
+        Where prompts are listed, show the worst beside it.
+        """
         groups = prompt_groups(self.table, self.selected, self.query)
         if not groups:
             return
@@ -291,14 +304,18 @@ class RolloutExplorer(Panel):
         return results_dataset(self.outputs())
 
     def export(self, path: str | Path) -> Path:
-        """Write the selection as a file of rollouts that `vf.load_results` and this widget open; return its path."""
+        """Write the selection as a file of rollouts that `vf.load_results` and this widget open.
+
+        Return its path.
+        """
         return write_rollouts(path, [self.table.rows[number] for number in self.selected])
 
     # Running and branching off
 
     def run(
         self, examples: int | Sequence[int] = 8, samples: int = 4, temperature: float = 1.0,
-        max_tokens: int | None = None, max_concurrent: int = 16, sampling_args: SamplingArgs | None = None,
+        max_tokens: int | None = None, max_concurrent: int = 16,
+        sampling_args: SamplingArgs | None = None,
     ) -> LiveRun:  # fmt: skip
         """Run rollouts in the background; call `wait()` on the returned run to wait for them.
 
@@ -311,9 +328,9 @@ class RolloutExplorer(Panel):
     def branch(
         self, message: int, text: str, samples: int = 1, sampling_args: SamplingArgs | None = None
     ) -> LiveRun:
-        """Change a message of the rollout that is shown and continue sampling from there; new rollouts join the table.
+        """Change a message of the rollout that is shown and continue sampling from there.
 
-        `message` counts those of prompt and completion from 0.
+        New rollouts join the table. `message` counts those of prompt and completion from 0.
         """
         env = self._free_env()
         if self.at is None:
@@ -389,7 +406,10 @@ class RolloutExplorer(Panel):
         return self.client
 
     def decode(self, record: Mapping[str, Any]) -> Any:
-        """Return the function that decodes a record's tokens; None if its tokenizer is not on this machine."""
+        """Return the function that decodes a record's tokens.
+
+        None if its tokenizer is not on this machine.
+        """
         if self.tokenizer is not None:
             return decoder(self.tokenizer)
         return find_decoder(str((record.get("run") or {}).get("model") or self.model or ""))
@@ -408,7 +428,10 @@ class RolloutExplorer(Panel):
         )
 
     def bound_score(self, name: str, **typed: str) -> None:
-        """Set the bounds `low` and `high` of the reward or of a part of it from typed text; "" means no bound."""
+        """Set the bounds `low` and `high` of the reward or of a part of it from typed text.
+
+        "" means no bound.
+        """
         free = {"low": -math.inf, "high": math.inf}
         given = free | dict(zip(free, self.query.bounds.get(name, ()), strict=False))
         given |= {end: float(text) if text.strip() else free[end] for end, text in typed.items()}
@@ -446,7 +469,7 @@ class RolloutExplorer(Panel):
     # Drawing
 
     def drawing(self, live: bool) -> str:
-        """Draw the settings, the list, and the rollout that is shown or the two that are compared."""
+        """Draw the settings, the list, and the rollout or the two that are compared."""
         run, rows = "", self.table.rows
         if self.env is not None:
             preparing = "loading the model" if self.client is None else ""

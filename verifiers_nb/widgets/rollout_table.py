@@ -65,7 +65,7 @@ RUN_SETTINGS: dict[str, tuple[str, str, str, Callable[[str], Any]]] = {
 
 
 def run_html(settings: dict[str, str], run: LiveRun | None, live: bool, preparing: str = "") -> str:
-    """Draw the settings of a run, the buttons that start and stop it, and its progress: rollouts done, their rate, and the time left."""
+    """Draw the settings of a run, its buttons, and its progress, rate and time left."""
     rate = run.done / run.seconds if run and run.seconds else 0.0
     left = duration_text(len(run.left) / rate) if run and run.running and rate else ""
     progress = run, rate, left, preparing
@@ -86,12 +86,14 @@ def query_words(query: Query) -> str:
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #77d88c0a
 def query_html(
-    query: Query, by_prompt: bool, counts: Mapping[str, int], live: bool, parts: Sequence[str] = (), score: str = "reward",
-    columns: Mapping[str, Column] | None = None, texts: Mapping[str, Mapping[str, int]] | None = None,
+    query: Query, by_prompt: bool, counts: Mapping[str, int], live: bool,
+    parts: Sequence[str] = (), score: str = "reward", columns: Mapping[str, Column] | None = None,
+    texts: Mapping[str, Mapping[str, int]] | None = None,
 ) -> str:  # fmt: skip
-    """Draw the search, the bounds, the filter and the order; a static drawing describes them in words.
+    """Draw the search, the bounds, the filter and the order.
 
-    `columns` by the name that sorts by them. `texts`: how often each of these columns has each text.
+    A static drawing describes them in words. `columns` by the name that sorts by them. `texts`: how
+    often each of these columns has each text.
     """
     if not live:
         return query_words(query)
@@ -144,7 +146,7 @@ ROWS = ("10", "25", "50", "100", "200")
 
 
 def listing_html(kind: str, listed: str, page: int, count: int, live: bool, size: int) -> str:
-    """Draw a list above its pages and, in a live drawing, boxes for the page size and for a number to go to."""
+    """Draw a list above its pages and, if live, boxes for the page size and for a number."""
     return fill("rollout_table.html", "listing", kind, listed, page, count, live, size, ROWS)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #8181cabc
@@ -159,7 +161,8 @@ def ending_line(rows: RolloutTable, number: int, pattern: Any = None, most: int 
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #1574bddb
 def rows_html(
-    rows: RolloutTable, numbers: Sequence[int], page: int, at: int | None, pinned: int | None, live: bool,
+    rows: RolloutTable, numbers: Sequence[int], page: int, at: int | None, pinned: int | None,
+    live: bool,
     size: int = PAGE_ROWS, pattern: Any = None, score: str = "reward",
 ) -> str:  # fmt: skip
     """Draw a page of `size` rollouts; `score`: "reward", or the name of a part of it."""

@@ -77,10 +77,11 @@ SORTS = ("order", "reward")  # beside the columns and the parts of the reward
 
 @dataclass(slots=True)
 class Row:
-    """Hold the numbers by which a list sorts and filters a rollout; `record` reads the whole of it from `source[at]`.
+    """Hold the numbers by which a list sorts and filters a rollout.
 
-    `prompt`: rows of one number answer the same prompt. `scores`: the parts of the reward. `columns`: the
-    values of `inference.columns`. `parent`: the row that this one branched off.
+    `record` reads the whole of it from `source[at]`. `prompt`: rows of one number answer the same
+    prompt. `scores`: the parts of the reward. `columns`: the values of `inference.columns`.
+    `parent`: the row that this one branched off.
     """
 
     source: Sequence[Record] = field(repr=False)
@@ -148,8 +149,9 @@ class Query:
     """Choose rollouts and their order.
 
     `text` is searched for in prompt, answer and completion, ignoring case, or with `regular` as a
-    regular expression. `low` and `high` bound the reward, `parts` bounds parts of the reward and columns of numbers, and `values` has the
-    text that a column must have. `sort`: "order", "reward", a column such as "tokens", or a part of the reward.
+    regular expression. `low` and `high` bound the reward, `parts` bounds parts of the reward and
+    columns of numbers, and `values` has the text that a column must have. `sort`: "order",
+    "reward", a column such as "tokens", or a part of the reward.
     """
 
     text: str = ""
@@ -175,16 +177,19 @@ class Query:
 
     @property
     def pattern(self) -> regex.Pattern[str] | None:
-        """The compiled search: plain text in upper or lower case, or a regular expression. None for no text."""
+        """The compiled search: plain text in upper or lower case, or a regular expression.
+
+        None for no text.
+        """
         if self.regular and self.text:
             return compile_pattern(self.text)
         plain = regex.escape(self.text)
         return regex.compile(plain, regex.IGNORECASE | regex.FULLCASE) if plain else None
 
     def fits(self, row: Row, read: Callable[[Row, str], Any] = Row.score) -> bool:
-        """Return whether a row is of the chosen kind and within the bounds; NaN is outside any bounds.
+        """Return whether a row is of the chosen kind and within the bounds.
 
-        `read(row, name)` returns a score or the value of a column.
+        NaN is outside any bounds. `read(row, name)` returns a score or the value of a column.
         """
         if self.only != "all" and not getattr(row, self.only):
             return False
@@ -233,7 +238,7 @@ def record_text(record: Record) -> str:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #ee3e09fa
 def reward_notes(record: Record, kind: str = "reward_errors") -> Mapping[str, str]:
-    """Return the errors of the reward functions that failed on a rollout, or their "reward_traces"."""
+    """Return the errors of reward functions on a rollout, or their "reward_traces"."""
     state = record.get("state")
     notes = state.get(kind) if isinstance(state, Mapping) else None
     return notes if isinstance(notes, Mapping) else {}
@@ -244,7 +249,10 @@ MATCHING_SECONDS = 4.0  # for all rollouts together
 
 @dataclass(slots=True)
 class Search:
-    """Find a pattern in rollouts, by number; `unsearched` counts rollouts that the time limit left out."""
+    """Find a pattern in rollouts, by number.
+
+    `unsearched` counts rollouts that the time limit left out.
+    """
 
     pattern: regex.Pattern[str] | None = None
     found: dict[int, bool] = field(default_factory=dict)
@@ -336,8 +344,8 @@ class RolloutTable:
     def add(self, source: Sequence[Record], at: int, known: Record, state: Record) -> Row:
         """Add the rollout that is `source[at]`.
 
-        `known`: its `prompt, answer, task, reward, metrics, error, state`, so that it need not be read; `state`:
-        where its responses or turns are.
+        `known`: its `prompt, answer, task, reward, metrics, error, state`, so that it need not be
+        read; `state`: where its responses or turns are.
         """
         asked = [known.get(name) for name in ("prompt", "answer", "task")]
         identity = hash(json.dumps(asked, default=str))  # shorter than the text
@@ -355,7 +363,7 @@ class RolloutTable:
         return self.rows[-1]
 
     def text(self, number: int) -> str:
-        """Return the searchable text of a row: read on first use, and cached while there is room."""
+        """Return the searchable text of a row, cached while there is room."""
         row = self.rows[number]
         text = row.text or record_text(row.record)
         if row.text is None and (size := sys.getsizeof(text)) <= self.room:
@@ -375,7 +383,10 @@ class RolloutTable:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #1574bddb
 class Group(NamedTuple):
-    """Hold the rows that answer one prompt, the best first; `mean`: of the reward, or of the part that is sorted by."""
+    """Hold the rows that answer one prompt, the best first.
+
+    `mean`: of the reward, or of the part that is sorted by.
+    """
 
     prompt: int
     numbers: list[int]
@@ -383,7 +394,10 @@ class Group(NamedTuple):
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #ab058db9
 def prompt_groups(table: RolloutTable, numbers: Iterable[int], query: Query) -> list[Group]:
-    """Group chosen rows by prompt; where the query sorts by reward or a part, order the groups by its mean."""
+    """Group chosen rows by prompt.
+
+    Where the query sorts by reward or a part, order the groups by its mean.
+    """
     by = "reward" if query.sort in ("order", *table.columns) else query.sort
     read = table.reader()
     members = defaultdict[int, dict[int, float]](dict)  # the scores of each prompt's rows
@@ -399,9 +413,10 @@ def prompt_groups(table: RolloutTable, numbers: Iterable[int], query: Query) -> 
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #e05a974e
 def advantage_of(table: RolloutTable, number: int) -> float | None:
-    """Return the advantage that training used; without one, the reward minus the mean of the prompt's rollouts.
+    """Return the advantage that training used.
 
-    `None` where there is nothing to compare with.
+    Without one, the reward minus the mean of the prompt's rollouts. `None` where there is nothing
+    to compare with.
     """
     row = table.rows[number]
     if (used := row.record.get("advantage")) is not None:
@@ -451,7 +466,7 @@ def has_all_rollouts(file: Path) -> bool:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #52db1d57
 def written(place: Path) -> list[int]:
-    """Return when a file, or a run's metrics, its folders and its latest rollouts, were last written."""
+    """Return when a file, or a run's metrics, folders and latest rollouts, were written."""
     if place.is_file():
         return [place.stat().st_mtime_ns]
     latest = [*step_files(place).values()][-1:]
@@ -485,15 +500,18 @@ def start_following(panel: Any, pause: float = PAUSE) -> threading.Thread:
 class RolloutSource:
     """Read tables of finished rollouts.
 
-    `results`: results of an evaluation, the path of its folder or of a file of rollouts, the output folder of a
-    training run or its trainer, or None for an empty table.
+    `results`: results of an evaluation, the path of its folder or of a file of rollouts, the output
+    folder of a training run or its trainer, or None for an empty table.
     """
 
     results: Any = None
 
     @cached_property
     def place(self) -> Path | None:
-        """The file of rollouts or the folder of a run, whole because a reward may change the working folder; None for results in memory."""
+        """The file of rollouts or folder of a run, None for results in memory.
+
+        It is absolute, because a reward may change the working folder.
+        """
         given = getattr(getattr(self.results, "args", None), "output_dir", self.results)
         return Path(given).expanduser().absolute() if isinstance(given, (str, Path)) else None
 
@@ -507,7 +525,10 @@ class RolloutSource:
         return [*step_files(self.folder)] if self.folder else []
 
     def path(self, step: int | None = None) -> Path | None:
-        """Return the file of a table: of a training run that of a step, by default the last; None for results in memory."""
+        """Return the file of a table: of a training run that of a step, by default the last.
+
+        None for results in memory.
+        """
         if self.folder is None:
             return self.place
         if not (files := step_files(self.folder)):
@@ -547,7 +568,7 @@ def read_examples(text: str) -> int | list[int]:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #4f4ea719
 def choose_inputs(env: Environment, examples: int | Sequence[int], samples: int) -> RolloutRows:
-    """Return the rollouts of a run: each example of the evaluation set `samples` times, one after the other."""
+    """Return the rollouts of a run: `samples` of each example, one after the other."""
     numbers = [] if isinstance(examples, int) else list(examples)
     if samples < 1 or examples in (0, []) or min(numbers, default=0) < 0:
         raise ValueError(f"Give at least one example and one sample, not {examples} and {samples}.")
@@ -560,9 +581,9 @@ def choose_inputs(env: Environment, examples: int | Sequence[int], samples: int)
 class LiveRun:
     """Run rollouts in the background loop; `start`, `stop`, and `start` again to continue.
 
-    `on_finish(record, state)` is called there for each finished rollout, `on_change()` when the run begins
-    or ends. `done` of `count` have finished, with `tokens` sampled in `seconds` of running; `error` is what ended a run early. `make_client`
-    is called in a thread, because it may be slow.
+    `on_finish(record, state)` is called there for each finished rollout, `on_change()` when the run
+    begins or ends. `done` of `count` have finished, with `tokens` sampled in `seconds` of running;
+    `error` is what ended a run early. `make_client` is called in a thread, because it may be slow.
     """
 
     env: Environment
@@ -683,7 +704,7 @@ class WriteOn:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #b25f0608
 def branch_env(env: Environment, begun: Messages) -> Environment:
-    """Return a copy of the environment whose rollouts continue `begun`, the start of their completion."""
+    """Return a copy of the environment whose rollouts continue `begun`."""
     branch: Any = copy.copy(env)
     last: Any = begun[-1] if begun and not isinstance(begun, str) else {}
     own = last.get("role") == "assistant" and not last.get("tool_calls")
@@ -700,10 +721,11 @@ def branch_env(env: Environment, begun: Messages) -> Environment:
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #ec4815a8
 def split_at(record: Mapping[str, Any], message: int, text: str) -> tuple[Messages, Messages]:
-    """Return the prompt of a branch and the start of its completion: the messages up to one whose text is changed.
+    """Return the prompt of a branch and the start of its completion.
 
-    `message` counts the messages of prompt and completion; where these are texts, they are messages 0 and 1.
-    An answer that calls tools keeps their results; an answer in the prompt begins the completion.
+    `message` counts the messages of prompt and completion; where these are texts, they are messages
+    0 and 1. An answer that calls tools keeps their results; an answer in the prompt begins the
+    completion.
     """
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str):

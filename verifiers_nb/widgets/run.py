@@ -61,7 +61,7 @@ def smooth(points: Sequence[Point], strength: float) -> list[Point]:
 
 # %% ../../nbs/widgets/08_run.ipynb #b1d57811
 def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """Keep at most about `most` points: the lowest and the highest of each stretch, and both ends."""
+    """Keep about `most` points: the lowest and the highest of each stretch, and both ends."""
     if len(points) <= most:
         return list(points)
     size = len(points) / (most // 2)
@@ -107,7 +107,10 @@ def value_range(values: Sequence[float], whole: bool = False) -> tuple[float, fl
 # %% ../../nbs/widgets/08_run.ipynb #9e6a55b6
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Hold the values of a metric by step; `dots`: whether they are drawn as dots, without a line; `hue`: one of six colours."""
+    """Hold the values of a metric by step; `dots`: whether they are drawn as dots, without a line.
+
+    `hue`: one of six colours.
+    """
 
     name: str
     points: Sequence[Point]
@@ -117,7 +120,11 @@ class Curve:
 # %% ../../nbs/widgets/08_run.ipynb #55fe9ed7
 @dataclass(frozen=True, slots=True)
 class CurveLook:
-    """Hold how curves are drawn: `smoothing` in [0, 1), a `log` axis, the `whole` range with outliers, most detail in the steps of `zoom`."""
+    """Hold how curves are drawn.
+
+    `smoothing` is in [0, 1), `log` the axis, `whole` the range with outliers, `zoom` the steps with
+    most detail.
+    """
 
     smoothing: float = 0.6
     log: bool = False
@@ -129,7 +136,7 @@ LINES = 600  # steps drawn in a chart: about two per pixel
 
 
 def drawn_steps(curves: Sequence[Curve], zoom: tuple[float, float]) -> set[int]:
-    """Choose about `LINES` steps to draw in the zoomed range of a chart, and a quarter of that on either side.
+    """Choose about `LINES` steps to draw in the zoomed range, a quarter of that beside it.
 
     Curves with more points than `LINES` share these steps.
     """
@@ -152,14 +159,18 @@ def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[dict[s
     for added, points, opacity in lines:
         kept = [(at, float(f"{v:.5g}")) for at, v in points if is_dots or at in steps]
         x, y = zip(*kept, strict=True)
-        made.append({"type": "scatter", "mode": "markers" if is_dots else "lines", "x": x, "y": y, "name": name + added,
+        made.append({"type": "scatter", "mode": "markers" if is_dots else "lines", "x": x, "y": y,
+        "name": name + added,
                      "legendgroup": name, "opacity": opacity, "meta": curve.hue % 6})  # fmt: skip
     return made
 
 # %% ../../nbs/widgets/08_run.ipynb #238acbce
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Hold the drawing of a metric; `low` and `high`: the range of the axis, on a `log` axis as exponents of ten."""
+    """Hold the drawing of a metric.
+
+    `low` and `high`: the range of the axis, on a `log` axis as exponents of ten.
+    """
 
     title: str
     note: str
@@ -171,7 +182,10 @@ class Chart:
 
 # %% ../../nbs/widgets/08_run.ipynb #29004797
 def make_chart(title: str, note: str, curves: Sequence[Curve], look: CurveLook) -> Chart | None:
-    """Return a chart of curves with its range; a log axis leaves out values that aren't above 0; None if no value is left."""
+    """Return a chart of curves with its range; a log axis leaves out values that aren't above 0.
+
+    None if no value is left.
+    """
     least = 0.0 if look.log else -math.inf
     curves = [replace(c, points=[p for p in c.points if p[1] > least]) for c in curves]
     curves = [curve for curve in curves if curve.points]
@@ -193,7 +207,10 @@ ToPercent = Callable[[float, float], tuple[float, float]]
 
 
 def trace_path(trace: Mapping[str, Any], place: ToPercent, most: int = 240) -> str:
-    """Draw a trace as a line or as dots, with about `most` points; `place` gives percent from the upper left."""
+    """Draw a trace as a line or as dots, with about `most` points.
+
+    `place` gives percent from the upper left.
+    """
     points = thin([*zip(trace["x"], trace["y"], strict=True)], most)
     places, is_dots = [place(*point) for point in points], trace["mode"] == "markers"
     drawn = ("h0M" if is_dots else "L").join(f"{x:.2f} {y:.1f}" for x, y in places)
@@ -358,7 +375,7 @@ def evaluation_name(name: str) -> str:
 
 # %% ../../nbs/widgets/08_run.ipynb #bba542ed
 def metric_names(runs: Mapping[str, RunHistory]) -> list[str]:
-    """List the metrics that runs have logged: reward and its parts, what has a note, and the rest."""
+    """List the metrics of runs: reward and its parts, what has a note, and the rest."""
     names = dict.fromkeys(name for run in runs.values() for name in run.columns)
     left_out = {"step", "time", "epoch", *map(evaluation_name, names)}
     rest = [name for name in names if name not in left_out]
@@ -391,7 +408,10 @@ RECENT = 10  # lines
 
 
 def recent_mean(history: RunHistory, name: str) -> float:
-    """Average the last ten values of a metric, once there are three; before that it is `nan`, which no limit exceeds."""
+    """Average the last ten values of a metric, once there are three.
+
+    Before that it is `nan`, which no limit exceeds.
+    """
     values = [value for _, value in history.points(name)[-RECENT:]]
     return fmean(values) if len(values) >= 3 else math.nan
 
@@ -422,7 +442,7 @@ def collapse_warning(history: RunHistory) -> list[str]:
 
 # %% ../../nbs/widgets/08_run.ipynb #a344d0e5
 def differs_when_fresh(history: RunHistory) -> bool:
-    """Return whether sampler and trainer differ for rollouts of the present policy, or of unknown age."""
+    """Return whether sampler and trainer differ for rollouts of present or unknown age."""
     gaps = [
         gap
         for line in history.lines
@@ -455,7 +475,10 @@ def function_warnings(history: RunHistory, errors: Mapping[str, str]) -> list[st
 def run_warnings(
     history: RunHistory, errors: Mapping[str, str] = MappingProxyType({})
 ) -> list[str]:
-    """Return warnings about the latest steps of a run, in words; `errors` of reward functions by name."""
+    """Return warnings about the latest steps of a run, in words.
+
+    `errors` of reward functions by name.
+    """
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, entropy = (recent_mean(history, name) for name in names)
     first = [value for _, value in history.points("entropy")]
@@ -499,10 +522,11 @@ def value_histogram(values: Sequence[float], label: str) -> str:
 # %% ../../nbs/widgets/08_run.ipynb #89c94980
 @dataclass(frozen=True, slots=True)
 class StepCompletions:
-    """Hold the best rollouts of a step, best first, and the worst, worst first; the rollouts of each half have different prompts.
+    """Hold the best rollouts of a step, best first, and the worst, worst first.
 
-    `count` and `scores` are those of all rollouts, or of all that answer one prompt; `scores` has the reward and its parts.
-    `errors`: the first error of each reward function that failed.
+    The rollouts of each half have different prompts. `count` and `scores` are those of all
+    rollouts, or of all that answer one prompt; `scores` has the reward and its parts. `errors`: the
+    first error of each reward function that failed.
     """
 
     step: int
@@ -563,7 +587,7 @@ def read_visit(step: int, file: Path, asked: bytes) -> StepCompletions | None:
 # %% ../../nbs/widgets/08_run.ipynb #340c8634
 @dataclass
 class PromptPath:
-    """Follow a prompt; `seen`: its visit in each step that was read, or None if the step doesn't have it."""
+    """Follow a prompt: `seen` has its visit in each step, or None."""
 
     prompt: Messages
     seen: dict[int, StepCompletions | None] = field(default_factory=dict)

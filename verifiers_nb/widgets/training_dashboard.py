@@ -73,13 +73,15 @@ if TYPE_CHECKING:
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #c1dfd96e
 @dataclass
 class DashboardState:
-    """Hold everything that a drawing of a run needs; `state` is None for a run that is only read from its files.
+    """Hold everything that a drawing of a run needs.
 
-    `wish`: the last request to the run, as in `RunControl`. `settings` are in force; `pending` apply from the next
-    step on; `drafts` are typed and not applied. `runs`: all runs in the curves by name, the shown one first. `charts`
-    show the metrics `names`, or the usual ones. `steps` are complete; `coming` is a later step and its number of
-    rollouts so far. `scores`: evaluations of checkpoints. `working`: the action in progress beside the run. `notice`: the error of the last
-    press. `is_late`: whether the kernel takes presses only between cells. `is_plotted`: whether plotly draws the curves.
+    `state` is None for a run that is only read from its files. `wish`: the last request to the run,
+    as in `RunControl`. `settings` are in force; `pending` apply from the next step on; `drafts` are
+    typed and not applied. `runs`: all runs in the curves by name, the shown one first. `charts`
+    show the metrics `names`, or the usual ones. `steps` are complete; `coming` is a later step and
+    its number of rollouts so far. `scores`: evaluations of checkpoints. `working`: the action in
+    progress beside the run. `notice`: the error of the last press. `is_late`: whether the kernel
+    takes presses only between cells. `is_plotted`: whether plotly draws the curves.
     """
 
     runs: Mapping[str, RunHistory]
@@ -166,7 +168,8 @@ def split_html(history: RunHistory) -> str:
 def curves_html(view: DashboardState, live: bool) -> str:
     """Draw all curves and the controls that change them; in a live widget plotly draws them again.
 
-    Metrics are chosen by buttons, grouped by the first part of the name; those in the curves are pressed.
+    Metrics are chosen by buttons, grouped by the first part of the name; those in the curves are
+    pressed.
     """
     charts = [] if view.is_plotted else [chart_html(chart) for chart in view.charts]
     groups: dict[str, list[str]] = {}
@@ -245,7 +248,10 @@ def completions_html(view: DashboardState, live: bool) -> str:
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #4d134bc0
 def evaluations(view: DashboardState) -> dict[int, dict[str, float]]:
-    """Return the evaluations of each step; later ones replace earlier ones, and those requested here come last."""
+    """Return the evaluations of each step.
+
+    Later ones replace earlier ones, and those requested here come last.
+    """
     found: dict[int, dict[str, float]] = {}
     for name in view.history.names("eval_"):
         for step, value in view.history.points(name):
@@ -271,7 +277,10 @@ def dashboard_html(view: DashboardState, live: bool = False) -> str:
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #b26d1f09
 def run_names(folders: Sequence[Path]) -> list[str]:
-    """Return names for runs: their folders relative to the common parent; a single run has no name."""
+    """Return names for runs: their folders relative to the common parent.
+
+    A single run has no name.
+    """
     if len(folders) == 1:
         return [""]
     whole = [folder.resolve() for folder in folders]
@@ -281,7 +290,10 @@ def run_names(folders: Sequence[Path]) -> list[str]:
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #7f625168
 def run_folder(run: GRPOTrainer | str | Path) -> Path:
-    """Return the folder of a trainer or of a run; raises `FileNotFoundError` for a folder without a run."""
+    """Return the folder of a trainer or of a run.
+
+    Raises `FileNotFoundError` for a folder without a run.
+    """
     if not isinstance(run, (str, Path)):
         if not hasattr(run, "folder"):
             raise TypeError(f"Give a GRPOTrainer or the folder of a run, not {run!r:.60}.")
@@ -310,7 +322,7 @@ def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
 
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #e2e7998c
 def changed_look(look: CurveLook, data: Mapping[str, str]) -> CurveLook:
-    """Return how curves are drawn after a press: other smoothing (`value`), an axis toggled (`which`), or other steps."""
+    """Return how curves are drawn after a press: smoothing, an axis toggled, or steps."""
     if "value" in data:
         return replace(look, smoothing=min(max(float(data["value"]), 0.0), 0.98))
     if "which" in data:
@@ -331,9 +343,9 @@ def rollouts_so_far(file: Path) -> int:
 class TrainingDashboard(Panel):
     """Watch and steer a training run, or look at one that has ended or that another process writes.
 
-    `trainer`: a `GRPOTrainer`, the folder of a run, or a list of them: their curves are drawn together, everything
-    else shows the first. A fork is drawn with the run that it left. Raises `FileNotFoundError` for a folder without a run. `smoothing` in [0, 1) is that
-    of the curves.
+    `trainer`: a `GRPOTrainer`, the folder of a run, or a list of them: their curves are drawn
+    together, everything else shows the first. A fork is drawn with the run that it left. Raises
+    `FileNotFoundError` for a folder without a run. `smoothing` in [0, 1) is that of the curves.
     """
 
     label = "Training dashboard"
@@ -458,7 +470,10 @@ class TrainingDashboard(Panel):
         self.run.names = [name for name in metric_names(self.run.runs) if name in chosen]
 
     def follow_prompt(self, at: int = -1) -> None:
-        """Show the prompt of a completion over the steps, counted from the best through the worst; -1 ends that."""
+        """Show the prompt of a completion over the steps, counted from the best through the worst.
+
+        -1 ends that.
+        """
         seen = self.run.completions
         self.run.path = None
         if seen is not None and at >= 0:

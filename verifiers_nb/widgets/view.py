@@ -166,7 +166,7 @@ class Panel(ipywidgets.VBox):
         """Draw the state as HTML, with what can be pressed if it is `live`."""
 
     def plot(self) -> dict[str, Any]:
-        """Return plotly's description of the curves in the drawing, if it has an element `data-plot`."""
+        """Return plotly's description of the curves in an element `data-plot`, if there is one."""
         return {}
 
     def act(self, name: str, data: Mapping[str, str]) -> None:
@@ -218,7 +218,7 @@ class Panel(ipywidgets.VBox):
             timer.start()
 
     def keep(self) -> None:
-        """Update the picture that is saved with the notebook, if the widget was drawn since the last update."""
+        """Update the picture that is saved with the notebook, if the widget was drawn since."""
         with self.lock:
             if not (self._is_due and self._is_shown and self.comm is not None):
                 return
@@ -233,7 +233,10 @@ class Panel(ipywidgets.VBox):
         return Snapshot(self.drawing(False), self.label, self.css)
 
     def freeze(self) -> Snapshot:
-        """Return what a saved notebook shows without a kernel; override it to finish pending work first."""
+        """Return what a saved notebook shows without a kernel.
+
+        Override it to finish pending work first.
+        """
         return self.still()
 
     def freeze_in_place(self) -> None:
