@@ -55,12 +55,12 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/bridges/03_ship.ipynb #65157dce
 def dataset_rows(dataset: Any) -> list[dict[str, Any]]:
-    """Return the rows of a dataset with the keys that a rollout starts from: `prompt, answer, task, info`."""
+    """Return the rows of a dataset with the keys that a rollout starts from."""
     return list(map(start_row, repeated_rows(dataset)))
 
 # %% ../../nbs/bridges/03_ship.ipynb #1ef2d476
 def own_rows(env: Environment) -> list[dict[str, Any]]:
-    """Return the rows of an environment's training set, or of its evaluation set if it has only that."""
+    """Return the rows of an environment's training set, or else of its evaluation set."""
     return dataset_rows(env.get_eval_dataset() if env.dataset is None else env.get_dataset())
 
 # %% ../../nbs/bridges/03_ship.ipynb #2d15bc19
@@ -71,7 +71,7 @@ async def play_row(
     row: Mapping[str, Any],
     sampling_args: Mapping[str, Any] | None = None,
 ) -> Rollout:
-    """Return the rollout of one row, played by the environment's own loop and scored by its rubric."""
+    """Return the rollout of one row, played and scored by the environment itself."""
     rollout = Rollout(**row)
     rollout.completion, rollout.state = await env.rollout(
         client, model, **row, sampling_args=dict(sampling_args or {})
@@ -90,7 +90,10 @@ def as_reply(content: Any, calls: Sequence[Any], finish_reason: str | None) -> R
 
 # %% ../../nbs/bridges/03_ship.ipynb #40a40702
 def pickled(env: Environment) -> bytes:
-    """Return an environment as a pickle; raises `ValueError` with the attribute that can't be pickled."""
+    """Return an environment as a pickle.
+
+    Raises `ValueError` with the attribute that can't be pickled.
+    """
     import dill  # a dependency of datasets
 
     values = {name: value for name, value in vars(env).items() if name != "rubric"}
@@ -100,14 +103,18 @@ def pickled(env: Environment) -> bytes:
             dill.dumps(value, recurse=True)
         except Exception as error:
             raise ValueError(
-                f"The environment can't be shipped: its attribute {name}, a {type(value).__name__}, "
-                f"can't be pickled ({error}). Create it when it is first needed."
+                f"The environment can't be shipped: its attribute {name}, a "
+                f"{type(value).__name__}, can't be pickled ({error}). Create it when it is first "
+                "needed."
             ) from error
     return bytes(dill.dumps(env, recurse=True))
 
 # %% ../../nbs/bridges/03_ship.ipynb #a88b095b
 def source_of(env: str | Environment, package: Path) -> str:
-    """Return the code that defines `make`, which makes the environment; its files go to `package`."""
+    """Return the code that defines `make`, which makes the environment.
+
+    Its files go to `package`.
+    """
     if isinstance(env, Environment):
         (package / "environment.pkl").write_bytes(pickled(env))
         return (
@@ -165,7 +172,8 @@ def check_target(env: Environment, to: str, maker: Any = None) -> None:
         raise ValueError(f"This environment uses text completions, and {to} supports only chats.")
     if env.rubric.scores_groups:
         raise ValueError(
-            f"This environment scores all rollouts of a prompt together, and {to} scores each alone."
+            f"This environment scores all rollouts of a prompt together, and {to} scores each "
+            "alone."
         )
 
 # %% ../../nbs/bridges/03_ship.ipynb #21a7c81c
@@ -191,7 +199,8 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
     packed = json.dumps(arguments)
     if json.dumps(without_secrets(arguments)) != packed:
         raise ValueError(
-            "The package would show a key that is among the arguments. Have the environment read it from a variable."
+            "The package would show a key that is among the arguments. Have the environment "
+            "read it from a variable."
         )
     made = load_environment(env, **arguments) if isinstance(env, str) else env
     own_name = env.strip().replace("-", "_") if isinstance(env, str) else ""
@@ -220,7 +229,10 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
 
 # %% ../../nbs/bridges/03_ship.ipynb #402345da
 def prime_schedule(args: GRPOConfig) -> dict[str, Any]:
-    """Return a run's schedule in prime-rl's terms; raises `ValueError` if it has no such schedule."""
+    """Return a run's schedule in prime-rl's terms.
+
+    Raises `ValueError` if it has no such schedule.
+    """
     if args.max_steps < 1:
         raise ValueError("prime-rl counts in steps, not in epochs: set max_steps.")
     warmup = args.get_warmup_steps(args.max_steps)
@@ -238,7 +250,10 @@ def prime_schedule(args: GRPOConfig) -> dict[str, Any]:
 
 # %% ../../nbs/bridges/03_ship.ipynb #51eb07dc
 def prime_modules(peft_config: LoraConfig | None) -> list[str] | None:
-    """Return the layers of an adapter in prime-rl's terms; None for its default, all linear layers."""
+    """Return the layers of an adapter in prime-rl's terms.
+
+    None for its default, all linear layers.
+    """
     modules = None if peft_config is None else peft_config.target_modules
     if isinstance(modules, str):
         return None if modules == "all-linear" else [modules]
@@ -255,10 +270,10 @@ def without_counterpart(args: GRPOConfig, known: Collection[str]) -> list[str]:
 def prime_config(
     folder: str | Path, model: str, args: GRPOConfig, peft_config: LoraConfig | None = None
 ) -> Path:
-    """Write a run's settings into the `rl.toml` of an environment shipped to prime; return the file.
+    """Write a run's settings into the `rl.toml` of an environment shipped to prime.
 
-    `model`: the name or the folder of the base model. Settings without a counterpart in prime-rl become
-    comments.
+    Return the file. `model`: the name or the folder of the base model. Settings without a
+    counterpart in prime-rl become comments.
     """
     file = Path(folder).expanduser() / "rl.toml"
     if not file.exists():
@@ -297,7 +312,10 @@ def stored_rows(path: str | Path) -> list[list[tuple[int, dict[str, Any]]]]:
 
 # %% ../../nbs/bridges/03_ship.ipynb #6573b59c
 def next_answer(record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return a stored rollout's next message in a conversation; raises `LookupError` if it has none."""
+    """Return a stored rollout's next message in a conversation.
+
+    Raises `LookupError` if it has none.
+    """
     answers = [m for m in record["completion"] if m["role"] == "assistant"]
     before = sum(m["role"] == "assistant" for m in record["prompt"])
     turn = sum(m["role"] == "assistant" for m in messages) - before
@@ -309,7 +327,10 @@ def next_answer(record: Mapping[str, Any], messages: Sequence[Mapping[str, Any]]
 def completion_of(
     message: Mapping[str, Any], model: str, name: str = "stored", reason: str | None = None
 ) -> dict[str, Any]:
-    """Return the body of a chat completion with a message; `name` is its id, `reason` its finish reason."""
+    """Return the body of a chat completion with a message.
+
+    `name` is its id, `reason` its finish reason.
+    """
     reason = reason or ("tool_calls" if message.get("tool_calls") else "stop")
     choice = {"index": 0, "message": dict(message), "finish_reason": reason}
     usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
@@ -319,7 +340,10 @@ def completion_of(
 # %% ../../nbs/bridges/03_ship.ipynb #5e4e1501
 @contextmanager
 def serve_json(answer: Callable[[Any], tuple[int, Any]]) -> Iterator[str]:
-    """Serve JSON on this machine and yield the address; `answer` turns a posted body into status and body."""
+    """Serve JSON on this machine and yield the address.
+
+    `answer` turns a posted body into status and body.
+    """
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -344,7 +368,10 @@ def serve_json(answer: Callable[[Any], tuple[int, Any]]) -> Iterator[str]:
 
 # %% ../../nbs/bridges/03_ship.ipynb #aa18fa1f
 def serve_stored(path: str | Path) -> AbstractContextManager[str]:
-    """Serve the answers of stored rollouts and yield the address; the model `rollout-7` is rollout 7."""
+    """Serve the answers of stored rollouts and yield the address.
+
+    The model `rollout-7` is rollout 7.
+    """
     records = {f"rollout-{record['index']}": record for record in read_rollouts(path)}
 
     def answer(request: Any) -> tuple[int, Any]:
@@ -358,7 +385,7 @@ def serve_stored(path: str | Path) -> AbstractContextManager[str]:
 
 # %% ../../nbs/bridges/03_ship.ipynb #a466cc38
 def own_python(folder: Path) -> Path:
-    """Return the Python of a shipped folder's virtual environment, with its target and this library."""
+    """Return the Python of a package's virtual environment, with its target and us."""
     python = folder / ".venv" / "bin" / "python"
     if not python.exists():
         with ExitStack() as undo:  # after a failure, so that the next call installs again
@@ -376,7 +403,7 @@ def own_python(folder: Path) -> Path:
 # %% ../../nbs/bridges/03_ship.ipynb #65471ca9
 @dataclass(frozen=True)
 class Proof:
-    """The scores of stored rollouts here and in a target: index, reward here, reward there, and equal.
+    """The scores of stored rollouts here and in a target: index, both rewards, and equal.
 
     `equal` includes every metric. `ok`: all `stored` rollouts were replayed, and all are equal.
     """
@@ -416,7 +443,10 @@ def compare(results: Path, replayed: str) -> Proof:
 
 # %% ../../nbs/bridges/03_ship.ipynb #1c02605b
 def replay_all(shipped: Mapping[Path, Path], python: str | Path) -> dict[Path, Proof]:
-    """Replay stored rollouts in one process of `python`; `shipped` has the results of each folder."""
+    """Replay stored rollouts in one process of `python`.
+
+    `shipped` has the results of each folder.
+    """
     with ExitStack() as servers:
         command: list[Any] = [python, TEMPLATES / "replay.txt"]
         for folder, path in shipped.items():
@@ -436,7 +466,8 @@ def prove_rewards(
     """Replay stored rollouts in the target's real package, and compare every reward and metric.
 
     `python`: an interpreter that has the target; by default, that of a virtual environment which is
-    made in the folder once. Raises `RuntimeError` with the last lines of its output if the replay fails.
+    made in the folder once. Raises `RuntimeError` with the last lines of its output if the replay
+    fails.
     """
     folder, results = Path(folder).expanduser().resolve(), Path(results).expanduser().resolve()
     return replay_all({folder: results}, python or own_python(folder))[folder]

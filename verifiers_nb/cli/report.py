@@ -124,7 +124,7 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
 
 # %% ../../nbs/cli/02_report.ipynb #0a14d4c9
 def columns_table(results: GenerateOutputs) -> str:
-    """Draw a row for each column of the rollouts: its mean and distribution, or how often it has each text."""
+    """Draw a row for each column of the rollouts: its mean and distribution, or its texts."""
     rows, titles = [], {key: column.title for key, column in column_keys(results.metrics).items()}
     for name, values in columns_of(results.state, results.metrics).items():
         numbers = [x for x in map(as_number, values) if not math.isnan(x)]
@@ -251,10 +251,11 @@ def report_html(meta: ReportMeta, results: GenerateOutputs) -> str:
         figures[f"{name} (reward ≥ 0.5)"] = f"{rates[name]:.2f}"
     figures["failed rollouts"] = f"{failed:,} of {len(results.reward):,}"
     return (
-        f"<h1>{escaped(meta.env_id)} <span class='vf-soft'>with</span> {escaped(meta.model)}</h1>{settings_line(meta)}"
-        f"{large_figures(figures)}{trouble_notes(results)}"
+        f"<h1>{escaped(meta.env_id)} <span class='vf-soft'>with</span> {escaped(meta.model)}</h1>"
+        f"{settings_line(meta)}{large_figures(figures)}{trouble_notes(results)}"
         f"<div class='vf-scroll'>{parts_table(meta, good, examples)}{columns_table(good)}</div>"
-        f"{notable_rollouts(results)}<div class='vf-scroll'>{examples_table(good, examples)}</div>"
+        f"{notable_rollouts(results)}"
+        f"<div class='vf-scroll'>{examples_table(good, examples)}</div>"
     )
 
 # %% ../../nbs/cli/02_report.ipynb #12c6fc06
