@@ -184,7 +184,7 @@ def with_system_prompt(system_prompt: str, row: Mapping[str, Any]) -> dict[str, 
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #eeb24c0e
 def calling(generate: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an `a_generate` that calls an override of `generate`, with the options that it takes."""
+    """Return an `a_generate` that calls an override of `generate` with its options."""
 
     async def a_generate(
         self: Any, inputs: Any, client: Any = None, model: Any = None, sampling_args: Any = None,

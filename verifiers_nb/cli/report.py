@@ -364,7 +364,10 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
 
 # %% ../../nbs/cli/02_report.ipynb #8006c8e9
 def text_of_runs(run: str, second: str | None = None) -> str:
-    """Return the text about a training run or an evaluation; with a second, what changed from the first to the second."""
+    """Return the text about a training run or an evaluation.
+
+    With a second, what changed from the first to the second.
+    """
     if is_training_run(run):
         return training_text(second or run, run if second else None)
     about, results = read_run(second or run)

@@ -75,13 +75,17 @@ def settings_text(settings: Mapping[str, Any]) -> str:
 
 # %% ../../nbs/widgets/13_text_report.ipynb #55017527
 def scores_text(results: GenerateOutputs) -> str:
-    """Return a line for the reward and each metric: mean, standard error and median; then pass rates."""
+    """Return a line for the reward and each metric: mean, standard error and median.
+
+    Then pass rates.
+    """
     good = without_failed(results)
     examples, lines = example_keys(good), []
     for name, values in [("reward", good.reward), *[*good.metrics.items()][:15]]:
         found, error = distribution(values), standard_error(values, examples)
         lines.append(
-            f"{cut_middle(name, 60)}: mean {short_number(found['mean'])} ± {short_number(error)}, median {short_number(found['p50'])}"
+            f"{cut_middle(name, 60)}: mean {short_number(found['mean'])} ± "
+            f"{short_number(error)}, median {short_number(found['p50'])}"
         )
     rates = [*pass_rates(good.reward, examples).items()]
     lines.append("  ".join(f"{name} {rate:.2f}" for name, rate in rates[:6]))
@@ -116,12 +120,13 @@ def extremes_text(results: GenerateOutputs, most: int) -> str:
 
 # %% ../../nbs/widgets/13_text_report.ipynb #c6c84440
 def changes_text(before: GenerateOutputs, after: GenerateOutputs) -> str:
-    """Return what changed against another run: each score with the 95 % interval of its difference."""
+    """Return what changed against another run: each score's difference with its 95 % interval."""
     lines = []
     for name, (old, new, by) in [*score_differences(before, after).items()][:8]:
         interval = f"{short_number(by.low)} to {short_number(by.high)}"
         lines.append(
-            f"{cut_middle(name, 60)}: {short_number(old)} → {short_number(new)}, by {short_number(by.mean)} ({interval}, {by.n:,} examples)"
+            f"{cut_middle(name, 60)}: {short_number(old)} → {short_number(new)}, by "
+            f"{short_number(by.mean)} ({interval}, {by.n:,} examples)"
         )
     return "\n".join(lines)
 
@@ -140,7 +145,10 @@ def cut_lines(text: str) -> str:
 def evaluation_text(
     settings: Mapping[str, Any], results: GenerateOutputs, before: GenerateOutputs | None = None
 ) -> str:
-    """Return an evaluation in at most two thousand tokens; `before`: an earlier one to compare it with."""
+    """Return an evaluation in at most two thousand tokens.
+
+    `before`: an earlier one to compare it with.
+    """
     troubles = [cut_middle(line, 300) for line in trouble_lines(count_troubles(results))[:6]]
     return join_parts(
         [
