@@ -174,3 +174,19 @@ def test_an_unknown_metric_leaves_a_report(tmp_path: Path) -> None:
     text = (run / "results.jsonl").read_text()
     (run / "results.jsonl").write_text(text.replace('"<b>right</b>": 1.0', '"<b>right</b>": NaN'))
     assert call(run, cwd=tmp_path).returncode == 0
+
+
+def test_a_run_as_a_short_text(tmp_path: Path) -> None:
+    first, second = write_run(tmp_path / "a", 1), write_run(tmp_path / "b", 5)
+    for arguments in ([first], [first, second]):
+        done = call(*arguments, "--text", cwd=tmp_path)
+        assert done.returncode == 0 and len(done.stdout.encode()) < 6100, done.stderr
+        assert "\x1b" not in done.stdout and "# Evaluation" in done.stdout
+        assert ("## Changes against" in done.stdout) == (len(arguments) == 2)
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward": 0.25}\n{"step": 2, "re')
+    done = call(run, "--text", cwd=tmp_path)
+    assert done.returncode == 0 and "reward: 1: 0.25" in done.stdout, done.stderr
+    missing = call(tmp_path / "none", "--text", cwd=tmp_path)
+    assert missing.returncode == 2 and "Traceback" not in missing.stderr

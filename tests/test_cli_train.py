@@ -132,6 +132,27 @@ def test_secrets_are_not_kept(tmp_path: Path) -> None:
     assert call(*again, *secrets, cwd=tmp_path).returncode == 0
 
 
+@pytest.mark.parametrize("reward", ["time.sleep(0.2)", "pass"])
+def test_one_press_in_the_first_step(tmp_path: Path, reward: str) -> None:
+    """Nothing is saved yet: one sentence says so, and no other library has a word."""
+    own = tmp_path / "environments/pressed"
+    own.mkdir(parents=True)
+    (own / "pressed.py").write_text(
+        "import time\nfrom verifiers_nb.environments.addition import load_environment as load\n"
+        f"def wait(completion, **kwargs):\n    open('scoring', 'w').close()\n    {reward}\n    return 0.0\n"
+        "def load_environment():\n    env = load()\n    env.rubric.add_reward_func(wait)\n    return env\n"
+    )
+    process = forked.Popen([*COMMAND, "pressed", *SMALL[1:]], tmp_path, ENVIRON)
+    wait_until((tmp_path / "scoring").exists, process)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(200) == 130
+    said = process.out.read_text() + process.err.read_text()
+    for word in ("single sample", "Traceback", "num_samples", "UserWarning"):
+        assert word not in said, said
+    assert said.count("stopped") == 1, said
+    assert [*(tmp_path / "run").glob("checkpoint-*")] or "there is no checkpoint" in said
+
+
 def test_a_second_press_leaves_at_once(tmp_path: Path) -> None:
     slow = tmp_path / "environments/slow_sums"
     slow.mkdir(parents=True)

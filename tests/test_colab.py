@@ -6,6 +6,7 @@ import json
 import sys
 import zipfile
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import nbformat
 import pytest
@@ -13,6 +14,7 @@ from colab import BADGE, FIRST, SETUP, badge, tutorials
 from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
+from rooms import setting
 from wheels import ROOT, EmptyEnvironment, build_wheel, run
 
 LOOK = "from importlib.metadata import version; print(version('torch'))"
@@ -170,3 +172,42 @@ def test_vllm_comes_if_it_runs_beside_the_torch_that_is_there(
     assert installed == works, printed
     told = "the embedded engine answers, and takes longer"
     assert (told in printed) == (not works), printed
+
+
+class Pip:
+    """What the cell calls in place of `subprocess.run`: an installer that finds packages in some places only."""
+
+    def __init__(self, *found: str) -> None:
+        self.found, self.wanted = found, list[str]()
+
+    def __call__(self, command: list[str], **_: object) -> SimpleNamespace:
+        if "install" not in command:
+            return SimpleNamespace(returncode=0)
+        self.wanted.append(command[-1])
+        return SimpleNamespace(returncode=int(command[-1] not in self.found))
+
+
+INDEX = "verifiers_nb[{}]"
+REPOSITORY = f"verifiers_nb[{{}}] @ git+{setting('git_url')}@{setting('branch')}"
+
+
+@pytest.mark.parametrize("place", [INDEX, REPOSITORY])
+@pytest.mark.parametrize("extras", ["train,vllm", "train"])
+def test_before_the_index_has_it_the_repository_does(
+    monkeypatch: pytest.MonkeyPatch, place: str, extras: str
+) -> None:
+    """In the version that the notebook is in; vLLM is done without before the library is."""
+    colab, output = ModuleType("google.colab"), ModuleType("google.colab.output")
+    vars(output)["enable_custom_widget_manager"] = lambda: None
+    vars(colab)["output"] = output
+    for module in (colab, output):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: extras == "train,vllm")
+    pip = Pip(place.format(extras))
+    monkeypatch.setattr("subprocess.run", pip)
+    exec(SETUP, {})
+    assert pip.wanted[-1] == place.format(extras)
+    assert (INDEX.format(extras) in pip.wanted) and len(pip.wanted) <= 2
+    monkeypatch.setattr("subprocess.run", Pip())
+    with pytest.raises(SystemExit, match="could not be installed"):
+        exec(SETUP, {})

@@ -440,6 +440,34 @@ def load(folder: Path, name: str, code: str, **arguments: Any) -> Any:
     return vf.load_environment(f"later-{name}", **arguments)
 
 
+def test_evaluate_calls_an_override_of_generate(here: Path) -> None:
+    env = load(
+        here,
+        "doubles",
+        """
+class Doubles(vf.SingleTurnEnv):
+    async def generate(self, inputs, client, model, sampling_args=None, **kwargs):
+        assert [row["answer"] for row in inputs] == ["4", "4"]
+        results = await super().generate(inputs, client, model, sampling_args, **kwargs)
+        results.reward = [2 * reward for reward in results.reward]
+        return results
+
+async def right(completion, answer):
+    return float(answer in completion[-1]["content"])
+
+def load_environment():
+    return Doubles(dataset=rows(("2 + 2?", "4")), rubric=vf.Rubric(funcs=[right]))
+""",
+    )
+    client, kept = vf.ScriptedClient("4"), here / "kept.jsonl"
+    options: dict[str, Any] = dict(rollouts_per_example=2, progress=False)
+    assert env.evaluate(client, "m", save_path=kept, **options).reward == [2.0, 2.0]
+    assert env.evaluate_sync(client, "m", **options).reward == [2.0, 2.0]
+    assert len(kept.read_text().splitlines()) == 2
+    both = env.get_dataset().select([0, 0])
+    assert asyncio.run(env.generate(both, client, "m")).reward == [2.0, 2.0]
+
+
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_an_environment_of_a_later_version_runs(here: Path, name: str) -> None:
     code, turns, expected = ENVIRONMENTS[name]

@@ -29,7 +29,7 @@ from verifiers_nb.bridges.ship import (
 VERSIONS = {
     "verifiers==0.2.0": "prime",
     "verifiers==0.4.0": "prime",
-    "openenv-core==0.3.0": "openenv",
+    "openenv==0.10.0": "openenv",
 }
 # One turn, several turns, tools, a group of environments, a judge.
 ENVIRONMENTS = ("addition", "doublecheck", "tool-test", "math-group", "simpleqa")

@@ -26,8 +26,17 @@ if "google.colab" in sys.modules:
     pip = [sys.executable, "-m", "pip"]
     install = [*pip, "install", "-q", "-c", "/tmp/kept.txt"]
     gpu = torch.cuda.is_available()
-    if not (gpu and subprocess.run([*install, "verifiers_nb[train,vllm]"]).returncode == 0):
-        subprocess.run([*install, "verifiers_nb[train]"], check=True)
+    # From the index, or if it isn't there yet, from the repository that this notebook is in.
+    places = [
+        "verifiers_nb[{}]",
+        "verifiers_nb[{}] @ git+REPOSITORY",
+    ]
+    extras = ["train,vllm", "train"] if gpu else ["train"]
+    for wanted in [place.format(each) for each in extras for place in places]:
+        if subprocess.run([*install, wanted]).returncode == 0:
+            break
+    else:
+        raise SystemExit("verifiers_nb could not be installed: pip's messages are above.")
     if gpu and subprocess.run([sys.executable, "-c", "import vllm.engine.arg_utils"]).returncode:
         subprocess.run([*pip, "uninstall", "-q", "-y", "vllm"])
         print("vLLM can't run with this PyTorch: the embedded engine answers, and takes longer.")
@@ -35,7 +44,7 @@ if "google.colab" in sys.modules:
 
     plotly.io.renderers["plotly_mimetype"] = plotly.io.renderers["colab"]  # Colab's own renderer
     output.enable_custom_widget_manager()
-""".rstrip()
+""".rstrip().replace("REPOSITORY", f"{setting('git_url')}@{setting('branch')}")
 
 FIRST = SETUP.partition("\n")[0]
 

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['REQUEST', 'OLDER_CALL', 'CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'request_of', 'play_turns', 'answer_of',
-           'play_older_turns', 'from_row', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'PlainTool',
-           'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MissingKeyError', 'ensure_keys',
-           'tool_definition', 'names_since']
+           'play_older_turns', 'from_row', 'with_system_prompt', 'calling', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
+           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MissingKeyError',
+           'ensure_keys', 'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #0ad8f1c7
 import asyncio
 import atexit
 import copy
+import inspect
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -59,7 +60,7 @@ from .later_parts import (
     turn_of,
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
-from ..envs.environment import merge_sampling_args
+from ..envs.environment import merge_sampling_args, taken_options
 from ..envs.multiturn import (
     MultiTurnEnv,
     SingleTurnEnv,
@@ -181,6 +182,24 @@ def with_system_prompt(system_prompt: str, row: Mapping[str, Any]) -> dict[str, 
         return {"prompt": prompt}
     return {"prompt": followed_by([MESSAGES["system"](content=system_prompt)], prompt)}
 
+# %% ../../nbs/bridges/02_later_environments.ipynb #eeb24c0e
+def calling(generate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an `a_generate` that calls an override of `generate` with its options."""
+
+    async def a_generate(
+        self: Any, inputs: Any, client: Any = None, model: Any = None, sampling_args: Any = None,
+        score_rollouts: bool = True, max_concurrent: int = -1, **options: Any,
+    ) -> Any:  # fmt: skip
+        """Run and score rollouts as the override does."""
+        if not score_rollouts:
+            options["score_rollouts"] = False
+        if max_concurrent != -1:
+            options["max_concurrent"] = max_concurrent
+        given = dict(client=client, model=model, sampling_args=sampling_args)
+        return await generate(self, inputs, **given, **taken_options(generate, options))
+
+    return a_generate
+
 # %% ../../nbs/bridges/02_later_environments.ipynb #9327c2bb
 class LaterMultiTurnEnv(MultiTurnEnv):
     """A multi-turn environment in the older or the later style.
@@ -206,6 +225,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def __init_subclass__(cls, either: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         cls.is_later = cls.is_later or not either and is_written_later(cls)
+        if inspect.iscoroutinefunction(vars(cls).get("generate")):
+            cls.a_generate = calling(vars(cls)["generate"])  # type: ignore[method-assign]
         later = cls.is_later or is_since(current_version(), 0, 1, 8)
         if later and "rollout" in vars(cls) and first_argument(cls.rollout) != "client":
             cls.rollout = from_row(cls.rollout)  # type: ignore[method-assign]
@@ -338,6 +359,12 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         results = await self.a_generate(inputs, client, model, *args[:1])
         scored = zip(results.state, results.reward, strict=True)
         return [{**state, "reward": reward} for state, reward in scored]
+
+    def generate(self, *given: Any, **kwargs: Any) -> Any:
+        """Run and score rollouts; an async override awaits what `super().generate` returns."""
+        if inspect.iscoroutinefunction(type(self).generate):
+            return MultiTurnEnv.a_generate(self, *given, **kwargs)
+        return MultiTurnEnv.generate(self, *given, **kwargs)
 
     generate_sync, evaluate_sync = MultiTurnEnv.generate, MultiTurnEnv.evaluate
 

@@ -152,7 +152,7 @@ def imports_verifiers(env: Any) -> bool:
 # %% ../../nbs/bridges/03_ship.ipynb #e35f523f
 TARGETS = {
     "prime": "verifiers>=0.2",
-    "openenv": "openenv-core>=0.3",
+    "openenv": "openenv>=0.10",
 }
 
 

@@ -10,7 +10,7 @@ __all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'repor
            'last_message_row', 'examples_table', 'drawn_messages', 'judge_reasons', 'folded_rollout',
            'notable_rollouts', 'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page',
            'write_html_report', 'verdict', 'differences_table', 'changes_table', 'comparison_html',
-           'write_html_comparison', 'meta_of_run', 'read_run', 'report_runs', 'main']
+           'write_html_comparison', 'meta_of_run', 'read_run', 'text_of_runs', 'report_runs', 'main']
 
 # %% ../../nbs/cli/02_report.ipynb #77de68da
 import hashlib
@@ -63,6 +63,7 @@ from ..widgets.html import (
     widget_file,
 )
 from ..widgets.run import value_histogram
+from ..widgets.text_report import evaluation_text, is_training_run, training_text
 
 if TYPE_CHECKING:
     from ..types import GenerateOutputs
@@ -361,9 +362,23 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
             raise CommandError(f"{error}: correct or delete the file") from error
     return meta_of_run(metadata), results
 
+# %% ../../nbs/cli/02_report.ipynb #8006c8e9
+def text_of_runs(run: str, second: str | None = None) -> str:
+    """Return the text about a training run or an evaluation.
+
+    With a second, what changed from the first to the second.
+    """
+    if is_training_run(run):
+        return training_text(second or run, run if second else None)
+    about, results = read_run(second or run)
+    return evaluation_text(vars(about), results, read_run(run)[1] if second else None)
+
 # %% ../../nbs/cli/02_report.ipynb #caefab0c
 def report_runs(given: Any) -> int:
-    """Write the page for the arguments of the command, and print its path."""
+    """Write the page for the arguments of the command and print its path, or print the text."""
+    if given.text:
+        print(text_of_runs(given.run, given.second))
+        return 0
     folder, first = rollouts_file(given.run).parent, read_run(given.run)
     if given.second:
         path = given.output or folder / "comparison.html"

@@ -118,7 +118,8 @@ def assistant_texts(completion: Messages, thinking: bool = False) -> list[str]:
         return [content_text(m.get("content")) for m in completion if m.get("role") == "assistant"]
     return [
         text
-        if isinstance(text := m.get("content"), str) and ANY_REASONING.isdisjoint(m)
+        if isinstance(text := m.get("content"), str)
+        and (len(m) == 2 or ANY_REASONING.isdisjoint(m))  # most have a role and a text only
         else text_with_thinking(m)
         for m in completion
         if m.get("role") == "assistant"
@@ -160,8 +161,8 @@ class Parser:
             return None
         last = completion[-1]
         text = last.get("content")
-        if self.reads_thinking and not (isinstance(text, str) and ANY_REASONING.isdisjoint(last)):
-            text = text_with_thinking(last)
+        if self.reads_thinking and not (type(text) is str and len(last) == 2 and "role" in last):
+            text = text_with_thinking(last)  # most messages have a role and a text only
         return self.parse(text)
 
     def checks(self, text: str) -> list[Check]:

@@ -448,7 +448,7 @@ class XMLParser(Parser):
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
         spans = self.find_spans(text)
-        return math.fsum([rule.weight * rule.judge(text, spans)[0] for rule in self.rules])
+        return math.fsum([weight * judge(text, spans)[0] for _, weight, judge in self.rules])
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
 def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:

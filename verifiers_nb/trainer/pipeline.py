@@ -172,7 +172,8 @@ class TrainingRun(RolloutRun):
         try:
             super().finish(rollout)
         except OSError as error:
-            logger.error("%s. Training goes on; not all rollouts of this step are stored.", error)
+            said = str(error).removesuffix(".")
+            logger.error("%s. Training goes on; not all rollouts of this step are stored.", said)
             self.store = None
 
     @property
