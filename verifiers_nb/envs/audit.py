@@ -153,10 +153,9 @@ def audit(
 ) -> AuditReport:
     """Return what may go wrong if a model is trained on an environment.
 
-    `client`, `model`: sample `n` rows, `rollouts` times each. `solve(row)`: a right completion,
-    where the answer alone doesn't make one. `search`: steps of the search for cheats.
-    `judge_calls`: how many questions may go to a judge. `tricks`: more tricks by name.
-    `sampling_args`: without a limit of tokens, it is 512. Ctrl-C returns what was found.
+    `client`, `model`: sample `n` rows, `rollouts` times each. `solve(row)`: a right completion.
+    `search`: steps of the search for cheats. `judge_calls`: questions that may go to a judge.
+    `tricks`: more by name. `sampling_args`: without a limit of tokens, it is 512.
     """
     options: dict[str, Any] = dict(n=n, solve=solve, search=search, tricks=tricks, seed=seed)
     options |= dict(judge_calls=judge_calls, progress=progress)
