@@ -39,7 +39,7 @@ def drawn(page):
 
 def test_nothing_can_be_pressed_before_an_answer(drawn) -> None:
     root = drawn.locator("#place > div")
-    assert root.evaluate("node => node.inert") and drawn.evaluate("sent.length") == 1
+    assert root.evaluate("node => node.inert") and drawn.evaluate("sent.length") >= 1
     drawn.wait_for_function("sent.length >= 2")  # it asks again
     drawn.evaluate("document.querySelector('[data-act=go]').focus()")
     assert drawn.evaluate("document.activeElement === document.body")

@@ -253,7 +253,7 @@ def failure(model: str | Path = NAME, **options: Any) -> ServerError:
     """Return the error of a start."""
     with pytest.raises(ServerError) as caught:
         start_vllm(model, progress=False, **options)
-    assert str(caught.value).count("\n") == 2
+    assert 2 <= str(caught.value).count("\n") <= 4  # up to three lines of the log
     return caught.value
 
 
