@@ -157,8 +157,10 @@ def test_a_second_press_leaves_at_once(tmp_path: Path) -> None:
     slow = tmp_path / "environments/slow_sums"
     slow.mkdir(parents=True)
     (slow / "slow_sums.py").write_text(
-        "import time\nfrom verifiers_nb.environments.addition import load_environment as load\n"
-        "def wait(completion, **kwargs):\n    open('scoring', 'w').close()\n    time.sleep(600)\n    return 0.0\n"
+        "import os, time\nfrom verifiers_nb.environments.addition import load_environment as load\n"
+        "here = os.getpid()  # the audit before the run scores in another process\n"
+        "def wait(completion, **kwargs):\n    if os.getpid() == here:\n        open('scoring', 'w').close()\n"
+        "    time.sleep(600)\n    return 0.0\n"
         "def load_environment():\n    env = load()\n    env.rubric.add_reward_func(wait)\n    return env\n"
     )
     command = [*COMMAND, "slow-sums", *SMALL[1:]]
