@@ -61,7 +61,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def test_finding_rollouts_is_quick_and_right(large: Path) -> None:
     began = time.process_time()
     places = find_rollouts([large / "results.jsonl"])
-    assert time.process_time() - began < 1.0  # measured: 0.3 s
+    assert time.process_time() - began < 3.0  # measured: 0.3 s on a quiet machine
     best, *_, worst = ordered_places(places, ORDERS[1])
     assert read_rollout(worst)["reward"] == 0.0
     assert read_rollout(best)["reward"] == (COUNT - 1) / COUNT
