@@ -104,6 +104,7 @@ def status_line(model: str, shown: bool) -> tqdm[Any]:
         desc="starting",
         bar_format=f"vLLM, {model}: {{desc}}, {{elapsed}}",
         mininterval=0.1 if redraws else float("inf"),
+        position=0,  # also where another bar was left open
         disable=not shown,
     )
 
