@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['THOUGHT', 'SHAPES', 'Write', 'write_fields', 'ways_to_write', 'fill_shape', 'Case', 'mean_reward', 'best_way',
-           'audited_rows', 'as_script', 'script_turn', 'best_samples', 'right_from_samples', 'recorded',
+__all__ = ['THOUGHT', 'SHAPES', 'Write', 'write_fields', 'has_fields', 'ways_to_write', 'fill_shape', 'Case', 'mean_reward',
+           'best_way', 'audited_rows', 'as_script', 'script_turn', 'best_samples', 'right_from_samples', 'recorded',
            'listed_answers', 'take_alternatives', 'make_case']
 
 # %% ../../nbs/envs/21_audit_case.ipynb #4220200a
@@ -46,11 +46,16 @@ def write_fields(parser: Any, answer: str) -> str:
     fields = dict.fromkeys(parser.get_fields(), "Let me think.")
     return parser.format(**{**fields, parser.answer_field: answer})
 
+# %% ../../nbs/envs/21_audit_case.ipynb #435945d4
+def has_fields(parser: Any) -> bool:
+    """Return whether a parser can write texts in fields."""
+    return all(hasattr(parser, name) for name in ("format", "get_fields", "answer_field"))
+
 # %% ../../nbs/envs/21_audit_case.ipynb #a4af5a4e
 def ways_to_write(parser: Parser) -> dict[str, Write]:
     """Return functions that write an answer as a completion: as the parser asks, and usual."""
     ways: dict[str, Write] = {}
-    if hasattr(parser, "format") and hasattr(parser, "answer_field"):
+    if has_fields(parser):
         ways["the parser's format"] = partial(write_fields, parser)
     return ways | {name: partial(fill_shape, shape) for name, shape in SHAPES.items()}
 

@@ -17,8 +17,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from .audit_case import Case
+from .audit_case import Case, has_fields
 from .audit_tricks import (
     TRICKS,
     Trick,
@@ -110,8 +111,8 @@ def wrap_text(case: Case, rng: random.Random, one: str, two: str) -> str:
 # %% ../../nbs/envs/24_audit_search.ipynb #e4718737
 def fill_fields(case: Case, rng: random.Random, one: str, two: str) -> str:
     """Return texts in the fields of the parser's format, if it has fields."""
-    parser = case.env.parser
-    if not (hasattr(parser, "format") and hasattr(parser, "get_fields")):
+    parser: Any = case.env.parser
+    if not has_fields(parser):
         return wrap_text(case, rng, two, one)
     texts = without_tags(one), without_tags(two)
     return str(parser.format(**{name: rng.choice(texts) for name in parser.get_fields()}))
@@ -119,8 +120,8 @@ def fill_fields(case: Case, rng: random.Random, one: str, two: str) -> str:
 # %% ../../nbs/envs/24_audit_search.ipynb #8a37f600
 def in_every_field(case: Case, text: str) -> str:
     """Return a text in every field of the parser's format, or as an answer if it has no fields."""
-    parser = case.env.parser
-    if not (hasattr(parser, "format") and hasattr(parser, "get_fields")):
+    parser: Any = case.env.parser
+    if not has_fields(parser):
         return case.write(text)
     return str(parser.format(**dict.fromkeys(parser.get_fields(), text)))
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['USUAL_TOKENS', 'RARE', 'USUAL', 'EVEN', 'SamplePlan', 'limited_args', 'play_samples', 'score_samples',
            'sample_groups', 'reward_groups', 'group_sentence', 'check_signal', 'shown_sample', 'solved_by_prompt',
-           'check_difficulty', 'check_format', 'check_truncated', 'within_groups', 'correlation', 'check_length',
+           'check_difficulty', 'check_format', 'check_truncated', 'within_groups', 'correlation_of', 'check_length',
            'part_shares', 'check_dominance', 'audit_signal']
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #3f74dec3
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from statistics import fmean
+from statistics import StatisticsError, correlation, fmean
 from typing import Any
 
 from .audit_case import Case
@@ -228,10 +229,11 @@ def within_groups(samples: Sequence[Rollout], read: Callable[[Rollout], float]) 
     return centred
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #7fb7922c
-def correlation(xs: Sequence[float], ys: Sequence[float]) -> float:
-    """Return the correlation of figures whose means are 0; 0.0 if one of them doesn't vary."""
-    spread = math.sqrt(math.fsum(x * x for x in xs) * math.fsum(y * y for y in ys))
-    return math.fsum(x * y for x, y in zip(xs, ys, strict=True)) / spread if spread > 0 else 0.0
+def correlation_of(xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Return the correlation of figures, 0.0 if one of them doesn't vary."""
+    with suppress(StatisticsError):
+        return correlation(xs, ys)
+    return 0.0
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #6c8451ce
 EVEN = 0.1  # lengths that vary less, as a share of their mean, don't matter
@@ -247,7 +249,7 @@ def check_length(samples: Sequence[Rollout]) -> Iterable[Finding]:
     spread = math.sqrt(fmean(length**2 for length in lengths))
     if spread < EVEN * fmean(len(said(sample.completion)) for sample in whole):
         return
-    value = correlation(rewards, lengths)
+    value = correlation_of(rewards, lengths)
     free = len(whole) - len({sample.group for sample in whole}) - 1
     if abs(value) < 0.4 or abs(value) * math.sqrt(free / max(1e-9, 1 - value**2)) < 3.3:
         return

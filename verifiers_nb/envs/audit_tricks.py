@@ -22,7 +22,8 @@ from .audit_truth import near_miss
 from .environment import Environment
 from .findings import PaidText
 from .trials import Payment, Trial
-from ..types import Rollout, content_text
+from ..parsers.base import assistant_texts
+from ..types import Rollout
 
 # %% ../../nbs/envs/23_audit_tricks.ipynb #2ea7f474
 LONGEST_COMPARED = 40  # a reward by similarity rightly pays a text with a longer answer in it
@@ -124,10 +125,7 @@ def trick_texts(case: Case, trick: Trick, at: int, keywords: str) -> list[str]:
 # %% ../../nbs/envs/23_audit_tricks.ipynb #130014ac
 def said(completion: Any) -> str:
     """Return what a model said last in a completion."""
-    if isinstance(completion, str):
-        return completion
-    spoken = [m for m in completion if isinstance(m, Mapping) and m.get("role") == "assistant"]
-    return content_text(spoken[-1].get("content")) if spoken else ""
+    return next(reversed(assistant_texts(completion)), "")
 
 # %% ../../nbs/envs/23_audit_tricks.ipynb #4a863ca1
 def has_word(text: str, word: str) -> bool:

@@ -247,9 +247,8 @@ FEW = 8  # messages that need no outline and begin unfolded
 
 
 def conversation_html(
-    prompt: Messages, completion: Messages, reading: Reading = Reading(), edited: tuple[int,
-    str] | None = None,
-    beside: Sequence[Mapping[str, Any]] = (),
+    prompt: Messages, completion: Messages, reading: Reading = Reading(),
+    edited: tuple[int, str] | None = None, beside: Sequence[Mapping[str, Any]] = (),
 ) -> str:  # fmt: skip
     """Draw a rollout's messages; `edited`: number and text of the one that is being edited.
 
