@@ -90,9 +90,8 @@ def take_response(response: Any, state: State) -> Any:
     """
     if type(response) is dict:
         response = Reply(response)
-    if not (
-        choices := getattr(response, "choices", None)
-    ):  # OpenAI's client returns a page as text
+    choices = getattr(response, "choices", None)
+    if not choices:  # OpenAI's client returns a page as text
         raise ValueError(f"The response has no choices: {response!r:.200}")
     choice: Any = choices[0]
     is_text = isinstance(state["completion"], str)

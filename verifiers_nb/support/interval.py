@@ -50,9 +50,8 @@ class MeanSequence:
         centre = self.weighted / self.weights
         margin = (self.threshold + self.penalty) / self.weights
         low, high = max(self.low, centre - margin), min(self.high, centre + margin)
-        if (
-            low <= high
-        ):  # else the bounds have missed the mean, which happens with the probability alpha
+        # Bounds that cross have missed the mean, which happens with the probability alpha.
+        if low <= high:
             self.low, self.high = low, high
 
 # %% ../../nbs/support/18_interval.ipynb #0a18bfee

@@ -396,7 +396,7 @@ class GRPOTrainer(ResumableTrainer):
 
     args: GRPOConfig
     model: Any
-    packing_checked = sampler_checked = collapse_told = False
+    packing_checked = sampler_checked = False
     cold_weights: list[torch.Tensor] | None = None  # those before a warm-up
 
     def __init__(
@@ -409,8 +409,9 @@ class GRPOTrainer(ResumableTrainer):
         callbacks: list[TrainerCallback] | None = None,
         optimizers: tuple[Any, Any] = (None, None),
         client: Any = None,
-        budget: Budget | None = None, audit: str = "errors",
-    ) -> None:  # fmt: skip
+        budget: Budget | None = None,
+        audit: str = "errors",
+    ) -> None:
         check_order(model, env, args, processing_class)
         args.output_dir = os.path.abspath(args.output_dir)  # a reward may change the directory
         model, peft_config = base_and_adapter(model, peft_config)
@@ -419,11 +420,11 @@ class GRPOTrainer(ResumableTrainer):
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
             check_fit(client, model, peft_config, args.vllm_sleep)
-        self.env, self.client, self.audit = env, client, check_audit(audit)
+        self.env, self.client = env, client
+        self.audit = check_audit(audit)
         self.versions = PolicyVersions(client, args.vllm_sleep)
-        self.prompts, self.delivery = PromptOrder(dataset, args), Delivery()
-        self.step_metrics, self.watch = list[dict[str, float]](), RewardWatch()
-        self.reference, self.collapse = MovingReference(), CollapseWatch()
+        self.prompts = PromptOrder(dataset, args)
+        self.begin_watching()
         set_seed(args.seed)  # the adapter's first matrix starts at random
         self.goes_on = isinstance(model, PeftModel) or is_adapter(peft_config)
         self.gathered = GatheredPolicy(self.make_policy(model, peft_config), args)
@@ -439,6 +440,15 @@ class GRPOTrainer(ResumableTrainer):
         if args.disable_dropout:
             turn_off_dropout(self.model)
         replace_progress(self)
+
+    def begin_watching(self) -> None:
+        """Set up what looks at the steps of the run."""
+        self.delivery = Delivery()
+        self.step_metrics: list[dict[str, float]] = []
+        self.watch = RewardWatch()
+        self.reference = MovingReference()
+        self.collapse = CollapseWatch()
+        self.collapse_told = False
 
     def make_policy(self, model: Any, peft_config: PeftConfig | str | Path | None) -> Any:
         """Return the policy: the model with an adapter."""

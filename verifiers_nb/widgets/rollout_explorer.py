@@ -178,9 +178,8 @@ class RolloutExplorer(Panel):
         self._due = False
         self._turned = True  # to the page of the rollout that is shown
         self._read_step(None)
-        self._followed, self._rest_until = [], 0.0
-        if self.source.place:
-            self._followed = written(self.source.place)
+        self._followed = written(self.source.place) if self.source.place else []
+        self._rest_until = 0.0
         super().__init__()
         if self.source.place:
             start_following(self)
@@ -379,7 +378,8 @@ class RolloutExplorer(Panel):
             records.append(record)
             table.add(records, len(records) - 1, record, state).parent = parent
             if parent is not None:
-                self.at, self.pinned, self._turned = len(table) - 1, parent, False
+                self.at, self.pinned = len(table) - 1, parent
+                self._turned = False
             if not self._due:  # draw once in a quarter of a second, however many finish until then
                 self._due = True
                 background_loop().call_later(0.25, self._draw_now)
