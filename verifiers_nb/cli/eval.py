@@ -406,7 +406,7 @@ def ask_rollouts(
     client: Any,
     model: str,
     path: Path | None,
-    limits: Any,
+    limits: RunLimits,
 ) -> GenerateOutputs:
     """Run the rollouts of an evaluation, and store them in the file at `path`."""
     limited = {name: each for name, each in vars(limits).items() if each is not None}

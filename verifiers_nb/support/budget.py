@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Prices', 'ANY_MODEL', 'BUDGET_LIMITS', 'run_budget', 'judged_state', 'run_policy', 'JUDGE_USAGE', 'tokens_used',
-           'check_prices', 'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredClient',
-           'note_judge', 'judge_totals', 'budget_from']
+           'is_price', 'check_prices', 'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget',
+           'MeteredClient', 'note_judge', 'judge_totals', 'budget_from']
 
 # %% ../../nbs/support/17_budget.ipynb #db5b86b8
 from collections.abc import Mapping, Sequence
@@ -28,21 +28,22 @@ def tokens_used(response: Any) -> tuple[int, int] | None:
         return None
     return counts[0] or 0, counts[1] or 0
 
-# %% ../../nbs/support/17_budget.ipynb #88d2788a
+# %% ../../nbs/support/17_budget.ipynb #e24e3754
 Prices = Mapping[str, Sequence[float]]
 ANY_MODEL = "*"
 
 
+def is_price(price: Any) -> bool:
+    """Return whether a price is a pair of finite numbers, none below 0."""
+    if not isinstance(price, (list, tuple)) or len(price) != 2:
+        return False
+    return all(type(each) in (int, float) and isfinite(each) and each >= 0 for each in price)
+
+# %% ../../nbs/support/17_budget.ipynb #88d2788a
 def check_prices(prices: Prices) -> None:
     """Raise `ValueError` unless each price is a pair of finite numbers, none below 0."""
     for model, price in prices.items():
-        numbers = (
-            [] if isinstance(price, str) else list(price) if isinstance(price, Sequence) else []
-        )
-        good = [
-            each for each in numbers if type(each) in (int, float) and isfinite(each) and each >= 0
-        ]
-        if len(numbers) != 2 or len(good) != 2:
+        if not is_price(price):
             raise ValueError(
                 f"The price of {model} is {price!r}: give dollars for a million tokens read and "
                 "for a million written, such as (0.4, 1.6)."
