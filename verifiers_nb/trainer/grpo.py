@@ -436,10 +436,9 @@ class GRPOTrainer(ResumableTrainer):
         self.processes = Processes(self.accelerator, self.gathered)
         rollouts = self.folder / "rollouts"
         self.pipeline = RolloutPipeline(env, client, args, self.prompts, rollouts, budget)
-        self.run.progress, self.run.interrupt = self.pipeline.progress, self.pipeline.interrupt
         if args.disable_dropout:
             turn_off_dropout(self.model)
-        replace_progress(self)
+        self.show_progress()
 
     def begin_watching(self) -> None:
         """Set up what looks at the steps of the run."""
@@ -449,6 +448,12 @@ class GRPOTrainer(ResumableTrainer):
         self.reference = MovingReference()
         self.collapse = CollapseWatch()
         self.collapse_told = False
+
+    def show_progress(self) -> None:
+        """Let the state of the run and the progress bar follow the pipeline."""
+        self.run.progress = self.pipeline.progress
+        self.run.interrupt = self.pipeline.interrupt
+        replace_progress(self)
 
     def make_policy(self, model: Any, peft_config: PeftConfig | str | Path | None) -> Any:
         """Return the policy: the model with an adapter."""
