@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['USUAL_QUESTIONS', 'FREE_ROWS', 'FREE_SECONDS', 'TRIALS_OF_A_ROW', 'FREE_CHECKS', 'RIGHT', 'prompt_measure',
-           'why_unknown', 'audit_cheats', 'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit',
-           'free_truth', 'free_audit', 'paid_texts']
+           'why_unknown', 'audit_cheats', 'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit_members',
+           'audit', 'free_truth', 'free_audit', 'paid_texts']
 
 # %% ../../nbs/envs/26_audit.ipynb #97c2d622
 import random
@@ -148,6 +148,18 @@ def audit_one(
     finally:
         trials.close()
 
+# %% ../../nbs/envs/26_audit.ipynb #2349c0fc
+def audit_members(
+    members: Mapping[str, Environment], audit_member: Callable[[Environment], AuditReport]
+) -> AuditReport:
+    """Return the joined reports of a group's environments, up to one that was interrupted."""
+    reports: dict[str, AuditReport] = {}
+    for name, member in members.items():
+        reports[name] = audit_member(member)
+        if reports[name].interrupted:
+            break
+    return joined_reports(reports)
+
 # %% ../../nbs/envs/26_audit.ipynb #0c33f5fd
 def audit(
     env: Environment,
@@ -176,12 +188,7 @@ def audit(
         given: dict[str, Any] = dict(
             client=client, model=model, rollouts=rollouts, sampling_args=sampling_args
         )
-        reports: dict[str, AuditReport] = {}
-        for name, member in members.items():
-            reports[name] = audit(member, **given, **options)
-            if reports[name].interrupted:
-                break
-        return joined_reports(reports)
+        return audit_members(members, partial(audit, **given, **options))
     plan, report = None, AuditReport()
     if client is not None:
         plan = SamplePlan(client, model, rollouts, sampling_args or {}, seed, progress)

@@ -238,7 +238,8 @@ def cheat_finding(case: Case, paid: Sequence[PaidText]) -> list[Finding]:
     if others:
         names = ", ".join(each.name for each in others[:5])
         more = f"{names}{', …' if len(others) > 5 else ''}"
-        message += f"; half or more is also earned by {len(others)} other tricks ({more})"
+        count = f"{len(others)} other trick{'s' if len(others) > 1 else ''}"
+        message += f"; half or more is also earned by {count} ({more})"
     severity = "error" if best.reward >= 0.9 * honest else "warning"
     example = paid_example(best.text, round(best.reward, 4))
     return [Finding("cheat", severity, f"{message}.", example, COMPARE)]

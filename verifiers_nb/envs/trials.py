@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Trial', 'NO_NETWORK', 'LOOK_UPS', 'SENDS', 'NOT_ASKED', 'REFUSED', 'PATIENCE', 'Payment', 'refuse_network',
+__all__ = ['Trial', 'NO_NETWORK', 'LOOK_UPS', 'SENDS', 'NOT_ASKED', 'UNASKED', 'PATIENCE', 'Payment', 'refuse_network',
            'close_network', 'Question', 'Judges', 'ask_through', 'pay_played', 'pay', 'is_isolated', 'serve_trials',
            'Trials']
 
@@ -76,7 +76,7 @@ class Question:
 
 # %% ../../nbs/envs/17_trials.ipynb #9e5eace6
 NOT_ASKED = "The judge is not asked in this audit"
-REFUSED = (NOT_ASKED, NO_NETWORK)
+UNASKED = (NOT_ASKED, NO_NETWORK)
 
 
 class Judges:
@@ -126,7 +126,7 @@ async def pay_played(env: Environment, rollouts: Sequence[Rollout]) -> list[Paym
     for rollout, score in zip(rollouts, scores, strict=True):
         errors = rollout.state.get("reward_errors") or {}
         why = "; ".join(f"{name}: {reason}" for name, reason in errors.items())
-        unknown = any(refused in why for refused in REFUSED)
+        unknown = any(reason in why for reason in UNASKED)
         paid.append(Payment(score.reward, dict(score.metrics), why, seconds, unknown))
     return paid
 
@@ -195,8 +195,8 @@ PATIENCE = 20.0  # seconds
 class Trials:
     """Pay for trials of some rows, in a forked process that is started again if it ends.
 
-    `seconds`: after these, by default 20, a trial is given up and its process killed. `judges`: answer its
-    questions, by default none.
+    `seconds`: after these, by default 20, a trial is given up and its process killed. `judges`:
+    answer its questions, by default none.
     """
 
     def __init__(
