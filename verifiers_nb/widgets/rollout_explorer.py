@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..envs.environment import Environment
+from ..envs.learnable import Learnable
 from ..envs.prompts import RolloutRows, repeated_rows
 from ..envs.records import to_line
 from ..envs.results import outputs_from_records
@@ -490,9 +491,9 @@ class RolloutExplorer(Panel):
         drawn = run, steps, query, self._listed_html(live), self._articles(live), VIEWS, live
         return fill("rollout_explorer.html", "explorer", self, *drawn)
 
-    def verdict(self) -> str:
-        """Say whether GRPO can learn from these rollouts, and else what to try."""
-        return str(table_learnable(self.table, self.env and self.env.rubric))
+    def verdict(self) -> Learnable:
+        """Return whether GRPO can learn from these rollouts, and else what to try."""
+        return table_learnable(self.table, self.env and self.env.rubric)
 
     def _listed_html(self, live: bool) -> str:
         listing = live, self.rows, self.query.pattern

@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
+from ..envs.learnable import Learnable
 from ..envs.records import from_line, to_line
 from ..envs.results import find_steps
 from ..trainer.collapse import CollapseWatch
@@ -45,6 +46,7 @@ from .rollouts import (
     has_all_rollouts,
     reward_notes,
     table_from_file,
+    table_learnable,
 )
 
 # %% ../../nbs/widgets/08_run.ipynb #c1dfd96e
@@ -473,11 +475,14 @@ def function_warnings(history: RunHistory, errors: Mapping[str, str]) -> list[st
 
 # %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
 def run_warnings(
-    history: RunHistory, errors: Mapping[str, str] = MappingProxyType({})
+    history: RunHistory,
+    errors: Mapping[str, str] = MappingProxyType({}),
+    seen: Learnable | None = None,
 ) -> list[str]:
     """Return warnings about the latest steps of a run, in words.
 
-    `errors` of reward functions by name.
+    `errors` of reward functions by name. `seen`: what is shown of a step beside them, and so is not
+    repeated.
     """
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, entropy = (recent_mean(history, name) for name in names)
@@ -489,10 +494,11 @@ def run_warnings(
     )
     falls = len(first) >= 2 * RECENT and entropy < 0.25 * before
     lags = age > 0 and not differs_when_fresh(history)
+    told = seen is not None and seen.hopeless
     found = {
-        "constant": flat >= 0.9,
+        "constant": flat >= 0.9 and not told,
         "collapsing": falls and not (collapsed or is_at_best(history)),
-        "truncated": cut >= 0.9,
+        "truncated": cut >= 0.9 and not told,
         "failing": failed > 0,
         "apart": gap > 0.1 and not lags,
         "lag": gap > 0.1 and lags,
@@ -526,7 +532,7 @@ class StepCompletions:
 
     The rollouts of each half have different prompts. `count` and `scores` are those of all
     rollouts, or of all that answer one prompt; `scores` has the reward and its parts. `errors`: the
-    first error of each reward function that failed.
+    first error of each reward function that failed. `seen`: what they tell of learning.
     """
 
     step: int
@@ -535,6 +541,7 @@ class StepCompletions:
     worst: Sequence[Row] = ()
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    seen: Learnable | None = None
 
     @property
     def mean(self) -> float:
@@ -565,10 +572,15 @@ def best_and_worst(step: int, rows: Sequence[Row]) -> StepCompletions:
     return StepCompletions(step, len(rows), best, worst, scores, errors)
 
 # %% ../../nbs/widgets/08_run.ipynb #3d7f20ab
-def read_completions(step: int, file: Path) -> StepCompletions:
-    """Read the rollouts of the generation that a step learns from."""
-    rows = table_from_file(file).rows
-    return best_and_worst(step, [replace(row, source=[row.record], at=0) for row in rows])
+def read_completions(step: int, file: Path, rubric: Any = None) -> StepCompletions:
+    """Read the rollouts of the generation that a step learns from.
+
+    `rubric` tells the highest reward, and its parser what an answer is.
+    """
+    table = table_from_file(file)
+    seen = table_learnable(table, rubric) if table.rows else None
+    rows = [replace(row, source=[row.record], at=0) for row in table.rows]
+    return replace(best_and_worst(step, rows), seen=seen)
 
 # %% ../../nbs/widgets/08_run.ipynb #f98f80a8
 def whole_steps(files: Mapping[int, Path]) -> list[int]:

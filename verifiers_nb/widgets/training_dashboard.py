@@ -24,6 +24,7 @@ from os.path import commonpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..envs.learnable import Learnable
 from ..trainer.control import CHANGEABLE
 from .conversation import differing
 from .html import (
@@ -123,6 +124,12 @@ class DashboardState:
         if self.wish == "pause":
             return "Paused" if phase == "paused" else "Pausing after this step"
         return "Stopping" if self.wish == "stop" else "Running"
+
+    @property
+    def seen(self) -> Learnable | None:
+        """What the completions that are shown tell of learning, None for fewer than two."""
+        seen = self.completions.seen if self.completions else None
+        return seen if seen and seen.rollouts > 1 else None
 
     @property
     def step(self) -> int:
@@ -270,8 +277,9 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #f6e1126c
 def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: its state, warnings, curves, completions and checkpoints."""
-    errors = view.completions.errors if view.completions else {}
-    above = run_warnings(view.history, errors), key_figures_html(view), split_html(view.history)
+    errors, seen = (view.completions.errors, view.seen) if view.completions else ({}, None)
+    warnings = run_warnings(view.history, errors, seen)
+    above = warnings, key_figures_html(view), split_html(view.history)
     below = curves_html(view, live), completions_html(view, live), checkpoints_html(view, live)
     return draw_part("dashboard", view, *above, *below, live)
 
@@ -416,7 +424,8 @@ class TrainingDashboard(Panel):
         with suppress(OSError, ValueError, KeyError):  # replaced meanwhile: read the next time
             found = step, files[step].stat().st_mtime_ns
             if found != self._shown:
-                run.completions, self._shown = read_completions(step, files[step]), found
+                rubric = self.trainer and self.trainer.env.rubric
+                run.completions, self._shown = read_completions(step, files[step], rubric), found
 
     def written(self) -> list[list[int]]:
         """Return when the files of each run were written."""
