@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'find_decoder', 'write_rollouts', 'check_positions', 'RolloutExplorer']
+__all__ = ['VIEWS', 'READ_SECONDS', 'GROW_SECONDS', 'article_html', 'find_decoder', 'write_rollouts', 'check_positions',
+           'RolloutExplorer']
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #77de68da
 import math
@@ -78,6 +79,7 @@ VIEWS = {
     "advantage": "Advantage",
 }
 READ_SECONDS = 3.0  # of rendering and comparing one rollout
+GROW_SECONDS = 0.5  # between two drawings of answers that grow
 
 
 def article_html(
@@ -357,6 +359,7 @@ class RolloutExplorer(Panel):
             raise RuntimeError("There is nothing to continue.")
         self.live_run.start()
         self.refresh()
+        background_loop().call_soon_threadsafe(self._grow, self.live_run)
 
     def _free_env(self) -> Environment:
         if self.env is None:
@@ -393,7 +396,17 @@ class RolloutExplorer(Panel):
         self.live_run = LiveRun(env, inputs, client, model, sampling, at_once, finish, self.refresh)
         self.live_run.start()
         self.refresh()
+        background_loop().call_soon_threadsafe(self._grow, self.live_run)
         return self.live_run
+
+    def _grow(self, run: LiveRun) -> None:
+        """Draw answers while they grow, with time for other work in between."""
+        if run is self.live_run and run.running and self.comm is not None:
+            began = time.monotonic()
+            if hasattr(run.client, "growing") and not self.is_hidden:
+                self.refresh()
+            pause = max(GROW_SECONDS, 4 * (time.monotonic() - began))
+            background_loop().call_later(pause, self._grow, run)
 
     def _draw_now(self) -> None:
         self._due = False

@@ -33,6 +33,7 @@ from .rollouts import (
     SORTS,
     Group,
     LiveRun,
+    Progress,
     Query,
     RolloutTable,
     last_text,
@@ -65,10 +66,15 @@ RUN_SETTINGS: dict[str, tuple[str, str, str, Callable[[str], Any]]] = {
 
 
 def run_html(settings: dict[str, str], run: LiveRun | None, live: bool, preparing: str = "") -> str:
-    """Draw the settings of a run, its buttons, and its progress, rate and time left."""
+    """Draw the settings of a run, its buttons, and its progress, rate and time left.
+
+    Answers that are growing are shown, too.
+    """
     rate = run.done / run.seconds if run and run.seconds else 0.0
-    left = duration_text(len(run.left) / rate) if run and run.running and rate else ""
-    progress = run, rate, left, preparing
+    seen = run.progress() if run else Progress(0, 0.0)
+    seconds = seen.seconds_left or (len(run.left) / rate if run and rate else 0.0)
+    left = duration_text(seconds) if run and run.running and seconds else ""
+    progress = run, rate, left, seen, preparing
     return fill("rollout_table.html", "run", RUN_SETTINGS, settings, *progress, live)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #17ba0791

@@ -82,7 +82,8 @@ class DashboardState:
     show the metrics `names`, or the usual ones. `steps` are complete; `coming` is a later step and
     its number of rollouts so far. `scores`: evaluations of checkpoints. `working`: the action in
     progress beside the run. `notice`: the error of the last press. `is_late`: whether the kernel
-    takes presses only between cells. `is_plotted`: whether plotly draws the curves.
+    takes presses only between cells. `is_plotted`: whether plotly draws the curves. `growing`: the
+    answers that an engine in this process is sampling.
     """
 
     runs: Mapping[str, RunHistory]
@@ -106,6 +107,7 @@ class DashboardState:
     notice: str = ""
     is_late: bool = False
     is_plotted: bool = False
+    growing: Sequence[Any] = ()
 
     @property
     def history(self) -> RunHistory:
@@ -394,6 +396,8 @@ class TrainingDashboard(Panel):
             run.state, run.is_active, run.wish = control.state, control.is_active, control.wish
             run.settings = {name: getattr(args, name) for name in CHANGEABLE}
             run.pending, run.is_late = dict(control.changes), not has_subshells()
+            engine = self.trainer.client
+            run.growing = engine.growing() if hasattr(engine, "growing") else ()
         for history in run.runs.values():
             history.read()
         run.checkpoints = checkpoint_steps(self.folder)
