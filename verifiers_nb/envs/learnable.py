@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EQUAL_REWARDS', 'ADVICE', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable',
+__all__ = ['EQUAL_REWARDS', 'NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable',
            'most_possible', 'learnable_rewards', 'learnable', 'is_cut_off', 'Advice', 'found_and_cut', 'what_is_learnt',
            'advice_for', 'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
            'teaching_share', 'least_group_size', 'success_interval']
@@ -163,7 +163,7 @@ class Advice(NamedTuple):
         return f"{self.words}, {self.code}" if self.code else self.words
 
 # %% ../../nbs/envs/18_learnable.ipynb #8b5074ec
-ADVICE = {
+NEXT_TRIES = {
     "format": Advice("a system prompt with the format", "parser.get_format_str()"),
     "tag": Advice(
         "for a look, a structural tag in the sampling arguments",
@@ -208,14 +208,14 @@ def what_is_learnt(seen: Learnable) -> str:
 def advice_for(seen: Learnable) -> list[Advice]:
     """Return what to try if nothing can be learnt, the cheapest first."""
     if seen.solved == seen.rollouts:
-        return [ADVICE["harder"], ADVICE["easy"]]
+        return [NEXT_TRIES["harder"], NEXT_TRIES["easy"]]
     tries = []
     if seen.answered is not None and seen.answered < seen.rollouts / 2:
         tries += ["format", "tag"]
     if seen.cut_off >= seen.rollouts / 4:
         tries.append("longer")
     tries += ["more", "warmer"] if seen.solved else ["examples", "partial", "audit"]
-    return [ADVICE[name] for name in tries]
+    return [NEXT_TRIES[name] for name in tries]
 
 # %% ../../nbs/envs/18_learnable.ipynb #53ba05cc
 def nothing_learnt(seen: Learnable) -> str:

@@ -838,7 +838,10 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
         return self.scheduler.batch.tokens_generated
 
     def growing(self, most: int = 3) -> list[Growing]:
-        """Return the answers that are being sampled, the longest first; the first `most` have text."""
+        """Return the answers that are being sampled, the longest first.
+
+        The first `most` have the text of their last tokens.
+        """
         return growing_answers(self, most)
 
     def __exit__(self, *_: object) -> None:

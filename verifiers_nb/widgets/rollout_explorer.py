@@ -45,6 +45,7 @@ from .rollout_table import (
     flags,
     groups_html,
     query_html,
+    read_setting,
     rows_html,
     run_html,
 )
@@ -369,7 +370,7 @@ class RolloutExplorer(Panel):
         return self.env
 
     def _typed(self, *names: str) -> dict[str, Any]:
-        return {name: RUN_SETTINGS[name][-1](self.settings[name]) for name in names}
+        return {name: read_setting(name, self.settings[name]) for name in names}
 
     def _start(
         self, env: Environment, inputs: RolloutRows, sampling: SamplingArgs, at_once: int,
@@ -393,11 +394,18 @@ class RolloutExplorer(Panel):
             self.interrupted = None
         elif self.interrupted is None and self.live_run and self.live_run.left:
             self.interrupted = self.live_run
-        self.live_run = LiveRun(env, inputs, client, model, sampling, at_once, finish, self.refresh)
+        changed = self._run_changed
+        self.live_run = LiveRun(env, inputs, client, model, sampling, at_once, finish, changed)
         self.live_run.start()
         self.refresh()
         background_loop().call_soon_threadsafe(self._grow, self.live_run)
         return self.live_run
+
+    def _run_changed(self) -> None:
+        """Draw when a run begins or ends; at its end save the picture at once."""
+        self.refresh()
+        if self.live_run and not self.live_run.running:
+            self.keep()
 
     def _grow(self, run: LiveRun) -> None:
         """Draw answers while they grow, with time for other work in between."""

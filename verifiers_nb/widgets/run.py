@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS',
-           'smooth', 'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps',
-           'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html',
-           'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics',
-           'run_charts', 'recent_mean', 'is_at_best', 'collapse_warning', 'differs_when_fresh', 'odd_warnings',
-           'function_warnings', 'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst',
-           'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
+__all__ = ['Point', 'LINES', 'MEASURED', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS',
+           'BARS', 'smooth', 'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook',
+           'drawn_steps', 'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words', 'image_html',
+           'chart_html', 'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names',
+           'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best', 'collapse_warning', 'differs_when_fresh',
+           'odd_warnings', 'function_warnings', 'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each',
+           'best_and_worst', 'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
 import json
@@ -152,17 +152,23 @@ def drawn_steps(curves: Sequence[Curve], zoom: tuple[float, float]) -> set[int]:
     return chosen
 
 # %% ../../nbs/widgets/08_run.ipynb #c4ea8f26
+MEASURED = "measured"  # the name of the curve of a single run
+
+
 def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[dict[str, Any]]:
     """Return plotly's traces of a curve: the measured line and the smoothed one, or dots."""
     name, is_dots = one_line(curve.name, 40), curve.dots or len(curve.points) == 1
-    lines = [(" measured", curve.points, 0.3)] * (smoothing > 0 and not is_dots)
-    lines += [("", curve.points if is_dots else smooth(curve.points, smoothing), 1.0)]
+    is_smoothed, measured = smoothing > 0 and not is_dots, name
+    if is_smoothed:
+        measured, name = (name, "smoothed") if name == MEASURED else (f"{name} measured", name)
+    lines = [(measured, curve.points, 0.3)] * is_smoothed
+    lines += [(name, smooth(curve.points, smoothing) if is_smoothed else curve.points, 1.0)]
     made = []
-    for added, points, opacity in lines:
+    for label, points, opacity in lines:
         kept = [(at, float(f"{v:.5g}")) for at, v in points if is_dots or at in steps]
         x, y = zip(*kept, strict=True)
         made.append({"type": "scatter", "mode": "markers" if is_dots else "lines", "x": x, "y": y,
-        "name": name + added,
+        "name": label,
                      "legendgroup": name, "opacity": opacity, "meta": curve.hue % 6})  # fmt: skip
     return made
 
@@ -401,7 +407,7 @@ def run_charts(
         curves, other = [], evaluation_name(name)
         for hue, (run, history) in enumerate(runs.items()):
             dots = f"{run} evaluation".strip(), history.points(other), True, hue + (len(runs) == 1)
-            curves += [Curve(run or "in training", history.points(name), False, hue), Curve(*dots)]
+            curves += [Curve(run or MEASURED, history.points(name), False, hue), Curve(*dots)]
         charts.append(make_chart(name, NOTES.get(name, ""), curves, look))
     return [chart for chart in charts if chart]
 
