@@ -97,7 +97,7 @@ dashboard"""
     hover.first.wait_for()
     assert hover.count() == widget.locator("i.vf-cross").count() == 6
     said = hover.first.text_content()
-    assert all(name in said for name in ("step 2,", "fast", "slow", "measured")), said
+    assert all(name in said for name in ("step 2,", "fast 1", "slow 0", " (")), said
     assert "in training" not in said and widget.locator(".hoverlayer .legend").count() == 0
     title, value = (each.bounding_box() for each in (hover.nth(1), hover.first))
     assert value["x"] + value["width"] <= title["x"] + title["width"]

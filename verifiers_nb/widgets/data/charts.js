@@ -79,13 +79,19 @@ function cross(place, node, step) {
     const line = place.appendChild(document.createElement("i")), values = place.appendChild(document.createElement("span"));
     line.className = values.className = "vf-cross";
     line.style.cssText = `left:${xaxis._offset + xaxis.l2p(step)}px;top:${yaxis._offset}px;height:${yaxis._length}px`;
-    values.append(`step ${step.toLocaleString("en")}`);
+    if (!place.querySelector("span.vf-cross b")) values.append(`step ${step.toLocaleString("en")}`);
+    const groups = new Map();
     for (const trace of traces) {
       const at = nearest(trace.x, step);
       if (trace.mode === "markers" && trace.x[at] !== step) continue;
-      const value = values.appendChild(document.createElement("b"));
-      value.textContent = `${trace.name} ${figureText(trace.y[at])}`;
-      value.style.color = trace.line.color;
+      groups.set(trace.legendgroup, [...(groups.get(trace.legendgroup) ?? []), [trace, figureText(trace.y[at])]]);
+    }
+    for (const found of groups.values()) {
+      const [last] = found.at(-1), value = values.appendChild(document.createElement("b"));
+      const isOne = last.name === "smoothed";
+      value.textContent = isOne ? found.map(([trace, text]) => `${trace.name} ${text}`).join(", ")
+        : `${last.name} ${found[0][1]}${found.length > 1 ? ` (${found[1][1]})` : ""}`;
+      value.style.color = last.line.color;
     }
     values.style.cssText = `right:${place.clientWidth - xaxis._offset - xaxis._length}px;top:${yaxis._offset - 19}px;max-width:${xaxis._length}px`;
   }
