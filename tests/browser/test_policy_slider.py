@@ -51,7 +51,7 @@ DRAG = """async place => {
 
 
 WHOLE = """() => [...document.querySelectorAll(".vf-kept")].every(
-    each => !each.textContent.includes("still to come") && each.textContent.includes("12 + 12"))"""
+    each => !each.textContent.includes("answers are still to come") && each.textContent.includes("12 + 12"))"""
 LOOK = "node => ['color', 'backgroundColor', 'border'].map(name => getComputedStyle(node)[name])"
 
 
@@ -153,7 +153,7 @@ def test_a_slider_with_and_without_a_kernel(notebook, page, lab, browser) -> Non
     widget.get_by_text("still to come").first.wait_for(state="detached")
     page.wait_for_function(WHOLE)  # the picture follows at once, not seconds later
     save(page)
-    assert "still to come" not in (lab.folder / "slider.ipynb").read_text()
+    assert "answers are still to come" not in (lab.folder / "slider.ipynb").read_text()
     assert widget.locator(".vf-slide section").count() == 4
     show(page, widget, "policy-slider", widths=(1280, 600))
     save(page)
