@@ -361,7 +361,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         return [{**state, "reward": reward} for state, reward in scored]
 
     @wraps(MultiTurnEnv.generate, assigned=())  # so it isn't taken for an override of a user
-    def generate(self, *given: Any, **kwargs: Any) -> Any:
+    def generate(self, *given: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run and score rollouts; an async override awaits what `super().generate` returns."""
         if inspect.iscoroutinefunction(type(self).generate):
             return MultiTurnEnv.a_generate(self, *given, **kwargs)

@@ -148,7 +148,7 @@ def taken_options(func: Callable[..., Any], options: Mapping[str, Any]) -> dict[
             )
     return kept
 
-
+# %% ../../nbs/envs/07_environment.ipynb #4b7a8124
 def is_sync_override(method: Callable[..., Any], original: Callable[..., Any]) -> bool:
     """Return whether a method is sync, and is not the sync twin of the `original`."""
     return inspect.unwrap(method) is not original and not inspect.iscoroutinefunction(method)
@@ -429,7 +429,7 @@ class Environment(ABC):
             inputs = repeated_dataset(dataset, rollouts_per_example)
             options = taken_options(generate, options)
         given: Any = (client, model, sampling_args, score_rollouts, max_concurrent)
-        run = partial(asyncio.to_thread, generate) if is_sync else generate
+        run: Any = partial(asyncio.to_thread, generate) if is_sync else generate
         results = await run(inputs, *given, **{**options, **kwargs})
         for tell in registered_hooks("evaluated") if progress else ():
             tell(results, self.rubric)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'encode_record', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value',
-           'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_columns',
+           'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_fields',
            'check_record', 'restore_state', 'restore_rollout']
 
 # %% ../../nbs/envs/01_records.ipynb #e5ade682
@@ -148,7 +148,7 @@ def is_number(value: Any, finite: bool) -> bool:
         return False
 
 # %% ../../nbs/envs/01_records.ipynb #4b724d7a
-def check_columns(record: Mapping[str, Any]) -> None:
+def check_fields(record: Mapping[str, Any]) -> None:
     """Raise `ValueError` if a column of a record, which may lack some, has the wrong type."""
     for name, kinds in FIELD_TYPES.items():
         if name in record and not isinstance(record[name], kinds):
@@ -172,7 +172,7 @@ def check_record(record: Mapping[str, Any]) -> None:
     needed = (*INPUTS, "reward", "metrics", "error", "state", "turns")
     if missing := [name for name in needed if name not in record]:
         raise ValueError(f"it has no {missing[0]}")
-    check_columns(record)
+    check_fields(record)
     if not is_number(record["reward"], finite=True):
         raise ValueError(f"its reward is {record['reward']!r:.40}")
 

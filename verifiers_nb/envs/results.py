@@ -30,7 +30,7 @@ import orjson
 
 from .records import (
     INPUTS,
-    check_columns,
+    check_fields,
     check_record,
     from_line,
     reply_usage,
@@ -67,7 +67,7 @@ def read_with_offsets(
                 return
             try:
                 record = from_line(line)
-                check = check_record if strict else check_columns
+                check = check_record if strict else check_fields
                 check(record)
             except ValueError as error:
                 message = (

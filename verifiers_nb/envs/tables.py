@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ResultsOrFile', 'TABLE', 'parts_as_json', 'alike', 'results_columns', 'without_surrogates', 'results_dataset',
+__all__ = ['ResultsOrFile', 'TABLE', 'parts_as_json', 'of_one_kind', 'results_columns', 'without_surrogates', 'results_dataset',
            'results_frame']
 
 # %% ../../nbs/envs/04_tables.ipynb #8773dd86
@@ -35,8 +35,8 @@ def parts_as_json(messages: Messages) -> Messages:
         for m in messages
     ]
 
-
-def alike(column: Iterable[Messages]) -> list[Messages]:
+# %% ../../nbs/envs/04_tables.ipynb #c4d90f2b
+def of_one_kind(column: Iterable[Messages]) -> list[Messages]:
     """Return a column of messages in which all contents are texts, or all are lists of parts.
 
     A dataset can't hold both: where they are mixed, the lists are written as JSON text.
@@ -65,8 +65,8 @@ def results_columns(
     kept = ["error", *state_columns]
     states = [{key: state.get(key) for key in kept} for state in results.state]
     columns: dict[str, list[Any]] = {
-        "prompt": alike(map(sanitize_tool_calls, results.prompt)),
-        "completion": alike(map(sanitize_tool_calls, results.completion)),
+        "prompt": of_one_kind(map(sanitize_tool_calls, results.prompt)),
+        "completion": of_one_kind(map(sanitize_tool_calls, results.completion)),
         **{name: list(getattr(results, name)) for name in ("answer", "task", "reward")},
         **{f"metric_{n}" if n in TABLE else n: values for n, values in results.metrics.items()},
         **{key: [state[key] for state in states] for key in kept},

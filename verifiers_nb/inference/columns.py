@@ -57,10 +57,7 @@ def answer_facts(response: Any) -> dict[str, Any]:
             facts["content"] = "null"
     return facts
 
-# %% ../../nbs/inference/16_columns.ipynb #a3733228
-ANSWERS = "sampled_answers"  # where a stored rollout has the facts
-
-
+# %% ../../nbs/inference/16_columns.ipynb #b7e1c0a4
 def are_facts(answer: Any) -> bool:
     """Return whether something is the facts about an answer; a file may be written by hand."""
     return (
@@ -68,6 +65,9 @@ def are_facts(answer: Any) -> bool:
         and isinstance(answer.get("finish_reason") or "", str)
         and isinstance(answer.get("tokens") or 0, int)
     )
+
+# %% ../../nbs/inference/16_columns.ipynb #a3733228
+ANSWERS = "sampled_answers"  # where a stored rollout has the facts
 
 
 def answers_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
