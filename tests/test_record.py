@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 import time
@@ -17,7 +18,7 @@ import torch
 import verifiers_nb as vf
 from verifiers_nb.bridges.record import Tape
 from verifiers_nb.envs.store import RolloutStore
-from verifiers_nb.inference.tokens import merge_turns
+from verifiers_nb.inference.tokens import merge_turns, rollout_turns
 from verifiers_nb.trainer.samples import make_samples
 
 MODEL = "verifiers_nb/adder-1m"
@@ -109,6 +110,79 @@ def test_a_stream_can_call_tools() -> None:
     assert (call.function.name, call.function.arguments) == ("add", '{"a": 1, "b": 2}')
 
 
+TOOL = {"type": "function", "name": "add", "parameters": {"type": "object"}}
+
+
+async def asks_with_items(base_url: str, api_key: str, prompt: Any) -> Any:
+    """Send the whole conversation with each request, as items."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    asked: Any = dict(model="gpt-5", instructions="Add.", tools=[TOOL], store=False)
+    items = list(prompt)
+    while True:
+        response = await client.responses.create(input=items, **asked)
+        items += [item.model_dump(exclude_none=True) for item in response.output]
+        calls = [item for item in response.output if item.type == "function_call"]
+        if not calls:
+            return response.output_text
+        for call in calls:
+            total = str(sum(json.loads(call.arguments).values()))
+            items.append({"type": "function_call_output", "call_id": call.call_id, "output": total})
+
+
+async def asks_with_names(base_url: str, api_key: str, prompt: Any) -> Any:
+    """Name the response that each request continues, and read it from a stream."""
+    client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0)
+    asked: Any = dict(model="gpt-5", instructions="Add.", tools=[TOOL])
+    items, text = list(prompt), ""
+    while not text:
+        async with client.responses.stream(input=items, **asked) as stream:
+            async for event in stream:
+                text += event.delta if event.type == "response.output_text.delta" else ""
+            response = await stream.get_final_response()
+        assert text == response.output_text and response.status == "completed"
+        asked["previous_response_id"] = response.id
+        items = [
+            {
+                "type": "function_call_output",
+                "call_id": item.call_id,
+                "output": str(sum(json.loads(item.arguments).values())),
+            }
+            for item in response.output
+            if item.type == "function_call"
+        ]
+    return text
+
+
+@pytest.mark.parametrize("agent", [asks_with_items, asks_with_names])
+def test_agents_of_the_responses_api(agent: Any) -> None:
+    """They are recorded as agents that ask for chat completions are: one conversation each."""
+    client = vf.ScriptedClient(adds)
+    results = agent_env(agent).evaluate(client, "m", progress=False)
+    assert results.errors == [None] * 3 and results.reward == [1.0] * 3
+    state = results.state[2]
+    assert (state["conversations"], state["turn"], state["result"]) == (1, 2, "It is 4.")
+    assert [m["role"] for m in results.completion[2]] == ["assistant", "tool", "assistant"]
+    assert state["agent_prompt"][0] == {"role": "system", "content": "Add."}
+    assert client.requests[0]["tools"][0]["function"]["name"] == "add"
+
+
+def test_exact_tokens_of_the_responses_api() -> None:
+    """The tokens of a response are those that the engine sampled, and its counts are theirs."""
+
+    async def asks(base_url: str, api_key: str, prompt: Any) -> Any:
+        client = openai.AsyncOpenAI(base_url=base_url, api_key=api_key)
+        return await client.responses.create(model="m", input=prompt, max_output_tokens=9)
+
+    with vf.serve(MODEL, progress=False) as served:
+        env = agent_env(asks, dataset=ROWS[:1])
+        results = env.evaluate(served.client, MODEL, {"seed": 1}, progress=False)
+    (turn,) = rollout_turns(results.state[0])
+    response = results.state[0]["result"]
+    assert response.usage.output_tokens == len(turn.completion_ids) == len(turn.logprobs) == 9
+    assert response.usage.input_tokens == len(turn.prompt_ids)
+    assert response.incomplete_details.reason == "max_output_tokens"
+
+
 @pytest.mark.parametrize(
     ("code", "words"),
     [
@@ -121,9 +195,10 @@ def test_a_stream_can_call_tools() -> None:
         (AGENT.replace("OpenAI(", "OpenAI(api_key='stolen', "), "This is not the key of this"),
         (
             "from openai import OpenAI\n"
-            "try: OpenAI(max_retries=0).responses.create(model='m', input='2 + 2?')\n"
+            "tools = [{'type': 'web_search'}]\n"
+            "try: OpenAI(max_retries=0).responses.create(model='m', input='?', tools=tools)\n"
             "except Exception: pass",
-            "The last error was: Only POST /v1/chat/completions is recorded, not POST /v1/responses.",
+            "The last error was: The tool 'web_search' is not supported: only functions are.",
         ),
     ],
 )

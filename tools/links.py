@@ -6,10 +6,10 @@ import base64
 import binascii
 import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+import lxml.html
 from rooms import ROOT, setting
 
 MARKDOWN_LINK = re.compile(r"\]\(([^)\s]+)[^)]*\)|(?:src|href)=\"([^\"]+)\"|<(https?:[^>\s]+)>")
@@ -17,24 +17,15 @@ OWN = rf"{setting('git_url')}/(?:blob|edit|raw)/{setting('branch')}/([^?#]+)"
 HOST = re.compile(r"(localhost|[a-z0-9-]+(\.[a-z0-9-]+)+)(:\d+)?", flags=re.I)
 
 
-class Page(HTMLParser):
-    """Collect what a page links to, and the names that links to it can use."""
+class Page:
+    """What a page links to, the names that links to it can use, and its images without words."""
 
     def __init__(self, text: str) -> None:
         """Read a page."""
-        super().__init__()
-        self.links: list[str] = []
-        self.names: set[str] = set()
-        self.nameless: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note the links and the names of a tag."""
-        values = {key: value or "" for key, value in attrs}
-        self.names |= {values[key] for key in ("id", "name") if key in values}
-        self.links += [values[key] for key in ("href", "src") if key in values]
-        if tag == "img" and "alt" not in values:
-            self.nameless.append(values.get("src", "")[:60])
+        tree = lxml.html.document_fromstring(text, lxml.html.HTMLParser(huge_tree=True))
+        self.links: list[str] = tree.xpath("//@href | //@src")
+        self.names: set[str] = set(tree.xpath("//@id | //@name"))
+        self.nameless = [image.get("src", "")[:60] for image in tree.xpath("//img[not(@alt)]")]
 
 
 def malformed(link: str) -> str | None:

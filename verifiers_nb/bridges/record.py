@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['message_key', 'continues', 'note_answer', 'recorded_request', 'as_stream', 'score_tape', 'Tape', 'ask_model',
-           'answer_agent', 'record', 'run_program', 'run_state', 'AgentEnv']
+__all__ = ['ROUTES', 'message_key', 'continues', 'note_answer', 'recorded_request', 'as_stream', 'score_tape', 'Tape',
+           'ask_model', 'ask_for_response', 'answer_agent', 'record', 'run_program', 'run_state', 'AgentEnv']
 
 # %% ../../nbs/bridges/05_record.ipynb #a0000004
 import asyncio
@@ -33,6 +33,7 @@ from ..envs.environment import (
 from ..envs.multiturn import initial_state, take_response
 from ..envs.rollouts import score_group, with_seed
 from ..inference.client import encode
+from ..inference.responses import as_response, chat_request, response_events
 from ..inference.tokens import rollout_turns
 from ..inference.vllm_policy import NEUTRAL_SAMPLING
 from ..rubrics.rubric import Rubric, wanted_arguments
@@ -120,7 +121,8 @@ class Tape:
     """The conversations of one run of an agent, which sends its requests to `url` with `key`.
 
     `conversations` are states; the one with the latest answer is the last. `refused` has the errors
-    of requests without an answer, and `asked` counts the requests to the model.
+    of requests without an answer, and `asked` counts the requests to the model. `responses` has the
+    messages up to each answer of the Responses API, by its id.
     """
 
     client: Any
@@ -131,6 +133,7 @@ class Tape:
     key: str = field(default_factory=partial(secrets.token_urlsafe, 16), repr=False)
     conversations: list[State] = field(default_factory=list, repr=False)
     refused: list[str] = field(default_factory=list, repr=False)
+    responses: dict[str, list[ChatMessage]] = field(default_factory=dict, repr=False)
     asked: int = 0
 
     @property
@@ -163,7 +166,29 @@ async def ask_model(tape: Tape, request: Any) -> dict[str, Any]:
     body = completion_of(message, tape.model, f"recorded-{tape.asked}", reason)
     return {**body, "usage": getattr(response, "usage", None)}
 
+# %% ../../nbs/bridges/05_record.ipynb #a49918f1
+async def ask_for_response(tape: Tape, request: Any) -> dict[str, Any]:
+    """Answer an agent's request of the Responses API; `ask_model` records it."""
+    if not isinstance(request, dict):
+        raise ValueError("A request must be a JSON object.")
+    before = request.get("previous_response_id")
+    if before and before not in tape.responses:
+        raise ValueError(f"There is no response {before!r} on this tape.")
+    chat = chat_request(request, tape.responses[before] if before else ())
+    completion = await ask_model(tape, chat)
+    id_ = f"resp_{secrets.token_hex(8)}"
+    instructions = int(bool(request.get("instructions")))  # a later response has its own
+    answer = completion["choices"][0]["message"]
+    tape.responses[id_] = [*chat["messages"][instructions:], answer]
+    return as_response(completion, request, id_)
+
 # %% ../../nbs/bridges/05_record.ipynb #a000001e
+ROUTES = {
+    "POST /v1/chat/completions": (ask_model, as_stream),
+    "POST /v1/responses": (ask_for_response, response_events),
+}
+
+
 async def answer_agent(tape: Tape, request: web.Request) -> web.Response:
     """Answer a request from an agent."""
     route, status = f"{request.method} {request.path}", 400
@@ -171,18 +196,19 @@ async def answer_agent(tape: Tape, request: web.Request) -> web.Response:
         if request.headers.get("Authorization") != f"Bearer {tape.key}":
             status = 401
             raise ValueError("This is not the key of this recording endpoint.")
-        if route != "POST /v1/chat/completions":
+        if route not in ROUTES:
             status = 404
-            raise ValueError(f"Only POST /v1/chat/completions is recorded, not {route}.")
+            raise ValueError(f"Only {' and '.join(ROUTES)} are recorded, not {route}.")
+        ask, stream = ROUTES[route]
         posted = await request.json()
-        body = await ask_model(tape, posted)
+        body = await ask(tape, posted)
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError)):
             status = getattr(error, "status_code", None) or 502
         tape.refused.append(str(error) or type(error).__name__)
         return web.json_response({"error": {"message": tape.refused[-1]}}, status=status)
     if posted.get("stream"):
-        return web.Response(body=as_stream(body), content_type="text/event-stream")
+        return web.Response(body=stream(body), content_type="text/event-stream")
     return web.Response(body=encode(body), content_type="application/json")
 
 # %% ../../nbs/bridges/05_record.ipynb #a000001f

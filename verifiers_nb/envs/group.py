@@ -10,7 +10,8 @@ __all__ = ['task_columns', 'join_tasks', 'check_members', 'training_rows', 'eval
 
 # %% ../../nbs/envs/12_group.ipynb #77de68da
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -98,6 +99,14 @@ class EnvGroup(Environment):
             message_type=envs[0].message_type,
             **kwargs,
         )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Return the context of a run, which is in those of all members."""
+        async with AsyncExitStack() as stack:
+            for env in self.envs:
+                await stack.enter_async_context(env.running())
+            yield
 
     def get_env_for_task(self, task: str) -> Environment:
         """Return the environment of a task, or the first environment for an unknown task."""

@@ -24,7 +24,7 @@ import threading
 from array import array
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import cache, cached_property, wraps
 from itertools import zip_longest
@@ -290,7 +290,8 @@ class RolloutRun:
 
     `timeout`: seconds after which a rollout fails, and a reward function without a timeout of its
     own. `keep=False`: don't keep stored rollouts in memory. `close_client`: close the client after
-    the run. `on_finish(rollout)` is called for each finished rollout. `finished` maps the index of
+    the run. `around`: makes an async context that all rollouts are played in.
+    `on_finish(rollout)` is called for each finished rollout. `finished` maps the index of
     each finished rollout to the rollout, or to None if it is only in the store. A `budget` or
     `until` may end the run early; the other rollouts are then in neither `finished` nor the store.
     """
@@ -307,6 +308,7 @@ class RolloutRun:
     kwargs: dict[str, Any] = field(default_factory=dict)
     keep: bool = True
     close_client: bool = False
+    around: Callable[[], AbstractAsyncContextManager[Any]] = nullcontext
     on_finish: Callable[[Rollout], None] | None = None
     budget: Budget | None = None
     until: Until | None = None
@@ -343,8 +345,9 @@ class RolloutRun:
                 self.store.check(self.settings)
                 if self.groups:
                     self.drop_partial_groups(self.store, self.groups)
-            with fewer_collections():
-                await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
+            async with self.around():
+                with fewer_collections():
+                    await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
         finally:
             done.set()
             self.bar.close()

@@ -6,28 +6,32 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PARSER_FIELDS', 'XML_TOOLS_PROMPT', 'read_call', 'run_tool', 'make_tools', 'choose_tool', 'tool_message', 'ToolEnv',
-           'StatefulToolEnv', 'called_tools', 'total_tool_calls', 'counter_of', 'ToolRubric', 'tool_prompt',
-           'read_tool', 'XMLToolEnv', 'outcomes', 'worked_share', 'tool_execution_reward_func', 'tool_metrics',
-           'add_tool_rewards']
+__all__ = ['PARSER_FIELDS', 'XML_TOOLS_PROMPT', 'read_call', 'run_tool', 'make_tools', 'choose_tool', 'tool_message',
+           'RemoteTool', 'remote_tool', 'tools_of_servers', 'ToolEnv', 'StatefulToolEnv', 'called_tools',
+           'total_tool_calls', 'counter_of', 'ToolRubric', 'tool_prompt', 'read_tool', 'XMLToolEnv', 'outcomes',
+           'worked_share', 'tool_execution_reward_func', 'tool_metrics', 'add_tool_rewards']
 
 # %% ../../nbs/envs/10_tool_env.ipynb #77de68da
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
 
+from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from .multiturn import NO, YES, MultiTurnEnv
-from .rollouts import run_bounded
+from .rollouts import run_bounded, run_sync
 from .tools import Tool, convert_func_to_oai_tool, make_tool, tool_name
 from ..parsers.base import assistant_texts, messages_of
 from ..parsers.function_calls import member
 from ..parsers.think import outside_thinking
 from ..parsers.xml import OneAnswerParser, XMLParser
 from ..rubrics.rubric import Rubric, wanted_arguments
+from ..support.mcp_servers import ServerFailed, Servers, ServerTool, offered_names
 from ..support.sandbox import Unconfined
 from ..support.threads import Threads, as_failure
 from ..types import (
@@ -87,6 +91,53 @@ def tool_message(tool_call_id: str | None, content: str) -> ChatMessage:
     """Return the message that answers a tool call."""
     return {"role": "tool", "tool_call_id": tool_call_id, "content": content}
 
+# %% ../../nbs/envs/10_tool_env.ipynb #1e33e607
+@dataclass(frozen=True)
+class RemoteTool(Tool):
+    """A tool of a server. `arguments`: those that it takes, hidden or not."""
+
+    arguments: Collection[str] = ()
+
+    def takes(self, name: str) -> bool:
+        """Return whether the server's tool takes this argument."""
+        return name in self.arguments
+
+# %% ../../nbs/envs/10_tool_env.ipynb #c3d17141
+def remote_tool(
+    servers: Servers, index: int, tool: ServerTool, name: str, hidden: Collection[str]
+) -> Tool:
+    """Return a tool of server `index`, offered as `name`."""
+
+    async def call(**arguments: Any) -> str:
+        return await servers.call(index, tool.name, arguments)
+
+    properties = tool.schema.get("properties") or {}
+    visible = {n: schema for n, schema in properties.items() if n not in hidden}
+    required = [n for n in tool.schema.get("required") or () if n not in hidden]
+    parameters = {**tool.schema, "properties": visible}
+    parameters |= {"required": required} if "required" in tool.schema else {}
+    described = {"description": tool.description} if tool.description else {}
+    function = {"name": name, **described, "parameters": parameters}
+    is_open = bool(tool.schema.get("additionalProperties"))
+    schema = {"type": "function", "function": function}
+    types: TypeAdapter[Any] = TypeAdapter(dict[str, Any])
+    return RemoteTool(name, call, schema, types, frozenset(hidden), is_open, [*properties])
+
+# %% ../../nbs/envs/10_tool_env.ipynb #21810b8e
+def tools_of_servers(
+    servers: Servers, taken: Sequence[str], hidden: Collection[str] = ()
+) -> dict[str, Tool]:
+    """Return the tools of all servers by the names under which a model sees them."""
+    if not servers.settings:
+        return {}
+    listed = run_sync(servers.list_tools())
+    names = offered_names([(server, [t.name for t in tools]) for server, tools in listed], taken)
+    return {
+        name: remote_tool(servers, index, tool, name, hidden)
+        for index, (_, tools) in enumerate(listed)
+        for name, tool in zip(names[index], tools, strict=True)
+    }
+
 # %% ../../nbs/envs/10_tool_env.ipynb #12c6fc06
 class ToolEnv(MultiTurnEnv):
     """Let the model call tools until it answers without a call.
@@ -94,6 +145,11 @@ class ToolEnv(MultiTurnEnv):
     `tools`: one function or several, sync or async, with docstrings and types for the model.
     `error_formatter`: returns the text that the model reads for an exception. `hidden_args`: names
     of arguments that the model does not see. Sync tools run in at most `max_workers` threads.
+
+    `mcp`: MCP servers whose tools the model may call, too, each a command, an address or a dict
+    with `command`, `args`, `env`, `cwd` or `url`, `headers`. A run of rollouts starts them and ends
+    them. One that can't be started, ends, or takes longer than `mcp_timeout` seconds for a call
+    fails the rollout.
 
     `state["tools_called"]` lists the names of called tools, `state["tool_errors"]` counts failed
     calls.
@@ -105,6 +161,8 @@ class ToolEnv(MultiTurnEnv):
         max_turns: int = 10,
         error_formatter: Callable[[Exception], str] = str,
         hidden_args: Sequence[str] = (),
+        mcp: Sequence[str | Mapping[str, Any]] | str | Mapping[str, Any] = (),
+        mcp_timeout: float = 60.0,
         **kwargs: Any,
     ) -> None:
         if kwargs.get("message_type", "chat") != "chat":
@@ -112,6 +170,8 @@ class ToolEnv(MultiTurnEnv):
         self.tools = [tools] if callable(tools) or isinstance(tools, str) else list(tools or ())
         self.error_formatter = error_formatter
         self.tool_map = make_tools(self.tools, hidden_args)
+        self.mcp_servers = Servers(mcp, mcp_timeout)
+        self.tool_map |= tools_of_servers(self.mcp_servers, list(self.tool_map), hidden_args)
         schemas = [tool.schema for tool in self.tool_map.values()]
         super().__init__(max_turns, oai_tools=schemas or None, **kwargs)
 
@@ -119,6 +179,10 @@ class ToolEnv(MultiTurnEnv):
     def threads(self) -> Threads:
         """The threads that sync tools run in."""
         return Threads(self.max_workers)
+
+    def running(self) -> AbstractAsyncContextManager[Any]:
+        """Return the context of a run, which ends the MCP servers."""
+        return self.mcp_servers.running()
 
     def setup_state(self, state: State, **kwargs: Any) -> State:
         """Add the entries about tool calls."""
@@ -172,7 +236,7 @@ class ToolEnv(MultiTurnEnv):
         try:
             result = await run_tool(self.tool_map[tool_name], tool_args, self.threads)
             return tool_message(tool_call_id, self.content_of(result))
-        except Unconfined:  # not the model's mistake, so the rollout fails
+        except (Unconfined, ServerFailed):  # not the model's mistake, so the rollout fails
             raise
         except BaseException as error:  # also if a tool calls exit()
             return self.failure(as_failure(error), tool_call_id, state)
@@ -300,6 +364,10 @@ class XMLToolEnv(ToolEnv):
     def __init__(
         self, tools: Sequence[Callable[..., Any]], max_turns: int = 10, **kwargs: Any
     ) -> None:
+        if kwargs.get("mcp"):
+            raise ValueError(
+                "XMLToolEnv describes functions to the model: ToolEnv takes mcp=[...]."
+            )
         super().__init__(tools, max_turns, **kwargs)
         self.oai_tools = None  # the system prompt describes them
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PR_SET_PDEATHSIG', 'PR_SET_DUMPABLE', 'PR_SET_CHILD_SUBREAPER', 'descendants', 'process_control', 'end_with_guard',
-           'reap', 'send_signal', 'end_family', 'guard', 'start_guarded']
+           'reap', 'send_signal', 'end_family', 'guard', 'guarded_command', 'start_guarded']
 
 # %% ../../nbs/support/02_processes.ipynb #77de68da
 import ctypes
@@ -109,6 +109,13 @@ def guard(parent: int, grace: float, command: Sequence[str]) -> int:
     end_family(program.pid, grace, statuses)
     return statuses[program.pid]
 
+# %% ../../nbs/support/02_processes.ipynb #7517a476
+def guarded_command(command: Sequence[str], grace: float) -> list[str]:
+    """Return the command that runs a program under a guard."""
+    script = find_spec("verifiers_nb.support.processes")
+    assert script is not None and script.origin is not None
+    return [sys.executable, "-I", "-S", script.origin, str(os.getpid()), str(grace), *command]
+
 # %% ../../nbs/support/02_processes.ipynb #f1abd670
 def start_guarded(
     command: Sequence[str], grace: float = 10.0, **options: Any
@@ -119,11 +126,8 @@ def start_guarded(
     The guard exits with the program's status, or with 128 + n if signal n ended the program.
     `options` are Popen's.
     """
-    script = find_spec("verifiers_nb.support.processes")
-    assert script is not None and script.origin is not None
-    call = [sys.executable, "-I", "-S", script.origin, str(os.getpid()), str(grace), *command]
     settings = {"stdin": subprocess.DEVNULL, "start_new_session": True, **options}
-    return subprocess.Popen(call, **settings)
+    return subprocess.Popen(guarded_command(command, grace), **settings)
 
 # %% ../../nbs/support/02_processes.ipynb #1574bddb
 if __name__ == "__main__" and "__file__" in globals():  # a notebook is also named __main__

@@ -413,6 +413,7 @@ class GRPOTrainer(ResumableTrainer):
         audit: str = "errors",
     ) -> None:
         check_order(model, env, args, processing_class)
+        self.audit = check_audit(audit)
         args.output_dir = os.path.abspath(args.output_dir)  # a reward may change the directory
         model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
@@ -421,7 +422,6 @@ class GRPOTrainer(ResumableTrainer):
             client = client or make_client(model, processing_class, args)
             check_fit(client, model, peft_config, args.vllm_sleep)
         self.env, self.client = env, client
-        self.audit = check_audit(audit)
         self.versions = PolicyVersions(client, args.vllm_sleep)
         self.prompts = PromptOrder(dataset, args)
         self.begin_watching()
