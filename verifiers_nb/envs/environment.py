@@ -16,7 +16,7 @@ import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractAsyncContextManager, nullcontext
 from difflib import get_close_matches
 from functools import partial
 from pathlib import Path
@@ -306,6 +306,10 @@ class Environment(ABC):
     ) -> tuple[Messages, State]:
         """Play one interaction and return the completion and the final state."""
 
+    def running(self) -> AbstractAsyncContextManager[Any]:
+        """Return the context of a run: what its rollouts share starts and ends with it."""
+        return nullcontext()
+
     def warn_once(self, warnings: Sequence[str]) -> None:
         """Log the warnings that this environment has not logged before."""
         said = vars(self).setdefault("_said", set[str]())
@@ -326,7 +330,7 @@ class Environment(ABC):
         model = check_model(client, model or self.model)
         called = rollout_client(client, self.max_retries)
         kwargs["close_client"] = called is not client and hasattr(called, "aclose")
-        kwargs["timeout"] = self.rollout_timeout
+        kwargs["timeout"], kwargs["around"] = self.rollout_timeout, self.running
         if (budget := kwargs.get("budget")) is not None:
             check_budget(budget, model, self.rubric)
             called = MeteredClient(called, budget, model)
