@@ -56,13 +56,13 @@ def told(page) -> list[tuple[str, str]]:
 def press_the_audit_page(widget) -> None:
     """Choose findings by severity, and open the text of a trick by the keyboard."""
     assert widget.get_by_text("error: cheat").is_visible()
-    widget.get_by_role("button", name="note").click()
+    widget.get_by_role("button", name="note", exact=True).click()
     widget.get_by_text("error: cheat").wait_for(state="detached")
     widget.get_by_role("button", name="all", exact=True).click()
     widget.get_by_text("error: cheat").wait_for()
     widget.locator("tr[data-act=show]").nth(1).press("Enter")
     opened = widget.locator("tr[aria-current=true]")
-    opened.get_by_text("1", exact=True).wait_for()
+    opened.get_by_text("all answers of the rows").wait_for()
     assert widget.get_by_label("Trick").is_visible()
 
 
