@@ -154,7 +154,7 @@ def check_signal(seen: Learnable, samples: Sequence[Rollout], size: int) -> Iter
     )
     severity = "error" if seen.hopeless else "warning"
     if seen.hopeless:
-        remedy = "; ".join(advice_for(seen))
+        remedy = "; ".join(map(str, advice_for(seen)))
     yield Finding("no_signal", severity, sentence, shown_sample(samples), remedy)
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #3a80bf10

@@ -49,8 +49,8 @@ def check_replicas(replicas: int) -> None:
     if replicas > 1:
         raise ValueError(
             f"this vLLM server has {replicas} replicas of the model (data_parallel_size), and "
-            "loads an adapter into only one of them: start a server for each GPU, and give all of them "
-            "to vf.connect([...])"
+            "loads an adapter into only one of them: start a server for each GPU, and give all of "
+            "them to vf.connect([...])"
         )
 
 # %% ../../nbs/inference/10_adapter_files.ipynb #0bc9d163
