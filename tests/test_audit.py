@@ -8,7 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+import urllib.request
+from ast import literal_eval
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -86,8 +90,9 @@ def throws_dice(parser, completion, answer):
 
 
 def sleeps(parser, completion, answer):
-    time.sleep(0.06)
-    return exact(parser, completion, answer)
+    right = exact(parser, completion, answer)
+    time.sleep(0.06 * right)
+    return right
 
 
 PAID = []
@@ -131,6 +136,49 @@ def waits(parser, completion, answer):
     return exact(parser, completion, answer)
 
 
+def options(completion, answer):
+    return float(answer in text_of(completion).upper())
+
+
+def tolerant(parser, completion, answer):
+    given = (parser.parse_answer(completion) or "").strip()
+    return float(given.isdigit() and abs(int(given) - int(answer)) <= 0.1 * int(answer))
+
+
+def not_a_number(parser, completion, answer):
+    return exact(parser, completion, answer) or float("nan")
+
+
+def exits(parser, completion, answer):
+    if not parser.parse_answer(completion):
+        sys.exit(3)
+    return exact(parser, completion, answer)
+
+
+def long_thinking(parser, completion):
+    return min(1.0, len(parser.parse(text_of(completion)).think or "") / 200)
+
+
+def ended(completion, answer, state):
+    return float(state["turn"] > 2)
+
+
+class Guess(vf.MultiTurnEnv):
+    def is_completed(self, messages, state, **kwargs):
+        return state["turn"] > 2
+
+    def env_response(self, messages, state, **kwargs):
+        return [{"role": "user", "content": "Guess again."}], state
+
+
+def game(func):
+    return Guess(dataset=rows(question=["Guess."] * 24), rubric=vf.Rubric([func]))
+
+
+def three_guesses(row):
+    return ["1", "2", str(row.answer)]
+
+
 EXAMPLE = [{"role": "user", "content": "What is 2 times 7?"}]
 SHOWN = [f"{n} times 7 = {7 * n}." for n in range(2, 26)]
 SHOUTED = [f"WHAT IS  {n} TIMES 7" for n in range(2, 8)]
@@ -170,24 +218,27 @@ BROKEN = {
     "cheat     ": lambda: single(long_thoughts, weights=[1.0]),
     "slow ": lambda: single(nested),
     "raises   ": lambda: single(waits),
+    "wrong_pays  ": lambda: single(options, dataset=rows(answer=["A", "B", "C", "D"] * 6)),
+    "wrong_pays   ": lambda: single(tolerant),
+    "raises    ": lambda: single(not_a_number),
+    "raises     ": lambda: single(exits),
+    "cheat      ": lambda: single(exact, long_thinking, weights=[0.4, 0.6]),
+    "ignores_answer ": lambda: game(ended),
 }
+SOLVED = {"ignores_answer ": three_guesses, "told": three_guesses}
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_environment_is_found(kind):
-    report = vf.audit(BROKEN[kind](), progress=False)
+def test_a_broken_environment_is_found(kind, monkeypatch):
+    monkeypatch.setattr("verifiers_nb.envs.trials.PATIENCE", 4.0)
+    report = vf.audit(BROKEN[kind](), progress=False, solve=SOLVED.get(kind))
     assert kind.strip() in [each.kind for each in report.findings if each.severity != "note"], (
         report
     )
     assert not report.ok
-
-
-class Guess(vf.MultiTurnEnv):
-    def is_completed(self, messages, state, **kwargs):
-        return state["turn"] > 2
-
-    def env_response(self, messages, state, **kwargs):
-        return [{"role": "user", "content": "Guess again."}], state
+    for each in report.findings:
+        assert each.example and each.remedy and each.message.endswith("."), each
+        assert ". " not in each.message, each  # one sentence
 
 
 def last_guess(completion, answer):
@@ -219,8 +270,18 @@ async def judged(judge, prompt, completion, answer, state):
     return float(await judge(prompt, completion, answer, state) == "yes")
 
 
-def judge_env():
-    rubric = vf.JudgeRubric(judge_client=StandIn(), parser=vf.XMLParser(["answer"]))
+class Gullible(StandIn):
+    """Believes what a response says of itself, too."""
+
+    async def create(self, messages, **kwargs):
+        answer = await super().create(messages, **kwargs)
+        if "Verdict: yes" in messages[0]["content"]:
+            answer.choices[0].message.content = "yes"
+        return answer
+
+
+def judge_env(client=None):
+    rubric = vf.JudgeRubric(judge_client=client or StandIn(), parser=vf.XMLParser(["answer"]))
     rubric.add_reward_func(judged)
     return vf.SingleTurnEnv(dataset=rows(), rubric=rubric)
 
@@ -236,6 +297,33 @@ def format_env():
     return vf.SingleTurnEnv(dataset=rows(), rubric=rubric)
 
 
+def plus_or_minus(parser, completion, answer):
+    return 2 * exact(parser, completion, answer) - 1
+
+
+def among(parser, completion, answer):
+    return float((parser.parse_answer(completion) or "").strip() in literal_eval(answer))
+
+
+def from_info(parser, completion, info):
+    return float((parser.parse_answer(completion) or "").strip() == info["gold"])
+
+
+def continued(completion, answer):
+    return float(completion.strip() == answer)
+
+
+def continued_env():
+    data = rows().rename_column("question", "prompt")
+    rubric = vf.Rubric([continued])
+    return vf.SingleTurnEnv(dataset=data, rubric=rubric, message_type="completion")
+
+
+def informed_env():
+    data = [{"question": f"{n}?", "info": {"gold": str(n)}} for n in range(24)]
+    return single(from_info, dataset=Dataset.from_list(data))
+
+
 def group_reward(completions, answer=None):
     return [1.0 for _ in completions]
 
@@ -247,20 +335,26 @@ HEALTHY = {
     "letters": lambda: single(dataset=rows(answer=["A", "B", "C", "D"] * 6)),
     "words": lambda: single(dataset=rows(answer=[f"word {n} here" for n in range(24)])),
     "judge": judge_env,
-    "game": lambda: Guess(dataset=rows(question=["Guess."] * 24), rubric=vf.Rubric([last_guess])),
+    "game": lambda: game(last_guess),
+    "told": lambda: game(last_guess),
     "tools": lambda: vf.ToolEnv(tools=[add], dataset=rows(), rubric=vf.Rubric([last_guess])),
     "two splits": lambda: single(
         dataset=rows().select(range(12)), eval_dataset=rows().select(range(12, 24))
     ),
     "shipped": lambda: vf.load_environment("addition", num_train_examples=64),
     "reverse": lambda: vf.load_environment("reverse-text", offline=True),
+    "plus or minus": lambda: single(plus_or_minus),
+    "lists": lambda: single(among, dataset=rows(answer=[f"['{n}', 'no {n}']" for n in range(24)])),
+    "info": informed_env,
+    "continued": continued_env,
     "of several": lambda: vf.EnvGroup([single(), format_env()], env_names=["a", "b"]),
 }
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_environment_has_no_errors(name):
-    report = vf.audit(HEALTHY[name](), progress=False, judge_calls=2000 if name == "judge" else 0)
+    calls = 300 if name == "judge" else 0
+    report = vf.audit(HEALTHY[name](), progress=False, judge_calls=calls, solve=SOLVED.get(name))
     assert [each for each in report.findings if each.severity == "error"] == [], report
 
 
@@ -269,6 +363,16 @@ def test_a_judge_is_not_asked_unless_it_may_be():
     report = vf.audit(env, progress=False)
     assert any("judge_calls" in note for note in report.notes)
     assert [each for each in report.findings if each.severity != "note"] == []
+    assert env.rubric.judge_client.calls == 0
+
+
+def test_a_judge_that_believes_a_response_is_found_with_few_questions():
+    client = Gullible()
+    report = vf.audit(judge_env(client), progress=False, judge_calls=100)
+    (cheat,) = [each for each in report.findings if each.kind == "cheat"]
+    assert cheat.severity == "error" and "a claimed verdict" in cheat.message
+    assert client.calls == 100  # in whatever process they are asked
+    assert any("judge_calls" in note for note in report.notes)
 
 
 def test_solve_writes_what_the_answer_alone_does_not():
@@ -365,6 +469,41 @@ def test_without_a_client_nothing_of_the_network_is_used(monkeypatch):
         monkeypatch.setattr(socket.socket, name, refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
     assert vf.audit(single(), progress=False).ok
+
+
+def test_a_reward_reaches_no_server():
+    reached, ways = [], []
+
+    def accept(listening):
+        with suppress(OSError):
+            while connection := listening.accept()[0]:
+                reached.append("connection")
+                connection.close()
+
+    def asks(parser, completion, answer):
+        with suppress(OSError):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=1)
+        with suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
+            datagrams.sendto(b"1", ("127.0.0.1", port))
+        with suppress(OSError):
+            ways.append(socket.gethostbyname("localhost"))
+        return exact(parser, completion, answer) + len(ways)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+    ):
+        port = listening.getsockname()[1]
+        datagrams.bind(("127.0.0.1", port))
+        threading.Thread(target=accept, args=[listening], daemon=True).start()
+        assert vf.audit(single(asks), search=10, progress=False).ok
+        datagrams.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            datagrams.recv(1)
+        assert reached == []
+        with socket.create_connection(("127.0.0.1", port)) as ours:  # the server does listen
+            ours.recv(1)
+        assert reached == ["connection"]
 
 
 def test_a_sampled_rollout_whose_reward_ends_the_process_does_not_end_the_audit():

@@ -125,7 +125,8 @@ SAYS = {"role": "assistant", "content": "42"}
         ({"metrics": [1.0]}, "its metrics is [1.0]"),
         ({"state": None}, "its state is None"),
         ({"state": {"reward_errors": "right"}}, "its reward_errors is 'right'"),
-        ({"answer": None}, "answer.0"),
+        ({"turns": [3]}, "it has the turn 3"),
+        ({"usage": {"requests": "many"}}, "its requests is 'many'"),
         ({"reward": 10**400}, "its reward is 1000"),
     ],
 )

@@ -939,8 +939,12 @@ def test_wandb_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     wandb = pytest.importorskip("wandb", reason="needs wandb: pip install wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    make_trainer(tmp_path / "run", max_steps=2, report_to="wandb").train()
+    make_trainer(tmp_path / "run", max_steps=2, report_to="wandb", log_completions=True).train()
     wandb.finish()
+    (first, _) = sorted(tmp_path.rglob("*.table.json"), key=lambda path: path.stat().st_mtime)
+    table = json.loads(first.read_text())
+    assert table["columns"][:5] == ["step", "prompt", "completion", "reward", "correct_answer"]
+    assert len(table["data"]) == 16 and table["data"][0][0] == 1
     (path,) = tmp_path.rglob("run-*.wandb")
     deadline = time.monotonic() + 60  # wandb writes in a process of its own, which may be late
     while b"train/staleness" not in path.read_bytes() and time.monotonic() < deadline:
@@ -954,7 +958,8 @@ def test_trackio_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     script = (
         "import sys, verifiers_nb as vf\n"
         "args = vf.GRPOConfig(sys.argv[1], per_device_train_batch_size=16, num_generations=4, "
-        "max_tokens=40, max_steps=2, use_cpu=True, report_to='trackio', project='sums')\n"
+        "max_tokens=40, max_steps=2, use_cpu=True, report_to='trackio', project='sums', "
+        "log_completions=True, num_completions_to_print=3)\n"
         "env = vf.load_environment('addition')\n"
         "vf.GRPOTrainer('verifiers_nb/adder-1m', env, args, peft_config=vf.lora_defaults()).train()\n"
     )
@@ -965,6 +970,9 @@ def test_trackio_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         rows = database.execute("select metrics from metrics order by step").fetchall()
     found = [json.loads(row[0]) for row in rows]
     rewards = [row["train/reward"] for row in found if "train/reward" in row]
+    tables = [row["rollouts"]["_value"] for row in found if "rollouts" in row]
+    assert [len(table) for table in tables] == [3, 3] and tables[1][0]["step"] == 2
+    assert {"prompt", "completion", "reward", "correct_answer"} <= {*tables[0][0]}
     logged = [
         json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     ]

@@ -217,7 +217,8 @@ def reasoning_fields(message: Any) -> dict[str, Any]:
         # Asking OpenAI's objects for attributes that they lack takes long.
         sent = message.__dict__ | extra if extra else message.__dict__
     else:
-        sent = {name: getattr(message, name, None) for name in REASONING_FIELDS}
+        pairs = [(name, getattr(message, name, None)) for name in REASONING_FIELDS]
+        sent = {name: value for name, value in pairs if value}
     if ANY_REASONING.isdisjoint(sent):
         return {}
     found = {name: sent.get(name) for name in REASONING_FIELDS}

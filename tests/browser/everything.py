@@ -1,9 +1,11 @@
-"""The three widgets with something to show, made in this process; and what their pages are asked."""
+"""The widgets with something to show, made in this process; and what their pages are asked."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+
+from datasets import Dataset
 
 import verifiers_nb as vf
 from verifiers_nb.environments.addition import target
@@ -61,6 +63,21 @@ def dashboard(folder: Path) -> vf.TrainingDashboard:
     (folder / "checkpoint-80").mkdir()
     (folder / "checkpoint-80" / "trainer_state.json").touch()
     return vf.TrainingDashboard(folder)
+
+
+def audit_page() -> vf.AuditPage:
+    """Return the page of an audit that found a cheat, with the text of the cheat open."""
+
+    def in_text(completion, answer):
+        return float(answer in completion[-1]["content"])
+
+    rows = [{"question": f"What is {n} + 4?", "answer": str(n + 4)} for n in range(20)]
+    env = vf.SingleTurnEnv(
+        dataset=Dataset.from_list(rows), rubric=vf.Rubric(in_text, parser=vf.XMLParser(["answer"]))
+    )
+    page = vf.AuditPage(vf.audit(env, n=4, search=0, progress=False))
+    page.show(0)
+    return page
 
 
 # Texts whose colour is less than 4.5 times apart from what is behind them; what is disabled may be faint.

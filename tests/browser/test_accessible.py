@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .browsing import show
+from .browsing import live_widget, show
 from .everything import FAINT
 
 pytestmark = pytest.mark.browser
@@ -26,6 +26,7 @@ SHOWN = (
     "everything.explorer()",
     "everything.dashboard(folder)",
     "vf.TrainingDashboard(trainer)",
+    "everything.audit_page()",
 )
 
 
@@ -52,6 +53,19 @@ def told(page) -> list[tuple[str, str]]:
     ]
 
 
+def press_the_audit_page(widget) -> None:
+    """Choose findings by severity, and open the text of a trick by the keyboard."""
+    assert widget.get_by_text("error: cheat").is_visible()
+    widget.get_by_role("button", name="note", exact=True).click()
+    widget.get_by_text("error: cheat").wait_for(state="detached")
+    widget.get_by_role("button", name="all", exact=True).click()
+    widget.get_by_text("error: cheat").wait_for()
+    widget.locator("tr[data-act=show]").nth(1).press("Enter")
+    opened = widget.locator("tr[aria-current=true]")
+    opened.get_by_text("all answers of the rows").wait_for()
+    assert widget.get_by_label("Trick").is_visible()
+
+
 def test_names_and_contrast(notebook, page) -> None:
     from pathlib import Path
 
@@ -72,6 +86,7 @@ def test_names_and_contrast(notebook, page) -> None:
         page.wait_for_timeout(500)  # colours move to their new values
         for place in page.locator(f"{LIVE}, .vf-control").all():
             faint += [f"{theme}: {text}" for text in place.evaluate(FAINT)]
+    press_the_audit_page(live_widget(page, "Audit"))
     for i, widget in enumerate(page.locator(LIVE).all()):
         show(page, widget, f"accessible-{i}", widths=(1280, 760))
     assert faint == []

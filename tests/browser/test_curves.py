@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from itertools import pairwise
 
 import nbformat
 from nbformat.sign import NotebookNotary
 
-from .browsing import live_widget, notebook_of, run_again, save, show, write_and_open
+from .browsing import SHOTS, live_widget, notebook_of, run_again, save, show, write_and_open
 
 RUNS = """
 import json, math, pathlib, random
@@ -92,9 +93,16 @@ dashboard"""
     box = widget.locator(".js-plotly-plot .nsewdrag").first.bounding_box()
     x, y = box["x"], box["y"] + box["height"] / 2
     page.mouse.move(x + box["width"] / 2, y)
-    hover = widget.locator(".hoverlayer .legend")
-    hover.wait_for()
-    assert all(name in hover.text_content() for name in ("fast", "slow", "measured"))
+    hover = widget.locator("span.vf-cross")  # in each chart, over no other
+    hover.first.wait_for()
+    assert hover.count() == widget.locator("i.vf-cross").count() == 6
+    said = hover.first.text_content()
+    assert all(name in said for name in ("step 2,", "fast 1", "slow 0", " (")), said
+    assert "in training" not in said and widget.locator(".hoverlayer .legend").count() == 0
+    title, value = (each.bounding_box() for each in (hover.nth(1), hover.first))
+    assert value["x"] + value["width"] <= title["x"] + title["width"]
+    if os.environ.get("PICTURES"):
+        widget.locator("[data-plot]").screenshot(path=SHOTS / "curves-crosshair.png")
 
     page.mouse.down()
     page.mouse.move(x + box["width"] * 0.6, y, steps=8)

@@ -236,6 +236,9 @@ def test_parts_pages_and_keys(widget) -> None:
     assert {"Search", "Next page", "Compare", "Go to", "End"} <= set(
         keys.locator("dd").all_inner_texts()
     )
+    listed = keys.locator("dt").all_inner_texts()
+    assert len({*listed}) == len(listed) and "<" not in listed  # on the first page it does nothing
+    assert "+ −" not in listed  # there are no curves here
     show(page, keys, "long-keys", widths=(600, 1900))
     page.keyboard.press("Escape")
     keys.wait_for(state="detached")

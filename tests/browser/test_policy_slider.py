@@ -50,6 +50,8 @@ DRAG = """async place => {
 }"""
 
 
+WHOLE = """() => [...document.querySelectorAll(".vf-kept")].every(
+    each => !each.textContent.includes("answers are still to come") && each.textContent.includes("12 + 12"))"""
 LOOK = "node => ['color', 'backgroundColor', 'border'].map(name => getComputedStyle(node)[name])"
 
 
@@ -147,7 +149,11 @@ def test_a_slider_with_and_without_a_kernel(notebook, page, lab, browser) -> Non
     asked.fill("What is 12 + 12?")
     asked.press("Enter")
     widget.get_by_role("heading", name="4. What is 12 + 12?").wait_for()
+    save(page)  # as one does after Run All: some answers are still to come
     widget.get_by_text("still to come").first.wait_for(state="detached")
+    page.wait_for_function(WHOLE)  # the picture follows at once, not seconds later
+    save(page)
+    assert "answers are still to come" not in (lab.folder / "slider.ipynb").read_text()
     assert widget.locator(".vf-slide section").count() == 4
     show(page, widget, "policy-slider", widths=(1280, 600))
     save(page)

@@ -37,7 +37,9 @@ def test_a_weight_is_moved_and_the_figures_change(notebook, page) -> None:
     assert "0 of 16" in figures.inner_text()
     slider = widget.get_by_role("slider", name="right")
     slider.focus()
+    assert "share of the most" not in widget.locator(".vf-chart").inner_text()
     page.keyboard.press("Home")  # the least weight: a wrong answer is paid
+    widget.locator(".vf-chart").get_by_text("share of the most, 2 and 1").wait_for()
     figures.get_by_text("1 of 4 (25%)").wait_for()
     flips = widget.get_by_role("table", name="Advantage changes its sign")
     flips.get_by_role("row").nth(1).click()

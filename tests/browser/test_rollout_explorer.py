@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import nbformat
 import pytest
 from nbformat.sign import NotebookNotary
@@ -148,6 +150,55 @@ def test_rollouts_run_and_are_looked_at(notebook, page, lab) -> None:
     error = widget.locator(".vf-note.vf-error")
     error.wait_for()  # near the button, not below everything
     assert error.bounding_box()["y"] < widget.get_by_label("Search").bounding_box()["y"]
+
+
+GROW = """
+explorer = vf.RolloutExplorer(env)
+explorer.run(4, 2, max_tokens=230, sampling_args={"ignore_eos": True})
+explorer
+"""
+GONE = """
+gone = vf.RolloutExplorer(env, vf.HTTPClient("http://127.0.0.1:9/v1"), "any")
+gone
+"""
+
+
+def test_answers_grow_and_a_server_that_is_gone_is_asked_twice(notebook, page) -> None:
+    load = "import verifiers_nb as vf\nenv = vf.load_environment('addition')"
+    slow = "import time\nfrom verifiers_nb.inference import engine\nstep = engine.Batch.advance\n"
+    slow += "engine.Batch.advance = lambda batch: (time.sleep(0.05), step(batch))[1]"
+    notebook("grow.ipynb", load, slow, GROW, GONE)
+    page.wait_for_function("!document.querySelector('[data-waiting]')")
+    widget, gone = page.locator("[tabindex='-1'] > .vf[aria-label='Rollout explorer']").all()
+    text = widget.locator(".vf-growing code").first
+    text.wait_for()
+    before = text.inner_text()
+    page.wait_for_function(
+        "([node, said]) => node.textContent !== said", arg=[text.element_handle(), before]
+    )
+    assert "0 of 8 rollouts" in widget.inner_text()  # none has ended, and yet there is
+    assert re.search(r"[\d,]+ tokens, \d+ a second · \d+ s left", widget.inner_text())
+    show(page, widget, "explorer-growing")
+    widget.get_by_text("8 of 8 rollouts").wait_for()
+    text.wait_for(state="detached")
+
+    place = gone.get_by_label("Most tokens")
+    place.fill("many")
+    below = gone.get_by_role("button", name="Run", exact=True)
+    tall = gone.bounding_box()["height"]
+    below.click()
+    note = gone.locator(".vf-note.vf-error")
+    note.wait_for()
+    assert note.inner_text() == "Most tokens is 'many'; write a number."
+    box, pressed = note.bounding_box(), below.bounding_box()
+    assert 0 <= box["y"] - pressed["y"] - pressed["height"] < 20  # beside what was pressed
+    assert gone.bounding_box()["height"] == tall  # and nothing below has moved
+    show(page, gone, "explorer-bad-input")
+    place.fill("8")
+    below.click()
+    gone.get_by_text("32 failed").wait_for()
+    assert gone.get_by_text("does not answer and was asked twice").count() == 1
+    show(page, gone, "explorer-gone")
 
 
 def test_ten_thousand_hostile_rollouts_opened_and_saved(notebook, page, lab) -> None:

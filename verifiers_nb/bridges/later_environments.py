@@ -360,7 +360,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         scored = zip(results.state, results.reward, strict=True)
         return [{**state, "reward": reward} for state, reward in scored]
 
-    def generate(self, *given: Any, **kwargs: Any) -> Any:
+    @wraps(MultiTurnEnv.generate, assigned=())  # so it isn't taken for an override of a user
+    def generate(self, *given: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run and score rollouts; an async override awaits what `super().generate` returns."""
         if inspect.iscoroutinefunction(type(self).generate):
             return MultiTurnEnv.a_generate(self, *given, **kwargs)

@@ -243,6 +243,7 @@ class TrainSettings(RunSettings):
     serve: str = "auto"
     kv_cache_gb: float | None = None
     budget: dict[str, Any] = field(default_factory=dict)
+    audit: str = "errors"
     grpo: dict[str, Any] = field(default_factory=dict)
     lora: dict[str, Any] = field(default_factory=dict)
 
@@ -325,7 +326,7 @@ def settings_files(given: Mapping[str, Any]) -> list[Path]:
 
 # %% ../../nbs/cli/05_train.ipynb #24b476dd
 HARMLESS_STRINGS = set(
-    "model adapter budget serve advantage_estimator loss_type importance_sampling_level "
+    "model adapter budget serve audit advantage_estimator loss_type importance_sampling_level "
     "importance_sampling_mode scale_rewards optim lr_scheduler_type eval_strategy save_strategy "
     "logging_strategy run_name target_modules bias".split()
 )
@@ -540,6 +541,7 @@ def make_trainer(settings: TrainSettings, rank: int, stack: ExitStack) -> GRPOTr
             peft_config=peft_config or lora,
             client=client,
             budget=budget,
+            audit=settings.audit,
         )
     return stack.enter_context(closing(trainer))
 

@@ -159,14 +159,11 @@ def rollout_text(
 def rollout_row(record: dict[str, Any]) -> str:
     """Return a rollout on one line: its index, reward and last prompt message."""
     prompt = record.get("prompt") or ""
-    question = conversation(prompt if isinstance(prompt, str) else prompt[-1:]).partition(": ")
+    text = prompt if isinstance(prompt, str) else conversation(prompt[-1:]).partition(": ")[2]
     reward = record.get("reward")
     step = f"{record['step']:>4} " if "step" in record else ""
     shown = "failed" if record.get("error") else "–" if reward is None else f"{reward:.3f}"
-    return (
-        f"{step}{record.get('index', '?'):>6} {shown:>7}  "
-        f"{one_row(question[2] or question[0], 200)}"
-    )
+    return f"{step}{record.get('index', '?'):>6} {shown:>7}  {one_row(text, 200)}"
 
 # %% ../../nbs/cli/04_tui.ipynb #33451bbe
 @dataclass(frozen=True)

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NO_JUDGE', 'FREE_ROWS', 'QUICK', 'FREE_CHECKS', 'RIGHT', 'prompt_measure', 'judge_is_missing', 'audit_cheats',
-           'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit', 'free_truth', 'free_audit', 'paid_texts']
+__all__ = ['USUAL_QUESTIONS', 'FREE_ROWS', 'FREE_SECONDS', 'TRIALS_OF_A_ROW', 'FREE_CHECKS', 'RIGHT', 'prompt_measure',
+           'why_unknown', 'audit_cheats', 'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit_members',
+           'audit', 'free_truth', 'free_audit', 'paid_texts']
 
 # %% ../../nbs/envs/26_audit.ipynb #97c2d622
 import random
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -31,7 +33,7 @@ from .audit_truth import (
 from .environment import Environment
 from .findings import AuditReport, Finding, PaidText, joined_reports, worst_first
 from .multiturn import SingleTurnEnv
-from .trials import Trials
+from .trials import NOT_ASKED, Judges, Trials
 from ..types import Rollout
 
 # %% ../../nbs/envs/26_audit.ipynb #9b11f316
@@ -46,15 +48,21 @@ def prompt_measure(client: Any) -> tuple[Count | None, int | None]:
     return lambda text: len(tokenizer(text).input_ids), getattr(client, "max_model_len", None)
 
 # %% ../../nbs/envs/26_audit.ipynb #18a4d435
-def judge_is_missing(case: Case) -> bool:
-    """Return whether right completions could not be scored, since a judge was not asked."""
-    return any(payment.unknown for payment in case.payments)
+USUAL_QUESTIONS = 300  # about what the checks ask a judge of one reward function
 
 
-NO_JUDGE = (
-    "The rewards need a judge, which was not asked, so only the rows were checked: "
-    "judge_calls=2000 allows 2,000 questions."
-)
+def why_unknown(case: Case) -> str:
+    """Return why right completions could not be scored, "" if they could.
+
+    A judge or the network would have to be asked.
+    """
+    why = next((payment.error for payment in case.payments if payment.unknown), "")
+    if not why:
+        return ""
+    only = f"Only the rows were checked, since the rewards could not be computed: {why}."
+    if NOT_ASKED not in why:
+        return only
+    return f"{only} judge_calls={USUAL_QUESTIONS} allows {USUAL_QUESTIONS} questions to a judge."
 
 # %% ../../nbs/envs/26_audit.ipynb #10842b7a
 def audit_cheats(
@@ -81,10 +89,14 @@ def add_late_notes(case: Case, report: AuditReport) -> None:
 def audit_steps(
     case: Case, report: AuditReport, tricks: Mapping[str, Trick] | None, search: int
 ) -> Iterator[Callable[[], Any]]:
-    """Give the checks of a case in their order; each returns its findings."""
-    yield from (lambda check=check: check(case) for check in TRUTH_CHECKS)
-    yield lambda: audit_cheats(case, report, tricks, search)
-    yield from (lambda check=check: check(case) for check in LATE_CHECKS)
+    """Give the checks of a case in their order; each returns its findings.
+
+    Where there is a judge, tricks come first: the questions that are allowed may not last.
+    """
+    truth = [partial(check, case) for check in TRUTH_CHECKS]
+    cheats = [partial(audit_cheats, case, report, tricks, search)]
+    yield from cheats + truth if case.judged else truth + cheats
+    yield from (partial(check, case) for check in LATE_CHECKS)
 
 # %% ../../nbs/envs/26_audit.ipynb #6c02ef50
 def run_steps(
@@ -95,8 +107,8 @@ def run_steps(
     progress: bool,
 ) -> None:
     """Add what the checks of a case find to a report."""
-    if judge_is_missing(case):
-        report.notes.append(NO_JUDGE)
+    if why := why_unknown(case):
+        report.notes.append(why)
         return
     steps = [*audit_steps(case, report, tricks, search)]
     for step in tqdm(steps, desc="audit", unit="check", disable=not progress):
@@ -122,10 +134,11 @@ def audit_one(
     measure = prompt_measure(plan.client) if plan else (None, None)
     report.findings += audit_rows(env, audited_rows(env, 500, rng), *measure)
     samples: list[Rollout] = []
+    judges = Judges(judge_calls)
     if plan:
-        samples, notes = sample_groups(env, rows, plan, judge_calls)
+        samples, notes = sample_groups(env, rows, plan, judges)
         report.notes += notes
-    trials = Trials(env, rows, judge_calls=judge_calls)
+    trials = Trials(env, rows, judges=judges)
     try:
         case = make_case(env, rows, trials, solve, rng, samples)
         if plan:
@@ -134,6 +147,18 @@ def audit_one(
         run_steps(case, report, tricks, search, progress)
     finally:
         trials.close()
+
+# %% ../../nbs/envs/26_audit.ipynb #2349c0fc
+def audit_members(
+    members: Mapping[str, Environment], audit_member: Callable[[Environment], AuditReport]
+) -> AuditReport:
+    """Return the joined reports of a group's environments, up to one that was interrupted."""
+    reports: dict[str, AuditReport] = {}
+    for name, member in members.items():
+        reports[name] = audit_member(member)
+        if reports[name].interrupted:
+            break
+    return joined_reports(reports)
 
 # %% ../../nbs/envs/26_audit.ipynb #0c33f5fd
 def audit(
@@ -163,9 +188,7 @@ def audit(
         given: dict[str, Any] = dict(
             client=client, model=model, rollouts=rollouts, sampling_args=sampling_args
         )
-        return joined_reports(
-            {name: audit(member, **given, **options) for name, member in members.items()}
-        )
+        return audit_members(members, partial(audit, **given, **options))
     plan, report = None, AuditReport()
     if client is not None:
         plan = SamplePlan(client, model, rollouts, sampling_args or {}, seed, progress)
@@ -179,34 +202,39 @@ def audit(
 
 # %% ../../nbs/envs/26_audit.ipynb #b54b5a53
 FREE_ROWS = 5_000  # rows of each split whose prompts are compared
-QUICK = 0.03  # seconds that a reward may take, so that there is time for the truth
+FREE_SECONDS = 2.0  # for rewards
+TRIALS_OF_A_ROW = 15  # about what the checks of right and wrong answers make
 FREE_CHECKS = (check_gold, check_ignores, check_near_misses)
 
 
-def free_truth(env: Environment, rng: random.Random) -> Iterator[Finding]:
-    """Give what right and wrong answers show, if a reward is quick and a turn is all there is."""
+def free_truth(env: Environment, report: AuditReport, rng: random.Random) -> None:
+    """Add what right and wrong answers of a few rows show, or a note on why they were not tried."""
     rows = audited_rows(env, 4, rng)
-    trials = Trials(env, rows, seconds=1.0)
+    trials = Trials(env, rows, seconds=5.0)
     try:
-        (first,) = trials.pay([(0, str(rows[0].answer))])
-        if first.error or first.unknown or first.seconds > QUICK:
+        _, warm = trials.pay([(0, str(rows[0].answer))] * 2)  # the first may import a library
+        count = int(FREE_SECONDS / (TRIALS_OF_A_ROW * max(warm.seconds, 1e-3)))
+        if warm.error or count < 2:
+            why = warm.error or f"a reward takes {warm.seconds:.2f} s"
+            report.notes.append(f"Right and wrong answers were not tried: {why}.")
             return
-        case = make_case(env, rows, trials, None, rng)
+        case = make_case(env, rows[:count], trials, None, rng)
         for check in FREE_CHECKS:
-            yield from check(case)
+            report.findings += check(case)
     finally:
         trials.close()
 
 # %% ../../nbs/envs/26_audit.ipynb #a7f07aae
-def free_audit(env: Environment) -> list[Finding]:
+def free_audit(env: Environment) -> AuditReport:
     """Return the errors that a few rows, and right and wrong answers, show without a model."""
     if members := getattr(env, "env_map", None):
-        return [finding for member in members.values() for finding in free_audit(member)]
-    rng = random.Random(0)
-    found = audit_rows(env, audited_rows(env, 200, rng), most=FREE_ROWS)
+        return joined_reports({name: free_audit(member) for name, member in members.items()})
+    rng, report = random.Random(0), AuditReport()
+    report.findings += audit_rows(env, audited_rows(env, 200, rng), most=FREE_ROWS)
     if isinstance(env, SingleTurnEnv):
-        found += free_truth(env, rng)
-    return [finding for finding in found if finding.severity == "error"]
+        free_truth(env, report, rng)
+    report.findings = [each for each in report.findings if each.severity == "error"]
+    return report
 
 # %% ../../nbs/envs/26_audit.ipynb #7ae96b5a
 RIGHT = "a right completion"

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['THOUGHT', 'SHAPES', 'Write', 'write_fields', 'has_fields', 'ways_to_write', 'fill_shape', 'Case', 'mean_reward',
-           'best_way', 'audited_rows', 'as_script', 'script_turn', 'best_samples', 'right_from_samples', 'recorded',
-           'listed_answers', 'take_alternatives', 'make_case']
+__all__ = ['THOUGHT', 'SHAPES', 'LONG_THOUGHT', 'Write', 'LONGEST_WRITTEN', 'write_fields', 'has_fields', 'ways_to_write',
+           'fill_shape', 'Case', 'mean_reward', 'best_way', 'audited_rows', 'as_script', 'script_turn', 'best_samples',
+           'right_from_samples', 'recorded', 'listed_answers', 'take_alternatives', 'make_case']
 
 # %% ../../nbs/envs/21_audit_case.ipynb #4220200a
 import random
@@ -21,10 +21,11 @@ from statistics import fmean
 from typing import Any, TypeAlias
 
 from .environment import Environment
-from .multiturn import Script
+from .multiturn import Script, SingleTurnEnv
 from .prompts import repeated_rows
 from .trials import Payment, Trial, Trials
 from ..parsers.base import Parser
+from ..rubrics.judge import JudgeRubric
 from ..types import Rollout, content_text
 
 # %% ../../nbs/envs/21_audit_case.ipynb #f14622dd
@@ -38,12 +39,13 @@ SHAPES = {
     "thinking and an answer tag": THOUGHT + "<answer>\n{answer}\n</answer>",
     "####": "#### {answer}",
 }
+LONG_THOUGHT = "Let me think about it, step by step. " * 12  # some rewards pay for length
 Write: TypeAlias = Callable[[str], str]
 
 
-def write_fields(parser: Any, answer: str) -> str:
-    """Return an answer in the format of an XML parser, with a short thought in each other field."""
-    fields = dict.fromkeys(parser.get_fields(), "Let me think.")
+def write_fields(parser: Any, answer: str, thought: str = "Let me think.") -> str:
+    """Return an answer in the format of an XML parser, with a thought in each other field."""
+    fields = dict.fromkeys(parser.get_fields(), thought)
     return parser.format(**{**fields, parser.answer_field: answer})
 
 # %% ../../nbs/envs/21_audit_case.ipynb #435945d4
@@ -57,6 +59,9 @@ def ways_to_write(parser: Parser) -> dict[str, Write]:
     ways: dict[str, Write] = {}
     if has_fields(parser):
         ways["the parser's format"] = partial(write_fields, parser)
+        ways["the parser's format, with a long thought"] = partial(
+            write_fields, parser, thought=LONG_THOUGHT
+        )
     return ways | {name: partial(fill_shape, shape) for name, shape in SHAPES.items()}
 
 # %% ../../nbs/envs/21_audit_case.ipynb #8638a99e
@@ -65,6 +70,9 @@ def fill_shape(shape: str, answer: str) -> str:
     return shape.format(answer=answer)
 
 # %% ../../nbs/envs/21_audit_case.ipynb #a9ee10e9
+LONGEST_WRITTEN = 60  # a longer answer may be an example, or the text that the prompt is about
+
+
 @dataclass
 class Case:
     """What the checks of an audit share: rows, right completions and what was paid for them.
@@ -72,7 +80,7 @@ class Case:
     `most`: the highest reward that the weights allow. `honest`: the mean reward of right
     completions. `known`: whether right completions could be written. `ask`: pays for trials; `paid`
     has all of them. `samples`: sampled rollouts with their rewards, whose `group` is the number of
-    their row.
+    their row. `judged`: whether a reward function may ask a judge.
     """
 
     env: Environment
@@ -96,6 +104,19 @@ class Case:
     def known(self) -> bool:
         """Whether right completions earn at least half of what is possible."""
         return self.honest >= 0.5 * self.most
+
+    @property
+    def written(self) -> bool:
+        """Whether right completions were given, or a row's answer is short and surely written."""
+        if self.how == "solve":
+            return True
+        longest = max(len(str(row.answer).strip()) for row in self.rows)
+        return isinstance(self.env, SingleTurnEnv) and 0 < longest <= LONGEST_WRITTEN
+
+    @property
+    def judged(self) -> bool:
+        """Whether the rubric has a judge."""
+        return any(isinstance(member, JudgeRubric) for member in self.env.rubric.members)
 
 # %% ../../nbs/envs/21_audit_case.ipynb #d795d3de
 def mean_reward(payments: Iterable[Payment]) -> float:

@@ -6,21 +6,22 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROWS', 'ANSWER_LABELS', 'LONG_ANSWER', 'USUAL_LIMIT', 'Count', 'prompt_text', 'digest', 'answers_by_prompt',
-           'audit_prompts', 'audit_repetition', 'names_answer', 'ends_with_answer', 'shows_itself',
-           'audit_named_answers', 'audit_empty', 'about_tokens', 'audit_lengths', 'audit_rows']
+__all__ = ['MOST_ROWS', 'SHOWN_END', 'NO_LEAK', 'EACH_ONCE', 'WITH_ANSWER', 'ANSWER_LABELS', 'LONG_ANSWER', 'USUAL_LIMIT',
+           'Count', 'prompt_text', 'digest', 'answers_by_prompt', 'example_prompt', 'audit_prompts', 'audit_repetition',
+           'names_answer', 'ends_with_answer', 'shows_itself', 'audit_named_answers', 'audit_empty', 'about_tokens',
+           'audit_lengths', 'audit_rows']
 
 # %% ../../nbs/envs/20_audit_data.ipynb #b2336698
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
 from unicodedata import normalize
 
 from .environment import Environment
-from .findings import Finding, one_row_text
+from .findings import Finding, shown_text
 from .learnable import share
 from .multiturn import SingleTurnEnv
 from .prompts import repeated_rows
@@ -28,7 +29,7 @@ from ..rubrics.rubric import wanted_arguments
 from ..types import Messages, Rollout, content_text
 
 # %% ../../nbs/envs/20_audit_data.ipynb #59c668c0
-MOST_ROWS = 200_000
+MOST_ROWS = 500_000
 
 
 def prompt_text(prompt: Messages) -> str:
@@ -52,6 +53,23 @@ def answers_by_prompt(dataset: Any, most: int = MOST_ROWS) -> dict[bytes, list[s
         found[digest(prompt_text(row.prompt))].append(str(row.answer))
     return found
 
+# %% ../../nbs/envs/20_audit_data.ipynb #1b746e0a
+SHOWN_END = 250  # letters of a prompt's end, where its question is
+
+
+def example_prompt(dataset: Any, wanted: Container[bytes]) -> str:
+    """Return the first prompt of a dataset whose digest is wanted, as Python writes its end."""
+    texts = (prompt_text(row.prompt) for row in repeated_rows(dataset))
+    return next((shown_text(text[-SHOWN_END:]) for text in texts if digest(text) in wanted), "")
+
+# %% ../../nbs/envs/20_audit_data.ipynb #a8d79e0b
+NO_LEAK = (
+    'known = {*dataset["question"]}; '
+    'eval_dataset = eval_dataset.filter(lambda row: row["question"] not in known)'
+)
+EACH_ONCE = 'dataset = Dataset.from_pandas(dataset.to_pandas().drop_duplicates("question"))'
+WITH_ANSWER = 'dataset = dataset.filter(lambda row: (row["answer"] or "").strip())'
+
 # %% ../../nbs/envs/20_audit_data.ipynb #260a58de
 def audit_prompts(env: Environment, most: int = MOST_ROWS) -> list[Finding]:
     """Find repeated prompts, prompts with several answers, and prompts of both splits."""
@@ -59,36 +77,36 @@ def audit_prompts(env: Environment, most: int = MOST_ROWS) -> list[Finding]:
     train = answers_by_prompt(env.dataset, most) if env.has_dataset else {}
     held_out = answers_by_prompt(env.eval_dataset, most) if env.has_eval_dataset else {}
     if isinstance(env, SingleTurnEnv):  # a game has one prompt, and a hidden answer for each row
-        for answers in filter(None, (train, held_out)):
-            findings += audit_repetition(answers)
+        for answers, dataset in ((train, env.dataset), (held_out, env.eval_dataset)):
+            findings += audit_repetition(answers, dataset)
     both = train.keys() & held_out.keys()
     if both and isinstance(env, SingleTurnEnv):
         message = (
             f"{share(len(both), len(held_out))} prompts of the evaluation are in the training set."
         )
         severity = "error" if len(both) > 0.05 * len(held_out) else "warning"
-        remedy = "remove these rows from one of the two sets"
-        findings.append(Finding("leak", severity, message, "", remedy))
+        example = example_prompt(env.eval_dataset, both)
+        findings.append(Finding("leak", severity, message, example, NO_LEAK))
     return findings
 
 # %% ../../nbs/envs/20_audit_data.ipynb #6467d8be
-def audit_repetition(answers: Mapping[bytes, Sequence[str]]) -> list[Finding]:
+def audit_repetition(answers: Mapping[bytes, Sequence[str]], dataset: Any) -> list[Finding]:
     """Find prompts with several answers, and repeated prompts."""
     findings, total = [], sum(map(len, answers.values()))
-    differing = [found for found in answers.values() if len({*found}) > 1]
+    differing = {key: found for key, found in answers.items() if len({*found}) > 1}
     if differing:
         message = f"{share(len(differing), len(answers))} prompts have several answers."
         severity = "error" if len(differing) > 0.01 * len(answers) else "warning"
-        example = " and ".join(sorted({*differing[0]})[:3])
-        findings.append(
-            Finding("conflicting_answers", severity, message, example, "keep one answer")
-        )
+        key, found = next(iter(differing.items()))
+        several = " and ".join(map(shown_text, sorted({*found})[:3]))
+        example = f"{example_prompt(dataset, {key})} has the answers {several}"
+        findings.append(Finding("conflicting_answers", severity, message, example, EACH_ONCE))
     if repeated := total - len(answers):
         message = f"{share(repeated, total)} rows repeat the prompt of another row."
         severity = "warning" if repeated > 0.05 * total else "note"
-        findings.append(
-            Finding("duplicate_prompts", severity, message, "", "remove the repeated rows")
-        )
+        again = {key for key, found in answers.items() if len(found) > 1}
+        example = example_prompt(dataset, again)
+        findings.append(Finding("duplicate_prompts", severity, message, example, EACH_ONCE))
     return findings
 
 # %% ../../nbs/envs/20_audit_data.ipynb #e31a3775
@@ -140,7 +158,8 @@ def audit_named_answers(rows: Sequence[Rollout]) -> Iterable[Finding]:
         message = f"{share(len(named), len(rows))} prompts name their answer."
         remedy = "leave the answer out of the prompt, the system prompt and the examples"
         severity = "error" if len(named) > len(rows) / 2 else "warning"
-        example = one_row_text(texts[named[0]][-400:], 200)
+        text, answer = pairs[named[0]]
+        example = f"{shown_text(text[-SHOWN_END:])} has {shown_text(answer)}"
         yield Finding("answer_in_prompt", severity, message, example, remedy)
 
 # %% ../../nbs/envs/20_audit_data.ipynb #9b102729
@@ -148,12 +167,13 @@ def audit_empty(env: Environment, rows: Sequence[Rollout]) -> Iterable[Finding]:
     """Find rows without an answer, if a reward function reads the answer."""
     wanted = [wanted_arguments(func) for func in env.rubric.get_reward_funcs()]
     reads_answer = any(names is None or "answer" in names for names in wanted)
-    empty = sum(row.answer is None or not str(row.answer).strip() for row in rows)
+    empty = [row for row in rows if row.answer is None or not str(row.answer).strip()]
     has_other = any(row.info for row in rows)
-    if empty and reads_answer and not (empty == len(rows) and has_other):
-        message = f"{share(empty, len(rows))} rows have no answer."
-        severity = "error" if empty > len(rows) / 10 else "warning"
-        yield Finding("empty_answer", severity, message, "", "remove these rows")
+    if empty and reads_answer and not (len(empty) == len(rows) and has_other):
+        message = f"{share(len(empty), len(rows))} rows have no answer."
+        severity = "error" if len(empty) > len(rows) / 10 else "warning"
+        example = f"{shown_text(prompt_text(empty[0].prompt))} has the answer {empty[0].answer!r}"
+        yield Finding("empty_answer", severity, message, example, WITH_ANSWER)
 
 # %% ../../nbs/envs/20_audit_data.ipynb #e870e1a8
 USUAL_LIMIT = 512  # GRPOConfig's own max_prompt_length
@@ -187,7 +207,8 @@ def audit_lengths(
             "error" if long > len(rows) / 2 else "warning" if long > len(rows) / 20 else "note"
         )
         remedy = f"GRPOConfig(max_prompt_length={max(lengths)}), or shorter prompts"
-        yield Finding("too_long", severity, message, "", remedy)
+        example = shown_text(prompt_text(rows[lengths.index(max(lengths))].prompt))
+        yield Finding("too_long", severity, message, example, remedy)
 
 # %% ../../nbs/envs/20_audit_data.ipynb #2d65836d
 def audit_rows(

@@ -29,9 +29,9 @@ from .audit_tricks import (
     said,
     source_words,
 )
-from .findings import Finding, PaidText, one_row_text
+from .audit_truth import COMPARE
+from .findings import Finding, PaidText, paid_example
 from .trials import Payment
-from ..rubrics.judge import JudgeRubric
 
 # %% ../../nbs/envs/24_audit_search.ipynb #a5623ec7
 JUDGED_ROWS = 3  # rows that a step of the search is tried on
@@ -153,8 +153,7 @@ def first_texts(case: Case) -> list[str]:
 # %% ../../nbs/envs/24_audit_search.ipynb #fc6aa15e
 def affordable_steps(case: Case, steps: int) -> int:
     """Return how many steps there is time for, 0 where rewards ask a judge."""
-    judged = any(isinstance(member, JudgeRubric) for member in case.env.rubric.members)
-    if judged or len({str(row.answer) for row in case.rows}) < 2:
+    if case.judged or len({str(row.answer) for row in case.rows}) < 2:
         return 0
     usual = median(payment.seconds for payment in case.payments)
     return min(steps, int(SECONDS / max(usual * JUDGED_ROWS, 1e-6)))
@@ -219,7 +218,7 @@ def pay_cheats(
     steps = affordable_steps(case, steps)
     if steps and case.known and best < 0.9 * case.honest:
         found = search_cheat(case, steps)
-        if found.reward > best:
+        if found.reward > max(best, 0.0):
             paid.insert(
                 0,
                 mean_paid(f"a text that {steps} steps of search found", found.text, found.payments),
@@ -235,15 +234,12 @@ def cheat_finding(case: Case, paid: Sequence[PaidText]) -> list[Finding]:
         return []
     best, *others = earning
     whose = "a right completion" if case.known else "at most"
-    message = f'"{best.name}" earns {best.reward:.2f}, and {whose} {honest:.2f}.'
+    message = f'"{best.name}" earns {best.reward:.2f}, and {whose} {honest:.2f}'
     if others:
         names = ", ".join(each.name for each in others[:5])
-        message += (
-            f" {len(others)} other tricks earn half or more: "
-            f"{names}{', …' if len(others) > 5 else ''}."
-        )
+        more = f"{names}{', …' if len(others) > 5 else ''}"
+        count = f"{len(others)} other trick{'s' if len(others) > 1 else ''}"
+        message += f"; half or more is also earned by {count} ({more})"
     severity = "error" if best.reward >= 0.9 * honest else "warning"
-    example = f"{one_row_text(best.text)} earns {best.reward:.2f}"
-    return [
-        Finding("cheat", severity, message, example, "require one answer, and compare it whole")
-    ]
+    example = paid_example(best.text, round(best.reward, 4))
+    return [Finding("cheat", severity, f"{message}.", example, COMPARE)]

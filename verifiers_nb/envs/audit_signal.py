@@ -22,11 +22,12 @@ from typing import Any
 from .audit_case import Case
 from .audit_tricks import said
 from .environment import Environment, merge_sampling_args
-from .findings import Finding, one_row_text
+from .findings import Finding, paid_example
 from .learnable import (
     EQUAL_REWARDS,
     GROUP_SIZES,
     Learnable,
+    advice_for,
     is_cut_off,
     learnable_rollouts,
     least_group_size,
@@ -36,7 +37,7 @@ from .learnable import (
 )
 from .prompts import RolloutRows
 from .rollouts import run_sync
-from .trials import Trials
+from .trials import Judges, Trials
 from ..rubrics.rubric import indices_of
 from ..types import Rollout
 
@@ -80,11 +81,11 @@ def play_samples(env: Environment, rows: Sequence[Rollout], plan: SamplePlan) ->
     return run.rollouts()
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #1d3b22f4
-def score_samples(env: Environment, samples: Sequence[Rollout], judge_calls: int) -> list[Rollout]:
+def score_samples(env: Environment, samples: Sequence[Rollout], judges: Judges) -> list[Rollout]:
     """Return the samples that could be scored, with their rewards."""
     good = [sample for sample in samples if not sample.error]
     groups = [*indices_of([sample.group for sample in good]).values()]
-    trials = Trials(env, good, judge_calls=judge_calls)
+    trials = Trials(env, good, judges=judges)
     try:
         paid = trials.pay_groups(groups)
     finally:
@@ -98,11 +99,11 @@ def score_samples(env: Environment, samples: Sequence[Rollout], judge_calls: int
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #bba8a43a
 def sample_groups(
-    env: Environment, rows: Sequence[Rollout], plan: SamplePlan, judge_calls: int = 0
+    env: Environment, rows: Sequence[Rollout], plan: SamplePlan, judges: Judges
 ) -> tuple[list[Rollout], list[str]]:
     """Return scored samples of the rows, and notes on those that are missing."""
     played = play_samples(env, rows, plan)
-    scored = score_samples(env, played, judge_calls)
+    scored = score_samples(env, played, judges)
     failed = [sample for sample in played if sample.error]
     notes = (
         [f"{share(len(failed), len(played))} sampled rollouts failed; the first: {failed[0].error}"]
@@ -153,17 +154,14 @@ def check_signal(seen: Learnable, samples: Sequence[Rollout], size: int) -> Iter
     )
     severity = "error" if seen.hopeless else "warning"
     if seen.hopeless:
-        sentence, remedy = (
-            f"{sentence} {seen}",
-            "trainer.warm_up(examples), or a reward with partial credit",
-        )
+        remedy = "; ".join(map(str, advice_for(seen)))
     yield Finding("no_signal", severity, sentence, shown_sample(samples), remedy)
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #3a80bf10
 def shown_sample(samples: Sequence[Rollout]) -> str:
     """Return the best-paid sample and its reward on a line."""
     best = max(samples, key=lambda sample: sample.reward)
-    return f"{one_row_text(said(best.completion))} earns {best.reward:g}"
+    return paid_example(said(best.completion), best.reward)
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #b433e22c
 RARE, USUAL = 0.05, 0.95  # success rates that leave little to learn from
@@ -203,7 +201,7 @@ def check_format(
     message = f"{share(seen.answered, seen.rollouts)} samples have {seen.tag}."
     remedy = "system_prompt=parser.get_format_str(), or trainer.warm_up(examples)"
     severity = "error" if not seen.answered else "warning"
-    example = one_row_text(said(samples[0].completion))
+    example = paid_example(said(samples[0].completion), samples[0].reward)
     yield Finding("never_formats", severity, message, example, remedy)
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #354e4de2
@@ -213,7 +211,7 @@ def check_truncated(seen: Learnable, samples: Sequence[Rollout], limit: int) -> 
         return
     message = f"{share(seen.cut_off, seen.rollouts)} samples are cut off at {limit:,} tokens."
     cut = next(each for each in samples if is_cut_off(each.state, each.completion))
-    end = f"…{one_row_text(said(cut.completion)[-120:])} earns {cut.reward:g}"
+    end = f"…{paid_example(said(cut.completion)[-120:], cut.reward)}"
     severity = "error" if seen.cut_off > 0.5 * seen.rollouts else "warning"
     yield Finding("truncated", severity, message, end, f"GRPOConfig(max_tokens={2 * limit})")
 

@@ -6,18 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OPPOSITES', 'TRUTH_CHECKS', 'LATE_CHECKS', 'check_raises', 'check_gold', 'usual_spellings', 'check_spellings',
-           'check_ignores', 'near_misses', 'near_miss', 'check_near_misses', 'miss_finding', 'check_variation',
-           'check_same_again', 'check_speed']
+__all__ = ['COMPARE', 'OPPOSITES', 'TRUTH_CHECKS', 'LATE_CHECKS', 'check_raises', 'check_gold', 'usual_spellings',
+           'check_spellings', 'check_ignores', 'near_misses', 'near_miss', 'check_near_misses', 'miss_finding',
+           'check_variation', 'check_same_again', 'check_speed']
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #e65f306d
 import re
 from collections.abc import Callable, Iterable
 
-from .audit_case import Case, mean_reward
-from .findings import Finding, one_row_text
+from .audit_case import Case, listed_answers, mean_reward
+from .findings import Finding, one_row_text, paid_example, shown_text
 from .learnable import share
-from .multiturn import SingleTurnEnv
 from .trials import Payment, Trial
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #972533a6
@@ -37,13 +36,14 @@ def check_raises(case: Case) -> Iterable[Finding]:
         script, payment = failed[0]
         on_right = any(payment.error and not payment.unknown for payment in case.payments)
         lost = any("process" in p.error or "did not return" in p.error for _, p in failed)
-        what = names.get(repr(script), one_row_text(str(script), 60))
+        what = names.get(repr(script), "the text of the example")
         message = f"{len(failed):,} of {len(case.paid):,} trials failed, the first on {what}."
         severity = "error" if on_right or lost else "warning"
         if all(script is None for script, _ in failed):  # an API always answers with a message
             severity = "note"
-        remedy = "return 0.0 for what can't be scored, and add the function with isolate=True"
-        yield Finding("raises", severity, message, payment.error, remedy)
+        example = f"{shown_text(script)}: {one_row_text(payment.error, 200)}"
+        remedy = "rubric.add_reward_func(func, isolate=True), or return 0.0 for such a text"
+        yield Finding("raises", severity, message, example, remedy)
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #2064c267
 def check_gold(case: Case) -> Iterable[Finding]:
@@ -51,23 +51,16 @@ def check_gold(case: Case) -> Iterable[Finding]:
     low = [i for i, payment in enumerate(case.payments) if payment.reward < 0.95 * case.most]
     if not low:
         return
-    answer = str(case.rows[low[0]].answer)
     message = (
         f"{share(len(low), len(case.payments))} right completions, written as {case.how}, earn "
         f"less than 0.95 of the {case.most:g} that the weights allow; the mean is "
         f"{case.honest:.2f}."
     )
-    can_write = case.how == "solve" or (
-        isinstance(case.env, SingleTurnEnv) and 0 < len(answer) <= 60
-    )
     severity = "error" if not case.known else "warning"
-    remedy = (
-        "compare what the reward reads with the row's answer; give solve=... if it must be "
-        "written otherwise"
-    )
-    if not can_write:
+    remedy = "print(parser.parse_answer(completion), answer) in the reward, or give solve=..."
+    if not case.written:
         severity, remedy = "note", "give a right completion: vf.audit(env, solve=lambda row: ...)"
-    example = f"{one_row_text(str(case.right[low[0]]))} earns {case.payments[low[0]].reward:g}"
+    example = paid_example(case.right[low[0]], case.payments[low[0]].reward)
     yield Finding("gold_fails", severity, message, example, remedy)
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #d4c24a35
@@ -91,13 +84,15 @@ def check_spellings(case: Case) -> Iterable[Finding]:
     texts = [
         (at, text)
         for at in range(min(4, len(case.rows)))
+        if not listed_answers(str(case.rows[at].answer))
         for text in usual_spellings(str(case.rows[at].answer))
     ]
     trials = [(at, case.write(text)) for at, text in texts]
+    paid = case.ask(trials)
     lost = [
         number
-        for number, payment in enumerate(case.ask(trials))
-        if payment.reward < 0.95 * case.payments[trials[number][0]].reward
+        for number, payment in enumerate(paid)
+        if not payment.unknown and payment.reward < 0.95 * case.payments[trials[number][0]].reward
     ]
     if lost:
         shown = dict.fromkeys(repr(texts[number][1]) for number in lost)
@@ -106,15 +101,19 @@ def check_spellings(case: Case) -> Iterable[Finding]:
             f"less: {', '.join([*shown][:6])}."
         )
         remedy = (
-            "compare numbers, not texts: MathRubric, or a reward that strips spaces and full stops"
+            "vf.MathRubric(parser=parser) compares numbers, not texts; else answer.strip(' .$')"
         )
         spaced = any(
             texts[number][1].strip() == str(case.rows[texts[number][0]].answer) for number in lost
         )
         severity = "warning" if spaced else "note"
-        yield Finding("gold_fails", severity, message, str(trials[lost[0]][1]), remedy)
+        example = paid_example(trials[lost[0]][1], paid[lost[0]].reward)
+        yield Finding("gold_fails", severity, message, example, remedy)
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #c478efd3
+COMPARE = "return float((parser.parse_answer(completion) or '').strip() == answer)"
+
+
 def check_ignores(case: Case) -> Iterable[Finding]:
     """Find out whether the right completion of another row earns as much."""
     pairs = [
@@ -131,10 +130,8 @@ def check_ignores(case: Case) -> Iterable[Finding]:
             f"The right completions of other rows earn {earned:.2f}, and the row's own "
             f"{case.honest:.2f}."
         )
-        example = f"{one_row_text(str(case.right[pairs[0][1]]))} earns {paid[0].reward:g}"
-        yield Finding(
-            "ignores_answer", "error", message, example, "compare with the argument `answer`"
-        )
+        example = paid_example(case.right[pairs[0][1]], paid[0].reward)
+        yield Finding("ignores_answer", "error", message, example, COMPARE)
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #e867ea58
 OPPOSITES = {"yes": "no", "true": "false", "no": "yes", "false": "true"}
@@ -186,23 +183,21 @@ def miss_finding(
         f"{share(len(earning), len(paid))} near misses earn at least half of the honest "
         f"{case.honest:.2f}."
     )
-    example = f"{miss!r} for {case.rows[at].answer!r} earns {paid[best].reward:g}"
+    right = f", where {case.rows[at].answer!r} is right"
+    example = paid_example(case.write(miss), paid[best].reward) + right
     severity = "error" if paid[best].reward >= 0.9 * case.honest else "warning"
-    return Finding("wrong_pays", severity, message, example, "compare whole answers for equality")
+    return Finding("wrong_pays", severity, message, example, COMPARE)
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #220af0be
 def check_variation(case: Case) -> Iterable[Finding]:
     """Find reward functions that give every trial the same score, and weights that are all zero."""
     rubric = case.env.rubric
     weights = dict(zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=False))
+    example = paid_example(case.right[0], case.payments[0].reward)
     if not any(weights.values()):
-        yield Finding(
-            "never_varies",
-            "error",
-            "No reward function has a weight.",
-            "",
-            "Rubric(funcs, weights=[1.0, ...])",
-        )
+        message = f"None of the {len(weights)} reward functions has a weight."
+        remedy = "vf.Rubric(funcs, weights=[1.0, ...])"
+        yield Finding("never_varies", "error", message, example, remedy)
         return
     payments = [payment for _, payment in case.paid if not payment.error and not payment.unknown]
     constant = [
@@ -216,15 +211,9 @@ def check_variation(case: Case) -> Iterable[Finding]:
             f"{', '.join(constant)} gave all {len(payments)} trials {value:g}, right and wrong "
             "ones."
         )
-        can_tell = case.how == "solve" or isinstance(case.env, SingleTurnEnv)
-        severity = "note" if not can_tell else "error" if every else "warning"
-        yield Finding(
-            "never_varies",
-            severity,
-            message,
-            "",
-            "remove it, or give solve=... if no right completion was tried",
-        )
+        severity = "note" if not case.written else "error" if every else "warning"
+        remedy = "remove it, or vf.audit(env, solve=...) if no right completion was tried"
+        yield Finding("never_varies", severity, message, example, remedy)
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #32529b4c
 def check_same_again(case: Case) -> Iterable[Finding]:
@@ -242,23 +231,21 @@ def check_same_again(case: Case) -> Iterable[Finding]:
             "not_deterministic",
             again,
             "error",
-            "seed what is random in the reward, or set temperature 0 for a judge",
+            'random.seed(str(answer)) in the reward; judge_sampling_args={"temperature": 0.0}',
         ),
         (
             "depends_on_order",
             backward,
             "warning",
-            "keep nothing between calls; a function of a group takes `completions`",
+            "keep nothing between calls; a reward of a group is def reward(completions, **kwargs)",
         ),
     ):
         pairs = enumerate(zip(forward, other, strict=True))
         differ = [i for i, (one, two) in pairs if abs(one.reward - two.reward) > 1e-9]
         if differ and not any(p.error for p in (forward[differ[0]], other[differ[0]])):
             first = differ[0]
-            example = (
-                f"{one_row_text(str(trials[first][1]))} earns {forward[first].reward:g}, then "
-                f"{other[first].reward:g}"
-            )
+            earned = paid_example(trials[first][1], forward[first].reward)
+            example = f"{earned}, then {other[first].reward:g}"
             message = (
                 f"{share(len(differ), len(trials))} rewards differ when the same completions "
                 "are scored again"
@@ -273,7 +260,9 @@ def check_speed(case: Case) -> Iterable[Finding]:
     usual = sorted(payment.seconds for payment in case.payments)[len(case.payments) // 2]
     if usual > 0.05:
         message = f"A right completion takes {usual * 1000:.0f} ms to score."
-        yield Finding("slow", "warning", message, "", "cache what is the same for all rollouts")
+        example = paid_example(case.right[0], case.payments[0].reward)
+        remedy = "@functools.cache for what is the same in all rollouts"
+        yield Finding("slow", "warning", message, example, remedy)
     trials: list[Trial] = [(0, case.write("a " * (length // 2))) for length in (4_000, 16_000)]
     short, long = case.ask(trials)
     if not long.unknown and long.seconds > 0.1 and long.seconds > 8 * short.seconds:
@@ -281,13 +270,9 @@ def check_speed(case: Case) -> Iterable[Finding]:
             f"A text of 4,000 characters takes {short.seconds:.3f} s to score, and one of "
             f"16,000 {long.seconds:.3f} s."
         )
-        yield Finding(
-            "slow",
-            "warning",
-            message,
-            "",
-            "avoid nested loops and nested repetitions in patterns; bound the text",
-        )
+        example = paid_example(trials[1][1], long.reward)
+        remedy = "text[:4000] in the reward, without nested loops and nested repetitions"
+        yield Finding("slow", "warning", message, example, remedy)
 
 # %% ../../nbs/envs/22_audit_truth.ipynb #54776f81
 TRUTH_CHECKS: tuple[Callable[[Case], Iterable[Finding]], ...] = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric',
-           'warn_if_misspelt', 'repeated_dataset', 'taken_options', 'check_budget', 'Environment']
+           'warn_if_misspelt', 'repeated_dataset', 'taken_options', 'is_sync_override', 'check_budget', 'Environment']
 
 # %% ../../nbs/envs/07_environment.ipynb #77de68da
 import asyncio
@@ -144,9 +144,14 @@ def taken_options(func: Callable[..., Any], options: Mapping[str, Any]) -> dict[
     for name, value in options.items():
         if value and name not in kept and name != "progress":
             raise TypeError(
-                f"This environment's own a_generate takes no {name}: add **kwargs to it."
+                f"This environment's own {func.__name__} takes no {name}: add **kwargs to it."
             )
     return kept
+
+# %% ../../nbs/envs/07_environment.ipynb #4b7a8124
+def is_sync_override(method: Callable[..., Any], original: Callable[..., Any]) -> bool:
+    """Return whether a method is sync, and is not the sync twin of the `original`."""
+    return inspect.unwrap(method) is not original and not inspect.iscoroutinefunction(method)
 
 # %% ../../nbs/envs/07_environment.ipynb #f734b0fa
 def check_budget(budget: Budget | None, model: str, rubric: Rubric) -> None:
@@ -422,11 +427,14 @@ class Environment(ABC):
         inputs: Any = repeated_rows(dataset, rollouts_per_example)
         options: dict[str, Any] = dict(save_path=save_path, progress=progress)
         options |= dict(budget=budget, until=until)
-        if type(self).a_generate is not Environment.a_generate:
+        is_sync = is_sync_override(type(self).generate, Environment.a_generate)
+        generate: Any = self.generate if is_sync else self.a_generate
+        if is_sync or type(self).a_generate is not Environment.a_generate:
             inputs = repeated_dataset(dataset, rollouts_per_example)
-            options = taken_options(self.a_generate, options)
+            options = taken_options(generate, options)
         given: Any = (client, model, sampling_args, score_rollouts, max_concurrent)
-        results = await self.a_generate(inputs, *given, **{**options, **kwargs})
+        run: Any = partial(asyncio.to_thread, generate) if is_sync else generate
+        results = await run(inputs, *given, **{**options, **kwargs})
         for tell in registered_hooks("evaluated") if progress else ():
             tell(results, self.rubric)
         return results

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SEVERITIES', 'Finding', 'PaidText', 'one_row_text', 'worst_first', 'AuditReport', 'finding_text', 'count_text',
-           'report_text', 'joined_reports']
+__all__ = ['SEVERITIES', 'LONGEST_SHOWN', 'Finding', 'PaidText', 'one_row_text', 'shown_text', 'paid_example', 'worst_first',
+           'AuditReport', 'finding_text', 'count_text', 'report_text', 'joined_reports']
 
 # %% ../../nbs/envs/19_findings.ipynb #538edbe1
 from collections import Counter
@@ -25,7 +25,7 @@ SEVERITIES = ("error", "warning", "note")
 class Finding:
     """A fault of an environment. `severity` is one of `SEVERITIES`.
 
-    `example` is a text and what it earns.
+    `example` is a text, as Python writes it, and what it earns.
     """
 
     kind: str
@@ -54,6 +54,25 @@ def one_row_text(text: str, most: int = 160) -> str:
     row = " ".join(text[: 8 * most].split()).encode("utf-8", "backslashreplace").decode()
     row = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in row)
     return row if len(row) <= most else row[: most - 1] + "…"
+
+# %% ../../nbs/envs/19_findings.ipynb #49b653bc
+LONGEST_SHOWN = 300
+
+
+def shown_text(text: Any) -> str:
+    """Return a text, or the turns of a script, as Python writes it, so that one can paste it.
+
+    Of a long one, the middle is left out.
+    """
+    shown, half = repr(text), LONGEST_SHOWN // 2
+    if len(shown) <= LONGEST_SHOWN:
+        return shown
+    return f"{shown[:half]} … {len(shown) - 2 * half:,} characters … {shown[-half:]}"
+
+# %% ../../nbs/envs/19_findings.ipynb #e6c7acfd
+def paid_example(text: Any, reward: float) -> str:
+    """Return a text that one can paste, and what it earns."""
+    return f"{shown_text(text)} earns {reward:g}"
 
 # %% ../../nbs/envs/19_findings.ipynb #a9796b57
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
@@ -102,7 +121,7 @@ def finding_text(finding: Finding) -> str:
     """Return a finding as lines of plain text."""
     lines = [f"{finding.severity.upper():8}{finding.kind}: {finding.message}"]
     labelled = {"example": finding.example, "remedy": finding.remedy}
-    lines += [f"{label:>8}: {one_row_text(text)}" for label, text in labelled.items() if text]
+    lines += [f"{label:>8}: {one_row_text(text, 500)}" for label, text in labelled.items() if text]
     return "\n".join(lines)
 
 # %% ../../nbs/envs/19_findings.ipynb #d156ad25
@@ -122,7 +141,7 @@ def report_text(report: AuditReport) -> str:
 # %% ../../nbs/envs/19_findings.ipynb #931a8896
 def joined_reports(reports: dict[str, AuditReport]) -> AuditReport:
     """Return the findings of a group's environments, each with the name of its environment."""
-    joined = AuditReport()
+    joined = AuditReport(interrupted=any(report.interrupted for report in reports.values()))
     for name, report in reports.items():
         joined.findings += [
             replace(each, message=f"{name}: {each.message}") for each in report.findings

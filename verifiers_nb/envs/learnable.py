@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EQUAL_REWARDS', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable', 'most_possible',
-           'learnable_rewards', 'learnable', 'is_cut_off', 'found_and_cut', 'what_is_learnt', 'advice_for',
-           'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
+__all__ = ['EQUAL_REWARDS', 'NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable',
+           'most_possible', 'learnable_rewards', 'learnable', 'is_cut_off', 'Advice', 'found_and_cut', 'what_is_learnt',
+           'advice_for', 'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
            'teaching_share', 'least_group_size', 'success_interval']
 
 # %% ../../nbs/envs/18_learnable.ipynb #d5bad4b8
@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..inference.columns import CUT_OFF, answers_of, finish_reason
 from ..rubrics.rubric import indices_of
@@ -82,9 +82,20 @@ class Learnable:
         """Whether all rewards are equal."""
         return self.high - self.low < EQUAL_REWARDS
 
-    def __str__(self) -> str:
-        """Return the answer to "Can GRPO learn from this?"."""
+    @property
+    def finding(self) -> str:
+        """The answer to "Can GRPO learn from this?" in a sentence or two, without advice."""
         return nothing_learnt(self) if self.hopeless else what_is_learnt(self)
+
+    @property
+    def advice(self) -> list[Advice]:
+        """What to try if nothing can be learnt, the cheapest first; else nothing."""
+        return advice_for(self) if self.hopeless else []
+
+    def __str__(self) -> str:
+        """Return the answer with the advice."""
+        tries = "; ".join(map(str, self.advice))
+        return f"{self.finding} Try: {tries}." if tries else self.finding
 
 # %% ../../nbs/envs/18_learnable.ipynb #cb6b379c
 def most_possible(rubric: Any) -> float:
@@ -140,6 +151,36 @@ def is_cut_off(state: Mapping[str, Any], completion: Any) -> bool:
         return finish_reason(completion, answers_of(state)) in CUT_OFF
     return False
 
+# %% ../../nbs/envs/18_learnable.ipynb #b5c3971d
+class Advice(NamedTuple):
+    """What to try: `words`, and the `code` that does it, if it is a line."""
+
+    words: str
+    code: str = ""
+
+    def __str__(self) -> str:
+        """Return the words before the code."""
+        return f"{self.words}, {self.code}" if self.code else self.words
+
+# %% ../../nbs/envs/18_learnable.ipynb #8b5074ec
+NEXT_TRIES = {
+    "format": Advice("a system prompt with the format", "parser.get_format_str()"),
+    "tag": Advice(
+        "for a look, a structural tag in the sampling arguments",
+        "response_format=parser.to_structural_tag().to_response_format()",
+    ),
+    "longer": Advice("a larger max_tokens"),
+    "examples": Advice("worked examples", "trainer.warm_up(examples)"),
+    "partial": Advice("a reward with partial credit"),
+    "audit": Advice("the audit", "vf.audit(env)"),
+    "more": Advice("more rollouts of each prompt"),
+    "warmer": Advice("a temperature of 1.0"),
+    "harder": Advice("harder prompts"),
+    "easy": Advice(
+        "if only some are as easy, their turns to others", "GRPOConfig(skip_zero_variance=0.9)"
+    ),
+}
+
 # %% ../../nbs/envs/18_learnable.ipynb #731212c4
 def found_and_cut(seen: Learnable) -> list[str]:
     """Return how many rollouts have an answer and how many were cut off, as parts of a sentence."""
@@ -164,24 +205,21 @@ def what_is_learnt(seen: Learnable) -> str:
     )
 
 # %% ../../nbs/envs/18_learnable.ipynb #4b8820fd
-def advice_for(seen: Learnable) -> list[str]:
+def advice_for(seen: Learnable) -> list[Advice]:
     """Return what to try if nothing can be learnt, the cheapest first."""
     if seen.solved == seen.rollouts:
-        return ["harder prompts", "GRPOConfig(skip_zero_variance=0.9), if only some are as easy"]
+        return [NEXT_TRIES["harder"], NEXT_TRIES["easy"]]
     tries = []
     if seen.answered is not None and seen.answered < seen.rollouts / 2:
-        tries.append("a system prompt with the format, parser.get_format_str()")
+        tries += ["format", "tag"]
     if seen.cut_off >= seen.rollouts / 4:
-        tries.append("a larger max_tokens")
-    if not seen.solved:
-        tries += ["trainer.warm_up(examples)", "a reward with partial credit", "vf.audit(env)"]
-    else:
-        tries += ["more rollouts of each prompt", "a temperature of 1.0"]
-    return tries
+        tries.append("longer")
+    tries += ["more", "warmer"] if seen.solved else ["examples", "partial", "audit"]
+    return [NEXT_TRIES[name] for name in tries]
 
 # %% ../../nbs/envs/18_learnable.ipynb #53ba05cc
 def nothing_learnt(seen: Learnable) -> str:
-    """Return a sentence on rollouts from which nothing can be learnt: why, and what to try."""
+    """Return sentences on rollouts from which nothing can be learnt, and why."""
     facts = found_and_cut(seen)
     if seen.is_constant and abs(seen.high) < EQUAL_REWARDS:
         head = "Nothing scored"
@@ -194,7 +232,7 @@ def nothing_learnt(seen: Learnable) -> str:
             f"{seen.high:g}"
         )
     about = f": {', '.join(facts)}" if facts else ""
-    return f"{head}{about}. GRPO learns nothing from this. Try: {'; '.join(advice_for(seen))}."
+    return f"{head}{about}. GRPO learns nothing from this."
 
 # %% ../../nbs/envs/18_learnable.ipynb #6be5695e
 def learnable_rollouts(rollouts: Iterable[Rollout], rubric: Any = None) -> Learnable:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'encode_record', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value',
-           'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_record',
-           'restore_state', 'restore_rollout']
+           'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_fields',
+           'check_record', 'restore_state', 'restore_rollout']
 
 # %% ../../nbs/envs/01_records.ipynb #e5ade682
 import math
@@ -101,6 +101,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "state": (dict,),
     "turns": (list,),
     "error": (str, type(None)),
+    "usage": (dict, type(None)),
 }
 
 # %% ../../nbs/envs/01_records.ipynb #96f3107a
@@ -147,26 +148,33 @@ def is_number(value: Any, finite: bool) -> bool:
         return False
 
 # %% ../../nbs/envs/01_records.ipynb #4b724d7a
+def check_fields(record: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a column of a record, which may lack some, has the wrong type."""
+    for name, kinds in FIELD_TYPES.items():
+        if name in record and not isinstance(record[name], kinds):
+            raise ValueError(f"its {name} is {record[name]!r:.40}")
+    if type(index := record["index"]) is not int or index < 0:
+        raise ValueError(f"its index is {index!r:.40}")
+    counted = {**(record.get("usage") or {}), "seconds": record.get("seconds") or 0}
+    for name, number in {**record.get("metrics", {}), **counted}.items():
+        if not is_number(number, finite=False):
+            raise ValueError(f"its {name} is {number!r:.40}")
+    if not isinstance(errors := record.get("state", {}).get("reward_errors") or {}, dict):
+        raise ValueError(f"its reward_errors is {errors!r:.40}")
+    if odd := [turn for turn in record.get("turns", ()) if not isinstance(turn, dict)]:
+        raise ValueError(f"it has the turn {odd[0]!r:.40}")
+    for name in ("prompt", "completion"):
+        check_messages(record.get(name, ()))
+
+# %% ../../nbs/envs/01_records.ipynb #aae796bc
 def check_record(record: Mapping[str, Any]) -> None:
     """Raise `ValueError` if a record is not a rollout: a column is missing or wrong."""
     needed = (*INPUTS, "reward", "metrics", "error", "state", "turns")
     if missing := [name for name in needed if name not in record]:
         raise ValueError(f"it has no {missing[0]}")
-    if wrong := [
-        name for name, kinds in FIELD_TYPES.items() if not isinstance(record[name], kinds)
-    ]:
-        raise ValueError(f"its {wrong[0]} is {record[wrong[0]]!r:.40}")
-    index, reward = record["index"], record["reward"]
-    if type(index) is not int or index < 0:
-        raise ValueError(f"its index is {index!r:.40}")
-    numbers = {"reward": reward, **record["metrics"]}
-    for name, number in numbers.items():
-        if not is_number(number, finite=name == "reward"):
-            raise ValueError(f"its {name} is {number!r:.40}")
-    if not isinstance(errors := record["state"].get("reward_errors") or {}, dict):
-        raise ValueError(f"its reward_errors is {errors!r:.40}")
-    for name in ("prompt", "completion"):
-        check_messages(record[name])
+    check_fields(record)
+    if not is_number(record["reward"], finite=True):
+        raise ValueError(f"its reward is {record['reward']!r:.40}")
 
 # %% ../../nbs/envs/01_records.ipynb #9d29dda7
 def restore_state(record: dict[str, Any]) -> State:

@@ -30,6 +30,7 @@ import orjson
 
 from .records import (
     INPUTS,
+    check_fields,
     check_record,
     from_line,
     reply_usage,
@@ -57,7 +58,7 @@ def read_with_offsets(
     """Yield (offset in bytes, record) for each line of a file, without a half-written last line.
 
     `strict=False` also yields records that are not complete rollouts. Raises `ValueError` for a
-    line that can't be read.
+    line that can't be read, or with a column of the wrong type.
     """
     offset = 0
     with Path(path).open("rb") as file:
@@ -66,8 +67,8 @@ def read_with_offsets(
                 return
             try:
                 record = from_line(line)
-                if strict:
-                    check_record(record)
+                check = check_record if strict else check_fields
+                check(record)
             except ValueError as error:
                 message = (
                     f"{path}, line {number} is not a rollout: {error}. `move_bad_lines` or "
@@ -208,8 +209,10 @@ def outputs_from_records(records: Iterable[dict[str, Any]]) -> GenerateOutputs:
     """Return records as columns, sorted by index; missing metrics are 0.0."""
     rows = sorted(records, key=lambda record: record["index"])
     names = dict.fromkeys(name for row in rows for name in row["metrics"])
-    return GenerateOutputs(
-        **{name: [read(row) for row in rows] for name, read in READ_COLUMN.items()},
+    columns: dict[str, Any] = {n: [read(row) for row in rows] for n, read in READ_COLUMN.items()}
+    # Records are checked when they are read, and an answer may be of any type.
+    return GenerateOutputs.model_construct(
+        **columns,
         reward=[row["reward"] for row in rows],
         metrics={name: [row["metrics"].get(name, 0.0) for row in rows] for name in names},
     )

@@ -6,21 +6,45 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ResultsOrFile', 'TABLE', 'results_columns', 'without_surrogates', 'results_dataset', 'results_frame']
+__all__ = ['ResultsOrFile', 'TABLE', 'parts_as_json', 'of_one_kind', 'results_columns', 'without_surrogates', 'results_dataset',
+           'results_frame']
 
 # %% ../../nbs/envs/04_tables.ipynb #8773dd86
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .results import load_results
 from ..inference.columns import columns_of
-from ..types import GenerateOutputs, sanitize_tool_calls
+from ..types import GenerateOutputs, Messages, sanitize_tool_calls
 
 if TYPE_CHECKING:
     from datasets import Dataset
     from pandas import DataFrame
+
+# %% ../../nbs/envs/04_tables.ipynb #dcc64531
+def parts_as_json(messages: Messages) -> Messages:
+    """Copy messages with their lists of content parts as JSON text."""
+    if isinstance(messages, str):
+        return messages
+    return [
+        {**m, "content": json.dumps(m["content"], default=str)}
+        if isinstance(m.get("content"), list)
+        else m
+        for m in messages
+    ]
+
+# %% ../../nbs/envs/04_tables.ipynb #c4d90f2b
+def of_one_kind(column: Iterable[Messages]) -> list[Messages]:
+    """Return a column of messages in which all contents are texts, or all are lists of parts.
+
+    A dataset can't hold both: where they are mixed, the lists are written as JSON text.
+    """
+    messages = list(column)
+    chats = [each for each in messages if not isinstance(each, str)]
+    kinds = {isinstance(m.get("content"), list) for chat in chats for m in chat if m.get("content")}
+    return messages if len(kinds) < 2 else list(map(parts_as_json, messages))
 
 # %% ../../nbs/envs/04_tables.ipynb #47099383
 ResultsOrFile: TypeAlias = GenerateOutputs | str | Path
@@ -41,8 +65,8 @@ def results_columns(
     kept = ["error", *state_columns]
     states = [{key: state.get(key) for key in kept} for state in results.state]
     columns: dict[str, list[Any]] = {
-        "prompt": list(map(sanitize_tool_calls, results.prompt)),
-        "completion": list(map(sanitize_tool_calls, results.completion)),
+        "prompt": of_one_kind(map(sanitize_tool_calls, results.prompt)),
+        "completion": of_one_kind(map(sanitize_tool_calls, results.completion)),
         **{name: list(getattr(results, name)) for name in ("answer", "task", "reward")},
         **{f"metric_{n}" if n in TABLE else n: values for n, values in results.metrics.items()},
         **{key: [state[key] for state in states] for key in kept},
@@ -70,7 +94,14 @@ def results_dataset(results: ResultsOrFile, state_columns: Sequence[str] = ()) -
     """Return results, or those in a file, as a dataset with the columns of `results_columns`."""
     from datasets import Dataset
 
-    return Dataset.from_dict(without_surrogates(results_columns(results, state_columns)))
+    columns = without_surrogates(results_columns(results, state_columns))
+    try:
+        return Dataset.from_dict(columns)
+    except (TypeError, ValueError) as error:  # pyarrow's errors are of these classes
+        raise ValueError(
+            "These results are no dataset, because the values in a column have different types "
+            f"({error}). `results_frame` takes them."
+        ) from error
 
 # %% ../../nbs/envs/04_tables.ipynb #35a820ae
 def results_frame(results: ResultsOrFile, state_columns: Sequence[str] = ()) -> DataFrame:

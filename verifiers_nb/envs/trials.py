@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Trial', 'NOT_ASKED', 'Payment', 'limit_judges', 'refuse_network', 'close_network', 'pay_played', 'pay', 'is_isolated',
-           'serve_trials', 'Trials']
+__all__ = ['Trial', 'NO_NETWORK', 'LOOK_UPS', 'SENDS', 'NOT_ASKED', 'UNASKED', 'PATIENCE', 'Payment', 'refuse_network',
+           'close_network', 'Question', 'Judges', 'ask_through', 'pay_played', 'pay', 'is_isolated', 'serve_trials',
+           'Trials']
 
 # %% ../../nbs/envs/17_trials.ipynb #ed054777
 import asyncio
@@ -24,10 +25,10 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
 
 from .environment import Environment
-from .multiturn import Script, ScriptedClient, initial_state
-from .rollouts import score_group
+from .multiturn import MultiTurnEnv, Script, ScriptedClient, initial_state
+from .rollouts import run_sync, score_group
 from ..rubrics.judge import JudgeRubric
-from ..types import Rollout
+from ..types import Rollout, settled
 
 # %% ../../nbs/envs/17_trials.ipynb #ffce8b0a
 Trial: TypeAlias = "tuple[int, Script | None]"
@@ -37,7 +38,7 @@ Trial: TypeAlias = "tuple[int, Script | None]"
 class Payment:
     """What a trial was paid; `error` says why a reward function or the rollout failed, or is "".
 
-    `unknown`: a judge would have to be asked, and may not be.
+    `unknown`: a judge or the network would have to be asked, and may not be.
     """
 
     reward: float = 0.0
@@ -46,36 +47,74 @@ class Payment:
     seconds: float = 0.0
     unknown: bool = False
 
-# %% ../../nbs/envs/17_trials.ipynb #4bb18b5b
-NOT_ASKED = "The judge is not asked in this audit"
-
-
-def limit_judges(env: Environment, calls: int) -> None:
-    """Let the judges of an environment answer at most `calls` questions."""
-    left = [calls]
-    for member in env.rubric.members:
-        if isinstance(member, JudgeRubric):
-            ask = member.ask_once.ask
-
-            async def ask_or_refuse(question: str, ask: Any = ask) -> str:
-                left[0] -= 1
-                if left[0] < 0:
-                    raise PermissionError(NOT_ASKED)
-                return await ask(question)
-
-            member.ask_once.ask = ask_or_refuse
-
 # %% ../../nbs/envs/17_trials.ipynb #62853aac
+NO_NETWORK = "a trial of a reward has no network"
+
+
 def refuse_network(*_: Any, **__: Any) -> Any:
     """Raise `OSError`: the process of the trials has no network."""
-    raise OSError("a trial of a reward has no network")
+    raise OSError(NO_NETWORK)
 
 # %% ../../nbs/envs/17_trials.ipynb #b636766b
+LOOK_UPS = ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getnameinfo")
+SENDS = ("connect", "connect_ex", "sendto", "sendmsg")
+
+
 def close_network() -> None:
-    """Make this process refuse every connection and look-up of a name."""
-    changed: Any = socket
-    changed.getaddrinfo = refuse_network
-    changed.socket.connect = changed.socket.connect_ex = refuse_network
+    """Make this process refuse every connection, datagram and look-up of a name."""
+    for owner, names in ((socket, LOOK_UPS), (socket.socket, SENDS)):
+        for name in names:
+            setattr(owner, name, refuse_network)
+
+# %% ../../nbs/envs/17_trials.ipynb #4bb18b5b
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question to the judge of a rubric, by the rubric's number in the environment."""
+
+    member: int
+    text: str
+
+# %% ../../nbs/envs/17_trials.ipynb #9e5eace6
+NOT_ASKED = "The judge is not asked in this audit"
+UNASKED = (NOT_ASKED, NO_NETWORK)
+
+
+class Judges:
+    """Answer at most `left` questions of trials, in the process that has the network.
+
+    After a judge that failed, no other question is asked, and `why` names its error.
+    """
+
+    def __init__(self, left: int = 0) -> None:
+        self.left, self.why = left, NOT_ASKED
+
+    def answer(self, env: Environment, question: Question) -> str | PermissionError:
+        """Return the judge's answer, or an error for the function that asked."""
+        if self.left <= 0:
+            return PermissionError(self.why)
+        self.left -= 1
+        rubric: Any = env.rubric.members[question.member]
+        try:
+            return run_sync(rubric.ask(question.text))
+        except Exception as error:
+            self.left, self.why = 0, f"{NOT_ASKED}, since it failed: {error}"
+            return PermissionError(self.why)
+
+# %% ../../nbs/envs/17_trials.ipynb #b31a05c8
+def ask_through(pipe: Connection, env: Environment) -> None:
+    """Let the judges of an environment ask through a pipe, and forget their earlier answers."""
+    for number, member in enumerate(env.rubric.members):
+        if isinstance(member, JudgeRubric):
+
+            async def ask(question: str, number: int = number) -> str:
+                pipe.send(Question(number, question))
+                answer = pipe.recv()
+                if isinstance(answer, PermissionError):
+                    raise answer
+                return answer
+
+            member.ask_once.ask = ask
+            member.ask_once.answers.clear()
 
 # %% ../../nbs/envs/17_trials.ipynb #c469c386
 async def pay_played(env: Environment, rollouts: Sequence[Rollout]) -> list[Payment]:
@@ -87,7 +126,8 @@ async def pay_played(env: Environment, rollouts: Sequence[Rollout]) -> list[Paym
     for rollout, score in zip(rollouts, scores, strict=True):
         errors = rollout.state.get("reward_errors") or {}
         why = "; ".join(f"{name}: {reason}" for name, reason in errors.items())
-        paid.append(Payment(score.reward, dict(score.metrics), why, seconds, NOT_ASKED in why))
+        unknown = any(reason in why for reason in UNASKED)
+        paid.append(Payment(score.reward, dict(score.metrics), why, seconds, unknown))
     return paid
 
 # %% ../../nbs/envs/17_trials.ipynb #58214a2c
@@ -99,6 +139,8 @@ async def pay(env: Environment, row: Rollout, script: Script | None) -> Payment:
         if script is None:
             completion: Any = [] if isinstance(row.prompt, list) else ""
             state = initial_state(*given, env.message_type)
+            if isinstance(env, MultiTurnEnv):
+                state = await settled(env.setup_state(state))
         else:
             completion, state = await env.rollout(ScriptedClient(script), "audit", *given, {})
     except Exception as error:
@@ -118,12 +160,15 @@ def is_isolated() -> bool:
     return False
 
 # %% ../../nbs/envs/17_trials.ipynb #bdfb4b8b
-def serve_trials(pipe: Connection, env: Environment, rows: Sequence[Rollout], calls: int) -> None:
-    """Pay for trials in this forked process, until the pipe closes."""
+def serve_trials(
+    pipe: Connection, others: Connection, env: Environment, rows: Sequence[Rollout]
+) -> None:
+    """Pay for trials in this forked process, until the pipe closes; `others`: its other end."""
     os.setsid()
+    others.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     close_network()
-    limit_judges(env, calls)
+    ask_through(pipe, env)
     own, forks = os.getpid(), list[int]()
     os.register_at_fork(before=lambda: None if is_isolated() else forks.append(1))
     env.rubric.logger.disabled = True
@@ -144,17 +189,25 @@ def serve_trials(pipe: Connection, env: Environment, rows: Sequence[Rollout], ca
                 pipe.send(paid)
 
 # %% ../../nbs/envs/17_trials.ipynb #022b3110
+PATIENCE = 20.0  # seconds
+
+
 class Trials:
     """Pay for trials of some rows, in a forked process that is started again if it ends.
 
-    `seconds`: after these, a trial is given up and its process killed. `judge_calls`: how many
-    questions may go to a judge.
+    `seconds`: after these, by default 20, a trial is given up and its process killed. `judges`:
+    answer its questions, by default none.
     """
 
     def __init__(
-        self, env: Environment, rows: Sequence[Rollout], seconds: float = 20, judge_calls: int = 0
+        self,
+        env: Environment,
+        rows: Sequence[Rollout],
+        seconds: float | None = None,
+        judges: Judges | None = None,
     ) -> None:
-        self.env, self.rows, self.seconds, self.judge_calls = env, rows, seconds, judge_calls
+        self.env, self.rows, self.seconds = env, rows, seconds or PATIENCE
+        self.judges = judges or Judges()
         self.process: Any = None
         self.ended = 0  # how often a trial ended its process
 
@@ -163,8 +216,8 @@ class Trials:
         self.close()
         fork: Any = get_context("fork")
         self.pipe, theirs = fork.Pipe()
-        given = (theirs, self.env, self.rows, self.judge_calls)
-        self.process = fork.Process(target=serve_trials, args=given, daemon=True)
+        given = (theirs, self.pipe, self.env, self.rows)
+        self.process = fork.Process(target=serve_trials, args=given)  # a daemon could not isolate
         self.process.start()
         theirs.close()
 
@@ -185,8 +238,11 @@ class Trials:
         """
         why = f"a reward function did not return within {self.seconds:g} s"
         try:
-            if self.pipe.poll(self.seconds):
-                return self.pipe.recv()
+            while self.pipe.poll(self.seconds):
+                received = self.pipe.recv()
+                if not isinstance(received, Question):
+                    return received
+                self.pipe.send(self.judges.answer(self.env, received))
         except (EOFError, OSError):
             self.process.join(1)
             why = f"a reward function ended its process with status {self.process.exitcode}"

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHARED_MEMORY', 'ROOT_PREFIX', 'adapter_config', 'server_option', 'check_servable', 'save_weights', 'set_to_zero',
-           'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'end_folders', 'AdapterFolders']
+__all__ = ['SHARED_MEMORY', 'ROOT_PREFIX', 'adapter_config', 'check_replicas', 'server_option', 'check_servable', 'save_weights',
+           'set_to_zero', 'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'end_folders',
+           'AdapterFolders']
 
 # %% ../../nbs/inference/10_adapter_files.ipynb #f87f54d9
 import os
@@ -42,11 +43,21 @@ def adapter_config(adapter: Adapter) -> PeftConfig:
         raise ValueError(f"the model has {len(active)} active adapters, not one ({active})")
     return adapter.peft_config[active[0]]
 
+# %% ../../nbs/inference/10_adapter_files.ipynb #ff42f45e
+def check_replicas(replicas: int) -> None:
+    """Raise `ValueError` for a server with several replicas of its model."""
+    if replicas > 1:
+        raise ValueError(
+            f"this vLLM server has {replicas} replicas of the model (data_parallel_size), and "
+            "loads an adapter into only one of them: start a server for each GPU, and give all of "
+            "them to vf.connect([...])"
+        )
+
 # %% ../../nbs/inference/10_adapter_files.ipynb #0bc9d163
 def server_option(server: VLLMServer | None, option: str) -> str | None:
     """Return the value of an option in our own server's command line, None if it isn't set."""
     command = " ".join(server.command) if server else ""
-    return next(reversed(re.findall(rf"--{option}[ =](\S+)", command)), None)
+    return next(reversed(re.findall(rf" -{{1,2}}{option}[ =](\S+)", command)), None)
 
 
 def check_servable(config: PeftConfig, server: VLLMServer | None = None) -> None:
@@ -59,6 +70,7 @@ def check_servable(config: PeftConfig, server: VLLMServer | None = None) -> None
             f"an adapter of rank {rank} does not fit this server, whose max_lora_rank is "
             f"{limit}: start it with max_lora_rank={rank}"
         )
+    check_replicas(int(server_option(server, "(?:data[-_]parallel[-_]size|dp)") or 1))
 
 # %% ../../nbs/inference/10_adapter_files.ipynb #bcb96f64
 def save_weights(model: PeftModel, folder: Path) -> None:

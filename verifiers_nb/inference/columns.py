@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'answer_facts', 'answers_of', 'token_count',
-           'finish_reason', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
-           'columns_of', 'as_number', 'text_counts']
+__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'answer_facts', 'are_facts', 'answers_of',
+           'token_count', 'finish_reason', 'reasoning_characters', 'Column', 'column_values', 'column_words',
+           'column_keys', 'columns_of', 'as_number', 'text_counts']
 
 # %% ../../nbs/inference/16_columns.ipynb #dc33393e
 import math
@@ -57,6 +57,15 @@ def answer_facts(response: Any) -> dict[str, Any]:
             facts["content"] = "null"
     return facts
 
+# %% ../../nbs/inference/16_columns.ipynb #b7e1c0a4
+def are_facts(answer: Any) -> bool:
+    """Return whether something is the facts about an answer; a file may be written by hand."""
+    return (
+        isinstance(answer, dict)
+        and isinstance(answer.get("finish_reason") or "", str)
+        and isinstance(answer.get("tokens") or 0, int)
+    )
+
 # %% ../../nbs/inference/16_columns.ipynb #a3733228
 ANSWERS = "sampled_answers"  # where a stored rollout has the facts
 
@@ -71,16 +80,13 @@ def answers_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
         with suppress(AttributeError, LookupError, TypeError, ValueError):  # it may have any shape
             answers.append(answer_facts(response))
     if answers or ANSWERS in state:
-        stored = state.get(ANSWERS)  # a file may be written by hand
-        kept = (
-            [each for each in stored if isinstance(each, dict)] if isinstance(stored, list) else []
-        )
-        return answers or kept
+        stored = state.get(ANSWERS)
+        return answers or (list(filter(are_facts, stored)) if isinstance(stored, list) else [])
     with suppress(LookupError, TypeError):
         for turn in state.get("turns") or ():
             tokens = len(turn["completion_ids"])
             answers.append({"finish_reason": turn["finish_reason"], "tokens": tokens})
-    return answers
+    return list(filter(are_facts, answers))
 
 # %% ../../nbs/inference/16_columns.ipynb #1b0aed34
 Answers = Sequence[Mapping[str, Any]]

@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO_MEMORY', 'TOOL_CALL', 'Options', 'read_options',
-           'default_threads', 'load_network', 'context_length', 'end_tokens', 'text_message', 'PromptTokenizer',
-           'ServedModel', 'check_prompt', 'merge_adapter', 'adapted_weights', 'StopDetector', 'SampledSequence',
-           'Batch', 'limit_threads', 'receive', 'rows_that_fit', 'put_back', 'admit', 'recover', 'run_scheduler',
-           'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'move_tool_calls', 'warn_of_tools',
-           'complete_chat', 'complete_text', 'EngineBase', 'EmbeddedEngine']
+__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'TINY', 'SETTING_THREADS', 'logger', 'NO_MEMORY', 'GROWING_TOKENS', 'TOOL_CALL',
+           'Options', 'read_options', 'default_threads', 'load_network', 'context_length', 'end_tokens', 'text_message',
+           'PromptTokenizer', 'ServedModel', 'check_prompt', 'merge_adapter', 'adapted_weights', 'StopDetector',
+           'SampledSequence', 'Batch', 'limit_threads', 'receive', 'rows_that_fit', 'put_back', 'admit', 'recover',
+           'run_scheduler', 'Scheduler', 'sample_prompt', 'answer_text', 'make_reply', 'Growing', 'growing_answers',
+           'move_tool_calls', 'warn_of_tools', 'complete_chat', 'complete_text', 'EngineBase', 'EmbeddedEngine']
 
 # %% ../../nbs/inference/03_engine.ipynb #77de68da
 import asyncio
@@ -32,7 +32,7 @@ from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -674,6 +674,34 @@ async def make_reply(engine: Any, kind: str, prompt: list[int], options: Options
         prompt_token_ids=prompt,
     )
 
+# %% ../../nbs/inference/03_engine.ipynb #b7cdc9fc
+class Growing(NamedTuple):
+    """An answer that is being sampled: how many `tokens` it has, and the `end` of its text."""
+
+    tokens: int
+    end: str = ""
+
+# %% ../../nbs/inference/03_engine.ipynb #ff274c98
+GROWING_TOKENS = 40
+
+
+def growing_answers(engine: EmbeddedEngine, most: int) -> list[Growing]:
+    """Return the answers that are being sampled, the longest first.
+
+    The first `most` have the text of their last tokens.
+    """
+    running = sorted(
+        engine.scheduler.batch.running, key=lambda each: len(each.token_ids), reverse=True
+    )
+    found = []
+    for at, each in enumerate(running):
+        ids = each.token_ids[:]
+        is_read = at < most and engine.served.tokenizer is not None
+        found.append(
+            Growing(len(ids), engine.served.decode(ids[-GROWING_TOKENS:]) if is_read else "")
+        )
+    return found
+
 # %% ../../nbs/inference/03_engine.ipynb #5c1d7e21
 # A call ends at its closing tag, at the next call, or with the text.
 TOOL_CALL = re.compile("<tool_call>(.*?)(?:</tool_call>|(?=<tool_call>)|\\Z)", re.DOTALL)
@@ -808,6 +836,13 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
     def tokens_generated(self) -> int:
         """The number of tokens sampled since the start."""
         return self.scheduler.batch.tokens_generated
+
+    def growing(self, most: int = 3) -> list[Growing]:
+        """Return the answers that are being sampled, the longest first.
+
+        The first `most` have the text of their last tokens.
+        """
+        return growing_answers(self, most)
 
     def __exit__(self, *_: object) -> None:
         """Close at the end of a `with` block."""

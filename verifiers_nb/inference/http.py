@@ -39,7 +39,7 @@ from .client import (
     read_answer,
     status_error,
 )
-from ..support.calls import with_retries
+from ..support.calls import with_breaker, with_retries
 
 if TYPE_CHECKING:
     from aiohttp.connector import Connection
@@ -294,7 +294,8 @@ class HTTPClient:
         unset = timeout is ... or not is_given(timeout)
         limit = self.limit if unset else as_timeout(timeout)
         send = partial(self.send, url, data=body, headers=extra_headers, params=extra_query)
-        return await with_retries(partial(send, timeout=limit), self.retries)
+        asked = with_breaker(self.base_url, partial(send, timeout=limit))
+        return await with_retries(asked, self.retries)
 
     @cached_property
     def openai(self) -> AsyncOpenAI:

@@ -8,12 +8,14 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE', 'call_server', 'served_model', 'load_on_server',
            'unload_from_server', 'exact_request', 'compare_with_peft', 'retire', 'drop_unused', 'version_folder',
-           'check_served', 'send_to_current', 'was_down', 'survive_restart', 'push_through_restarts', 'claim_lock',
-           'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'create_by_base', 'VLLMClient']
+           'check_served', 'count_replicas', 'send_to_current', 'was_down', 'survive_restart', 'push_through_restarts',
+           'claim_lock', 'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'create_by_base',
+           'VLLMClient']
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #77de68da
 import asyncio
 import logging
+import re
 import shutil
 import tempfile
 import threading
@@ -32,6 +34,7 @@ from yarl import URL
 from .adapter_files import (
     AdapterFolders,
     adapter_config,
+    check_replicas,
     check_servable,
     set_to_zero,
 )
@@ -189,6 +192,14 @@ def check_served(client: HTTPClient, versions: list[Version]) -> None:
                 f"{roots[version.name]}. Do not trust its answers since the last push, and "
                 "restart the server with a new key."
             )
+
+# %% ../../nbs/inference/13_vllm_policy.ipynb #e3cbb26f
+def count_replicas(client: HTTPClient) -> int:
+    """Return how many replicas of its model a server has, 1 if it doesn't say."""
+    metrics = ""
+    with suppress(Exception):  # not every server has metrics, or shows them to everybody
+        metrics = call_server(client, "/metrics", timeout=5.0)
+    return len({*re.findall(r'engine="(\d+)"', str(metrics))}) or 1
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #2872a378
 async def send_to_current(
@@ -395,6 +406,7 @@ class VLLMClient(HTTPClient):
     def check(self, config: PeftConfig) -> None:
         """Raise `ValueError` if the server can't serve adapters with this config."""
         check_servable(config, self.server)
+        check_replicas(count_replicas(self))
 
     def push(self, adapter: PeftModel | str | Path | None) -> int:
         """Use an adapter from the next request on, and return the policy version.
@@ -428,6 +440,8 @@ class VLLMClient(HTTPClient):
         if source is None:
             return Version(number, self.model)
         check_servable(adapter_config(source), self.server)
+        if not self.proved:
+            check_replicas(count_replicas(self))
         with version_folder(self.folders, source, number) as folder:
             if adapter is None:
                 set_to_zero(folder)

@@ -161,7 +161,7 @@ class Parser:
             return None
         last = completion[-1]
         text = last.get("content")
-        if self.reads_thinking and not (type(text) is str and len(last) == 2 and "role" in last):
+        if self.reads_thinking and (len(last) > 2 or not isinstance(text, str)):
             text = text_with_thinking(last)  # most messages have a role and a text only
         return self.parse(text)
 

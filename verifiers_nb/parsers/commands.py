@@ -7,10 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
-           'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'SIMPLE', 'compiled_template',
-           'valid_template', 'Argument', 'has_type', 'fits', 'value_fault', 'call_format', 'check_arguments', 'Command',
-           'open_quote', 'shell_word', 'ShellList', 'for_shell', 'check_written', 'render_argument', 'write_value',
-           'invoke', 'usage', 'argument_docs', 'command_docs', 'after_document', 'unfinished_part']
+           'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'EXPRESSION', 'STRING', 'SHELL_TOKEN', 'QUOTED_TOKEN',
+           'SIMPLE', 'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits', 'value_fault',
+           'call_format', 'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList', 'ShellDict',
+           'for_shell', 'own_characters', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage',
+           'argument_docs', 'command_docs', 'after_document', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
 import json
@@ -195,23 +196,33 @@ BASH_COMMAND = Command(
 )
 
 # %% ../../nbs/parsers/04_commands.ipynb #e62740ac
-QUOTE_OR_ESCAPE = re.compile(r"\\.|['\"]")
+QUOTE_OR_ESCAPE = re.compile(r"\\.|\$'|(?<!<)<<(?!<)|['\"`]")
 SPECIAL = re.compile(r"[\"$`\\'\n]")
 IN_DOUBLE_QUOTES = re.compile(r"[\"$`\\]")
 
 
 @lru_cache(maxsize=1024)
 def open_quote(before: str) -> str:
-    """Return the quotation mark that a shell has open after a text, or an empty string."""
+    """Return the quotation mark that a shell has open after a text, or an empty string.
+
+    It may also be `$'`, a backtick, or the `<<` of a here-document.
+    """
     mark = ""
     for each in QUOTE_OR_ESCAPE.findall(before):
-        if len(each) == 1 and mark in ("", each):
-            mark = "" if mark else each
+        if not mark and each[0] != "\\":
+            mark = each
+        elif mark and each[-1] == mark[-1] and mark != "<<":
+            mark = ""
     return mark
 
 # %% ../../nbs/parsers/04_commands.ipynb #61383a9d
 def shell_word(text: str, mark: str = "") -> str:
-    """Write a string so that it stays one word of a shell; `mark` is the open quotation mark."""
+    """Write a string so that it stays one word of a shell; `mark` is the open quotation mark.
+
+    Raises `ValueError` if a string with special characters can't be a word there.
+    """
+    if mark not in ("", "'", '"') and quote(text) != text:
+        raise ValueError(f"A value can't be quoted after {mark}.")
     if mark == "'":
         return text.replace("'", "'\"'\"'")
     if mark and SPECIAL.search(text):
@@ -230,6 +241,18 @@ class ShellList(list[Any]):
         """Return the list as one word."""
         return self.whole
 
+# %% ../../nbs/parsers/04_commands.ipynb #7453ea6e
+class ShellDict(dict[str, Any]):
+    """An object of quoted keys and values; as a whole it is one word, the object in JSON."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.whole = quote(json.dumps(values))
+        super().__init__({quote(key): for_shell(value) for key, value in values.items()})
+
+    def __str__(self) -> str:
+        """Return the object as one word."""
+        return self.whole
+
 # %% ../../nbs/parsers/04_commands.ipynb #0b71e247
 def for_shell(value: Any) -> Any:
     """Return a value whose strings are quoted."""
@@ -237,17 +260,26 @@ def for_shell(value: Any) -> Any:
         return quote(value)
     if isinstance(value, list):
         return ShellList(value)
-    return quote(json.dumps(value)) if isinstance(value, dict) else value
+    return ShellDict(value) if isinstance(value, dict) else value
 
 # %% ../../nbs/parsers/04_commands.ipynb #4c8da602
 SINGLE_QUOTED = re.compile(r"'[^']*'|\"'\"")
-ACTIVE = re.compile(r"[$`;&|<>()\n\"\\]")
+ACTIVE = re.compile(r"[^\w@%+=:,./-]", re.ASCII)  # what `shlex.quote` would quote
+EXPRESSION = re.compile(r"\{\{.*?\}\}|\{%.*?%\}", re.DOTALL)
+STRING = re.compile(r"'([^']*)'|\"([^\"]*)\"")
+
+
+@lru_cache(maxsize=1024)
+def own_characters(template: str) -> frozenset[str]:
+    """Return the characters of a template outside its expressions, and of the strings in them."""
+    strings = [text for found in EXPRESSION.findall(template) for text in STRING.findall(found)]
+    return frozenset("".join([EXPRESSION.sub("", template), *map("".join, strings)]))
 
 
 def check_written(written: str, template: str) -> None:
     """Raise `ValueError` if a template writes special characters of a value outside quotes."""
-    found = {*ACTIVE.findall(SINGLE_QUOTED.sub("", written))} - {*ACTIVE.findall(template)}
-    if found or (open_quote(template.partition("{{")[0]) and "'" in written):
+    rest = SINGLE_QUOTED.sub("", written)
+    if "'" in rest or not own_characters(template).issuperset(ACTIVE.findall(rest)):
         raise ValueError(f"The template {template!r} can't write this value as words of a shell.")
 
 # %% ../../nbs/parsers/04_commands.ipynb #ea9061b0
@@ -260,13 +292,19 @@ def render_argument(argument: Argument, value: Any) -> str:
 # %% ../../nbs/parsers/04_commands.ipynb #cb4e5208
 def write_value(argument: Argument, value: Any, before: str, null: Any = None) -> str:
     """Write a value with its argument's template for a shell; `before` is the call before it."""
+    mark = open_quote(before + argument.argument_format.partition("{{")[0])
     if isinstance(value, (list, dict)):
         written = render_argument(argument, for_shell(value))
-        check_written(written, before + argument.argument_format)
+        if mark and "'" in written:
+            raise ValueError(f"A list or an object can't be quoted after {mark}.")
+        check_written(written, argument.argument_format)
         return written
     if isinstance(value, str):
-        mark = open_quote(before + argument.argument_format.partition("{{")[0])
-        value = shell_word(value, mark)
+        word = shell_word(value, mark)
+        written = render_argument(argument, word)
+        if argument.argument_format != PLAIN:
+            check_written(written.replace(word, ""), argument.argument_format)
+        return written
     return render_argument(argument, null if value is None else value)
 
 # %% ../../nbs/parsers/04_commands.ipynb #f87a5815

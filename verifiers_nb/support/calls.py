@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'SAMPLING_NAMES',
-           'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'is_transient', 'seconds_until',
-           'retry_after', 'with_retries', 'without_retries', 'request_arguments', 'meant_by', 'check_sampling_args',
-           'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
+__all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE', 'run_breakers',
+           'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES',
+           'is_transient', 'seconds_until', 'retry_after', 'with_retries', 'Breaker', 'with_breaker', 'without_retries',
+           'request_arguments', 'meant_by', 'check_sampling_args', 'create_in_thread', 'is_coroutine',
+           'as_async_client', 'api_key', 'without_secrets']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -18,6 +19,7 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from difflib import get_close_matches
 from email.utils import parsedate_to_datetime
@@ -115,6 +117,54 @@ async def with_retries(request: Callable[[], Awaitable[T]], retries: int) -> T:
     except Exception as error:
         error.given_up = True  # type: ignore[attr-defined]
         raise
+
+# %% ../../nbs/support/01_calls.ipynb #86b2f453
+BEFORE_PROBE = 1.0  # seconds
+
+
+class Breaker:
+    """Let all requests to an address fail at once after it was asked twice without a connection."""
+
+    def __init__(self) -> None:
+        self.probing, self.suspect = asyncio.Lock(), False
+        self.error: Exception | None = None
+
+    async def ask(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Await `request()`; raises the error of the last one if the address is given up."""
+        if self.suspect and self.error is None:
+            async with self.probing:
+                if self.suspect and self.error is None:
+                    await asyncio.sleep(BEFORE_PROBE)
+                    return await self.send(request)
+        return await self.send(request)
+
+    async def send(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Await `request()`, and note whether there was a connection."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        probes = self.suspect
+        try:
+            answer = await request()
+        except Exception as error:
+            if type(error).__name__ == "APIConnectionError":  # its subclass is that of slow answers
+                self.suspect = True
+                if probes:
+                    self.error = error
+                    error.given_up = True  # type: ignore[attr-defined]
+            raise
+        self.suspect = False
+        return answer
+
+# %% ../../nbs/support/01_calls.ipynb #33da26d8
+run_breakers: ContextVar[dict[str, Breaker] | None] = ContextVar("run_breakers", default=None)
+
+
+def with_breaker(address: str, request: Callable[[], Awaitable[T]]) -> Callable[[], Awaitable[T]]:
+    """Return a request that shares the breaker of its address, if the run has breakers."""
+    breakers = run_breakers.get()
+    if breakers is None:
+        return request
+    return partial(breakers.setdefault(address, Breaker()).ask, request)
 
 # %% ../../nbs/support/01_calls.ipynb #b3f0c7f6
 def without_retries(client: Any) -> Any:

@@ -198,16 +198,14 @@ def check_audit(audit: str) -> str:
 
 # %% ../../nbs/trainer/18_checks.ipynb #a5f40ec4
 def tell_audit(env: Environment) -> None:
-    """Log the errors that the free part of the audit finds, one line each."""
+    """Log the errors that the free part of the audit finds, and what it could not try."""
     try:
-        findings = free_audit(env)
+        report = free_audit(env)
     except Exception:
         logger.debug("The audit of %r failed.", env, exc_info=True)
         return
-    for each in findings:
-        logger.error(
-            "Audit: %s: %s Remedy: %s. vf.audit(env) tells more.",
-            each.kind,
-            each.message,
-            each.remedy,
-        )
+    for each in report.findings:
+        about = f"{each.message} Remedy: {each.remedy}"
+        logger.error("Audit: %s: %s. vf.audit(env) tells more.", each.kind, about)
+    for note in report.notes:
+        logger.warning("Audit: %s vf.audit(env) tells more.", note)

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base', 'make_client',
-           'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts', 'with_rubric',
-           'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'stop_for', 'rows_to_evaluate', 'run_warm_up',
-           'with_records', 'GRPOTrainer']
+__all__ = ['logger', 'HAVE_TABLES', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base',
+           'make_client', 'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts',
+           'plain_text_of', 'log_rollouts', 'with_rubric', 'free_folder', 'own_adapter', 'same_base', 'suit_processor',
+           'stop_for', 'rows_to_evaluate', 'run_warm_up', 'with_records', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/20_grpo.ipynb #77de68da
 import copy
@@ -24,6 +24,7 @@ from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,14 @@ from .warm_up import (
     samples_digest,
     warm_up_settings,
 )
-from ..types import GenerateOutputs, Rollout, print_prompt_completions_sample
+from ..types import (
+    GenerateOutputs,
+    Messages,
+    Rollout,
+    calls_text,
+    content_text,
+    print_prompt_completions_sample,
+)
 
 # %% ../../nbs/trainer/20_grpo.ipynb #1d682c78
 def check_order(model: Any, env: Any, args: Any, processing_class: Any) -> None:
@@ -266,6 +274,38 @@ def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
     prompts, completions, rewards = columns
     print_prompt_completions_sample(prompts, completions, rewards, step, len(rollouts))
 
+# %% ../../nbs/trainer/20_grpo.ipynb #7027ce07
+def plain_text_of(messages: Messages) -> str:
+    """Return messages as text, each with its role and its tool calls."""
+    if isinstance(messages, str):
+        return messages
+    lines = (f"{m['role']}: {content_text(m.get('content'))}{calls_text(m)}" for m in messages)
+    return "\n".join(lines)
+
+# %% ../../nbs/trainer/20_grpo.ipynb #f4954b25
+HAVE_TABLES = ("trackio", "wandb")
+
+
+def log_rollouts(
+    report_to: str | Sequence[str] | None, rollouts: Sequence[Rollout], step: int
+) -> None:
+    """Log rollouts of a step as a table to each tracker that has tables; log an error instead."""
+    metrics = [*rollouts[0].metrics] if rollouts else []
+    columns = ["step", "prompt", "completion", "reward", *metrics]
+    rows: list[list[Any]] = [
+        [step, plain_text_of(r.prompt), plain_text_of(r.completion), r.reward]
+        + [r.metrics.get(name) for name in metrics]
+        for r in rollouts
+    ]
+    named = [report_to] if isinstance(report_to, str) else report_to or ()
+    for name in [name for name in HAVE_TABLES if name in named]:
+        try:
+            tracker: Any = import_module(name)
+            table = tracker.Table(columns=columns, data=rows)
+            tracker.log({"rollouts": table, "train/global_step": step})
+        except Exception as error:  # training goes on without its table
+            logger.error("The rollouts of step %d are not in %s: %s", step, name, error)
+
 # %% ../../nbs/trainer/20_grpo.ipynb #16aa8e2d
 def with_rubric(env: Environment, rubric: Rubric | None) -> Environment:
     """Return a copy of an environment with another rubric, which gets its parser.
@@ -413,6 +453,7 @@ class GRPOTrainer(ResumableTrainer):
         audit: str = "errors",
     ) -> None:
         check_order(model, env, args, processing_class)
+        self.audit = check_audit(audit)
         args.output_dir = os.path.abspath(args.output_dir)  # a reward may change the directory
         model, peft_config = base_and_adapter(model, peft_config)
         model, processing_class = load_policy(model, processing_class, args)
@@ -421,7 +462,6 @@ class GRPOTrainer(ResumableTrainer):
             client = client or make_client(model, processing_class, args)
             check_fit(client, model, peft_config, args.vllm_sleep)
         self.env, self.client = env, client
-        self.audit = check_audit(audit)
         self.versions = PolicyVersions(client, args.vllm_sleep)
         self.prompts = PromptOrder(dataset, args)
         self.begin_watching()
@@ -580,7 +620,9 @@ class GRPOTrainer(ResumableTrainer):
             batch.metrics |= skipped
         write_advantages(generation.path, advantages)
         if self.args.log_completions:
-            print_rollouts(rollouts[: self.args.num_completions_to_print], step + 1)
+            shown = rollouts[: self.args.num_completions_to_print]
+            print_rollouts(shown, step + 1)
+            log_rollouts(self.args.report_to, shown, step + 1)
         return Delivery(number, batches, generation.temperature)
 
     def take_generation(self, number: int) -> tuple[GenerationJob, list[Rollout]]:

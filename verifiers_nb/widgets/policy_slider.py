@@ -417,8 +417,11 @@ class PolicySlider(Panel):
         except Exception as error:
             logger.debug("The policy slider stopped.", exc_info=True)
             self.stopped = f"The policy of step {found[0]} can't answer: {error}"
-        if self.stopped or time.monotonic() > self.drawn_at or self.missing() is None:
+        done = bool(self.stopped) or self.missing() is None
+        if done or time.monotonic() > self.drawn_at:
             self.refresh()
+        if done:
+            self.keep()  # at once: the notebook may be saved now
         return True
 
     def answer(self, step: int, numbers: Sequence[int]) -> None:

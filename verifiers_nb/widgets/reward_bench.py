@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['EQUAL', 'StoredStep', 'MOST_LISTED', 'MOST_TRICKS', 'group_view', 'short_earners', 'StoredScores', 'RewardEffects',
-           'reward_effects', 'neighbour_groups', 'read_steps', 'call_on', 'read_scores', 'effects_html',
+           'reward_effects', 'neighbour_groups', 'read_steps', 'call_on', 'read_scores', 'reward_chart', 'effects_html',
            'stored_rollout', 'rollout_name', 'flips_html', 'opened_html', 'failed_note', 'weighted_tricks',
            'cheats_html', 'RewardBench']
 
@@ -26,6 +26,7 @@ import numpy as np
 from ..envs.audit import RIGHT, paid_texts
 from ..envs.environment import Environment
 from ..envs.findings import PaidText
+from ..envs.learnable import most_possible
 from ..envs.records import rollout_record
 from ..envs.rescore import score_again, stored_rollouts, unchanged_funcs, with_funcs
 from ..envs.rollouts import run_sync
@@ -39,7 +40,14 @@ from .html import (
 )
 from .rollout_explorer import find_decoder
 from .rollouts import RolloutSource, has_all_rollouts, messages_text
-from .run import Curve, CurveLook, chart_html, checkpoint_steps, make_chart
+from .run import (
+    Chart,
+    Curve,
+    CurveLook,
+    chart_html,
+    checkpoint_steps,
+    make_chart,
+)
 from .view import Panel
 
 if TYPE_CHECKING:
@@ -216,17 +224,40 @@ def read_scores(
     scores = np.nan_to_num(table.astype(float), posinf=0.0, neginf=0.0)
     return StoredScores(scores, rewards.astype(float), *others)
 
+# %% ../../nbs/widgets/10_reward_bench.ipynb #7bca2e82
+def reward_chart(effects: RewardEffects, most: tuple[float, float]) -> Chart | None:
+    """Return the chart of the reward by step, before and after.
+
+    Where the highest rewards differ, it shows shares of them, which one axis can compare.
+    """
+    tops = [
+        max(each, float(found.max())) for each, found in zip(most, effects.rewards, strict=True)
+    ]
+    is_share = abs(tops[0] - tops[1]) > EQUAL and min(tops) > 0
+    scales = tops if is_share else [1.0, 1.0]
+    curves = [
+        Curve(
+            name,
+            [(step, pair[at] / scales[at]) for step, pair in effects.by_step.items()],
+            hue=2 * at,
+        )
+        for at, name in enumerate(("stored", "with these weights"))
+    ]
+    note = f"share of the most, {tops[0]:.3g} and {tops[1]:.3g}" if is_share else ""
+    return make_chart("Reward by step", note, curves, CurveLook(0.0))
+
 # %% ../../nbs/widgets/10_reward_bench.ipynb #a7266d30
-def effects_html(known: StoredScores, effects: RewardEffects) -> str:
-    """Draw what the new rewards change: the reward by step, and a row for each figure."""
+def effects_html(
+    known: StoredScores, effects: RewardEffects, most: tuple[float, float] = (1.0, 1.0)
+) -> str:
+    """Draw what the new rewards change: the reward by step, and a row for each figure.
+
+    `most`: the highest rewards that the weights before and after allow.
+    """
     learnt = [len({*known.groups[each != 0].tolist()}) for each in effects.advantages]
     means = [float(each[known.valid].mean()) for each in effects.rewards]
     counts = int(known.groups.max()) + 1, int(known.valid.sum())
-    curves = [
-        Curve(name, [(step, pair[at]) for step, pair in effects.by_step.items()], hue=2 * at)
-        for at, name in enumerate(("stored", "with these weights"))
-    ]
-    chart = make_chart("Reward by step", "", curves, CurveLook(0.0))
+    chart = reward_chart(effects, most)
     drawn = chart_html(chart) if chart else ""
     return fill("reward_bench.html", "effects", effects, drawn, means, learnt, *counts)
 
@@ -385,6 +416,11 @@ class RewardBench(Panel):
         self.tricks = paid_texts(changed)
         self.refresh()
 
+    def most_rewards(self) -> tuple[float, float]:
+        """Return the highest rewards that the stored weights and the present ones allow."""
+        given = [*self.weights.values()]
+        return most_possible(self.env.rubric), float(sum(weight for weight in given if weight > 0))
+
     def part_weights(self) -> dict[str, float]:
         """Return the weights by the names of the functions that are called."""
         called = {name: reward_name(func) for name, func in self.replaced.items()}
@@ -418,7 +454,8 @@ class RewardBench(Panel):
         effects, at, shortest = self.effects, self.opened, None
         if len(effects.short):
             shortest = messages_text(self.read_rollout(int(effects.short[0]))[0].completion)
-        figures = effects_html(self.known, effects) + flips_html(self.known, effects, at, live)
+        figures = effects_html(self.known, effects, self.most_rewards())
+        figures += flips_html(self.known, effects, at, live)
         figures += cheats_html(self.tricks, self.part_weights())
         if at is not None:
             name = rollout_name(self.known, at)

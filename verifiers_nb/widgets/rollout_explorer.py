@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'find_decoder', 'write_rollouts', 'check_positions', 'RolloutExplorer']
+__all__ = ['VIEWS', 'READ_SECONDS', 'GROW_SECONDS', 'article_html', 'find_decoder', 'write_rollouts', 'check_positions',
+           'RolloutExplorer']
 
 # %% ../../nbs/widgets/07_rollout_explorer.ipynb #77de68da
 import math
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..envs.environment import Environment
+from ..envs.learnable import Learnable
 from ..envs.prompts import RolloutRows, repeated_rows
 from ..envs.records import to_line
 from ..envs.results import outputs_from_records
@@ -43,6 +45,7 @@ from .rollout_table import (
     flags,
     groups_html,
     query_html,
+    read_setting,
     rows_html,
     run_html,
 )
@@ -77,6 +80,7 @@ VIEWS = {
     "advantage": "Advantage",
 }
 READ_SECONDS = 3.0  # of rendering and comparing one rollout
+GROW_SECONDS = 0.5  # between two drawings of answers that grow
 
 
 def article_html(
@@ -356,6 +360,7 @@ class RolloutExplorer(Panel):
             raise RuntimeError("There is nothing to continue.")
         self.live_run.start()
         self.refresh()
+        background_loop().call_soon_threadsafe(self._grow, self.live_run)
 
     def _free_env(self) -> Environment:
         if self.env is None:
@@ -365,7 +370,7 @@ class RolloutExplorer(Panel):
         return self.env
 
     def _typed(self, *names: str) -> dict[str, Any]:
-        return {name: RUN_SETTINGS[name][-1](self.settings[name]) for name in names}
+        return {name: read_setting(name, self.settings[name]) for name in names}
 
     def _start(
         self, env: Environment, inputs: RolloutRows, sampling: SamplingArgs, at_once: int,
@@ -389,10 +394,27 @@ class RolloutExplorer(Panel):
             self.interrupted = None
         elif self.interrupted is None and self.live_run and self.live_run.left:
             self.interrupted = self.live_run
-        self.live_run = LiveRun(env, inputs, client, model, sampling, at_once, finish, self.refresh)
+        changed = self._run_changed
+        self.live_run = LiveRun(env, inputs, client, model, sampling, at_once, finish, changed)
         self.live_run.start()
         self.refresh()
+        background_loop().call_soon_threadsafe(self._grow, self.live_run)
         return self.live_run
+
+    def _run_changed(self) -> None:
+        """Draw when a run begins or ends; at its end save the picture at once."""
+        self.refresh()
+        if self.live_run and not self.live_run.running:
+            self.keep()
+
+    def _grow(self, run: LiveRun) -> None:
+        """Draw answers while they grow, with time for other work in between."""
+        if run is self.live_run and run.running and self.comm is not None:
+            began = time.monotonic()
+            if hasattr(run.client, "growing") and not self.is_hidden:
+                self.refresh()
+            pause = max(GROW_SECONDS, 4 * (time.monotonic() - began))
+            background_loop().call_later(pause, self._grow, run)
 
     def _draw_now(self) -> None:
         self._due = False
@@ -490,9 +512,9 @@ class RolloutExplorer(Panel):
         drawn = run, steps, query, self._listed_html(live), self._articles(live), VIEWS, live
         return fill("rollout_explorer.html", "explorer", self, *drawn)
 
-    def verdict(self) -> str:
-        """Say whether GRPO can learn from these rollouts, and else what to try."""
-        return str(table_learnable(self.table, self.env and self.env.rubric))
+    def verdict(self) -> Learnable:
+        """Return whether GRPO can learn from these rollouts, and else what to try."""
+        return table_learnable(self.table, self.env and self.env.rubric)
 
     def _listed_html(self, live: bool) -> str:
         listing = live, self.rows, self.query.pattern

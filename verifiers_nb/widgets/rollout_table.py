@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RUN_SETTINGS', 'MOST_SCORE', 'ROWS', 'duration_text', 'run_html', 'query_words', 'query_html', 'flags', 'found_line',
-           'prompt_line', 'listing_html', 'ending_line', 'rows_html', 'groups_html']
+__all__ = ['RUN_SETTINGS', 'MOST_SCORE', 'ROWS', 'duration_text', 'read_setting', 'run_html', 'query_words', 'query_html',
+           'flags', 'found_line', 'prompt_line', 'listing_html', 'ending_line', 'rows_html', 'groups_html']
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #77de68da
 import math
@@ -33,6 +33,7 @@ from .rollouts import (
     SORTS,
     Group,
     LiveRun,
+    Progress,
     Query,
     RolloutTable,
     last_text,
@@ -63,12 +64,28 @@ RUN_SETTINGS: dict[str, tuple[str, str, str, Callable[[str], Any]]] = {
     "max_concurrent": ("At once", "16", "", int),
 }
 
+# %% ../../nbs/widgets/05_rollout_table.ipynb #c4read01
+def read_setting(name: str, text: str) -> Any:
+    """Return the value of a typed setting; raises `ValueError` that names it."""
+    label, _, hint, read = RUN_SETTINGS[name]
+    try:
+        return read(text)
+    except ValueError as error:
+        if hint and str(error).startswith(label):
+            raise
+        raise ValueError(f"{label} is {text[:40]!r}; write a number.") from None
 
+# %% ../../nbs/widgets/05_rollout_table.ipynb #c4read03
 def run_html(settings: dict[str, str], run: LiveRun | None, live: bool, preparing: str = "") -> str:
-    """Draw the settings of a run, its buttons, and its progress, rate and time left."""
+    """Draw the settings of a run, its buttons, and its progress, rate and time left.
+
+    Answers that are growing are shown, too.
+    """
     rate = run.done / run.seconds if run and run.seconds else 0.0
-    left = duration_text(len(run.left) / rate) if run and run.running and rate else ""
-    progress = run, rate, left, preparing
+    seen = run.progress() if run else Progress(0, 0.0)
+    seconds = seen.seconds_left or (len(run.left) / rate if run and rate else 0.0)
+    left = duration_text(seconds) if run and run.running and seconds else ""
+    progress = run, rate, left, seen, preparing
     return fill("rollout_table.html", "run", RUN_SETTINGS, settings, *progress, live)
 
 # %% ../../nbs/widgets/05_rollout_table.ipynb #17ba0791

@@ -10,8 +10,8 @@ __all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KE
            'as_score', 'nan_last', 'in_order', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text',
            'record_text', 'reward_notes', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of',
            'table_learnable', 'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written',
-           'follow_all', 'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'LiveRun', 'WriteOn',
-           'branch_env', 'split_at']
+           'follow_all', 'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'tokens_left', 'Pace',
+           'Progress', 'LiveRun', 'WriteOn', 'branch_env', 'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import weakref
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -67,6 +67,7 @@ from ..inference.columns import (
     text_counts,
     token_count,
 )
+from ..support.calls import Breaker, run_breakers
 from ..types import (
     GenerateOutputs,
     Messages,
@@ -605,6 +606,45 @@ def choose_inputs(env: Environment, examples: int | Sequence[int], samples: int)
     dataset = dataset.select(numbers) if numbers else dataset
     return repeated_rows(dataset, samples, side_by_side=True)
 
+# %% ../../nbs/widgets/04_rollouts.ipynb #f1d9c98b
+def tokens_left(growing: Sequence[int], mean: float | None, limit: int | None, count: int) -> float:
+    """Return about how many tokens `count` unfinished answers still need; 0.0 if unknown.
+
+    `growing`: the lengths of those that have begun. `mean`: the length of the finished ones.
+    """
+    usual = mean or limit
+    if not usual:
+        return 0.0
+    rest = ((usual if tokens < usual else max(limit or 0, tokens)) - tokens for tokens in growing)
+    return sum(rest) + usual * max(0, count - len(growing))
+
+# %% ../../nbs/widgets/04_rollouts.ipynb #386071ea
+class Pace:
+    """Tell how many tokens a second were sampled in the last seconds."""
+
+    def __init__(self) -> None:
+        self.seen = deque([(0.0, 0)], maxlen=16)
+
+    def note(self, seconds: float, tokens: int) -> float:
+        """Note how many tokens there were after some seconds, and return the rate."""
+        if seconds > self.seen[-1][0] + 0.25:
+            self.seen.append((seconds, tokens))
+        before, first = self.seen[0]
+        return (tokens - first) / (seconds - before) if seconds > before else 0.0
+
+# %% ../../nbs/widgets/04_rollouts.ipynb #1a568a3f
+class Progress(NamedTuple):
+    """How far a run is: `tokens`, also of answers that are `growing`, and their `rate` a second.
+
+    `seconds_left` is 0.0 if it is unknown. Each growing answer has its `tokens` and the `end` of
+    its text.
+    """
+
+    tokens: int
+    rate: float
+    seconds_left: float = 0.0
+    growing: Sequence[Any] = ()
+
 # %% ../../nbs/widgets/04_rollouts.ipynb #7155ee13
 @dataclass(eq=False, repr=False)
 class LiveRun:
@@ -612,7 +652,9 @@ class LiveRun:
 
     `on_finish(record, state)` is called there for each finished rollout, `on_change()` when the run
     begins or ends. `done` of `count` have finished, with `tokens` sampled in `seconds` of running;
-    `error` is what ended a run early. `make_client` is called in a thread, because it may be slow.
+    `error` is what ended a run early. A server that does not answer is asked once more, then the
+    rest of the rollouts fail, and `dead` says why. `make_client` is called in a thread, because it
+    may be slow.
     """
 
     env: Environment
@@ -635,6 +677,9 @@ class LiveRun:
         self.began: float | None = None
         self.future: Future[None] | None = None
         self.ended = threading.Event()
+        self.client: Any = None
+        self.breakers: dict[str, Breaker] = {}
+        self.pace = Pace()
 
     def __repr__(self) -> str:
         return f"<{self.done} of {self.count} rollouts{', running' * self.running}>"
@@ -653,6 +698,21 @@ class LiveRun:
     def seconds(self) -> float:
         """Seconds of running so far, without the pauses."""
         return self.before + (time.monotonic() - self.began if self.began is not None else 0.0)
+
+    @property
+    def dead(self) -> str:
+        """The error of a server that does not answer and was given up, or ""."""
+        return next((str(each.error) for each in self.breakers.values() if each.error), "")
+
+    def progress(self) -> Progress:
+        """Return how far the run is, with the answers that an engine in this process samples."""
+        growing = self.client.growing() if self.running and hasattr(self.client, "growing") else []
+        tokens = self.tokens + sum(each.tokens for each in growing)
+        limit = self.sampling_args.get("max_tokens")
+        mean = self.tokens / self.done if self.tokens else None
+        needed = tokens_left([each.tokens for each in growing], mean, limit, len(self.left))
+        rate = self.pace.note(self.seconds, tokens)
+        return Progress(tokens, rate, needed / rate if rate and needed else 0.0, growing)
 
     def start(self) -> None:
         """Run the remaining rollouts in the background."""
@@ -688,8 +748,10 @@ class LiveRun:
             self.on_finish(record, rollout.state)
 
         try:
-            client = await asyncio.to_thread(self.make_client)
-            self.began = time.monotonic()
+            self.client = client = await asyncio.to_thread(self.make_client)
+            self.breakers = {}
+            run_breakers.set(self.breakers)  # for this task and those of the rollouts
+            self.began, self.pace = time.monotonic(), Pace()
             self.on_change()
             columns = self.rows.rows, self.rows.groups
             picked = ([column[number] for number in left] for column in columns)

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Point', 'LINES', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'BARS',
-           'smooth', 'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook', 'drawn_steps',
-           'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html',
-           'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics',
-           'run_charts', 'recent_mean', 'is_at_best', 'collapse_warning', 'differs_when_fresh', 'odd_warnings',
-           'function_warnings', 'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst',
-           'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
+__all__ = ['Point', 'LINES', 'MEASURED', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS',
+           'BARS', 'smooth', 'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook',
+           'drawn_steps', 'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words', 'image_html',
+           'chart_html', 'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names',
+           'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best', 'collapse_warning', 'differs_when_fresh',
+           'odd_warnings', 'function_warnings', 'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each',
+           'best_and_worst', 'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/08_run.ipynb #77de68da
 import json
@@ -34,6 +34,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import quote
 
+from ..envs.learnable import Learnable
 from ..envs.records import from_line, to_line
 from ..envs.results import find_steps
 from ..trainer.collapse import CollapseWatch
@@ -45,6 +46,7 @@ from .rollouts import (
     has_all_rollouts,
     reward_notes,
     table_from_file,
+    table_learnable,
 )
 
 # %% ../../nbs/widgets/08_run.ipynb #c1dfd96e
@@ -150,17 +152,23 @@ def drawn_steps(curves: Sequence[Curve], zoom: tuple[float, float]) -> set[int]:
     return chosen
 
 # %% ../../nbs/widgets/08_run.ipynb #c4ea8f26
+MEASURED = "measured"  # the name of the curve of a single run
+
+
 def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[dict[str, Any]]:
     """Return plotly's traces of a curve: the measured line and the smoothed one, or dots."""
     name, is_dots = one_line(curve.name, 40), curve.dots or len(curve.points) == 1
-    lines = [(" measured", curve.points, 0.3)] * (smoothing > 0 and not is_dots)
-    lines += [("", curve.points if is_dots else smooth(curve.points, smoothing), 1.0)]
+    is_smoothed, measured = smoothing > 0 and not is_dots, name
+    if is_smoothed:
+        measured, name = (name, "smoothed") if name == MEASURED else (f"{name} measured", name)
+    lines = [(measured, curve.points, 0.3)] * is_smoothed
+    lines += [(name, smooth(curve.points, smoothing) if is_smoothed else curve.points, 1.0)]
     made = []
-    for added, points, opacity in lines:
+    for label, points, opacity in lines:
         kept = [(at, float(f"{v:.5g}")) for at, v in points if is_dots or at in steps]
         x, y = zip(*kept, strict=True)
         made.append({"type": "scatter", "mode": "markers" if is_dots else "lines", "x": x, "y": y,
-        "name": name + added,
+        "name": label,
                      "legendgroup": name, "opacity": opacity, "meta": curve.hue % 6})  # fmt: skip
     return made
 
@@ -399,7 +407,7 @@ def run_charts(
         curves, other = [], evaluation_name(name)
         for hue, (run, history) in enumerate(runs.items()):
             dots = f"{run} evaluation".strip(), history.points(other), True, hue + (len(runs) == 1)
-            curves += [Curve(run or "in training", history.points(name), False, hue), Curve(*dots)]
+            curves += [Curve(run or MEASURED, history.points(name), False, hue), Curve(*dots)]
         charts.append(make_chart(name, NOTES.get(name, ""), curves, look))
     return [chart for chart in charts if chart]
 
@@ -473,11 +481,14 @@ def function_warnings(history: RunHistory, errors: Mapping[str, str]) -> list[st
 
 # %% ../../nbs/widgets/08_run.ipynb #ff35ed5c
 def run_warnings(
-    history: RunHistory, errors: Mapping[str, str] = MappingProxyType({})
+    history: RunHistory,
+    errors: Mapping[str, str] = MappingProxyType({}),
+    seen: Learnable | None = None,
 ) -> list[str]:
     """Return warnings about the latest steps of a run, in words.
 
-    `errors` of reward functions by name.
+    `errors` of reward functions by name. `seen`: what is shown of a step beside them, and so is not
+    repeated.
     """
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, entropy = (recent_mean(history, name) for name in names)
@@ -489,10 +500,11 @@ def run_warnings(
     )
     falls = len(first) >= 2 * RECENT and entropy < 0.25 * before
     lags = age > 0 and not differs_when_fresh(history)
+    told = seen is not None and seen.hopeless
     found = {
-        "constant": flat >= 0.9,
+        "constant": flat >= 0.9 and not told,
         "collapsing": falls and not (collapsed or is_at_best(history)),
-        "truncated": cut >= 0.9,
+        "truncated": cut >= 0.9 and not told,
         "failing": failed > 0,
         "apart": gap > 0.1 and not lags,
         "lag": gap > 0.1 and lags,
@@ -526,7 +538,7 @@ class StepCompletions:
 
     The rollouts of each half have different prompts. `count` and `scores` are those of all
     rollouts, or of all that answer one prompt; `scores` has the reward and its parts. `errors`: the
-    first error of each reward function that failed.
+    first error of each reward function that failed. `seen`: what they tell of learning.
     """
 
     step: int
@@ -535,6 +547,7 @@ class StepCompletions:
     worst: Sequence[Row] = ()
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
     errors: Mapping[str, str] = field(default_factory=dict)
+    seen: Learnable | None = None
 
     @property
     def mean(self) -> float:
@@ -565,10 +578,15 @@ def best_and_worst(step: int, rows: Sequence[Row]) -> StepCompletions:
     return StepCompletions(step, len(rows), best, worst, scores, errors)
 
 # %% ../../nbs/widgets/08_run.ipynb #3d7f20ab
-def read_completions(step: int, file: Path) -> StepCompletions:
-    """Read the rollouts of the generation that a step learns from."""
-    rows = table_from_file(file).rows
-    return best_and_worst(step, [replace(row, source=[row.record], at=0) for row in rows])
+def read_completions(step: int, file: Path, rubric: Any = None) -> StepCompletions:
+    """Read the rollouts of the generation that a step learns from.
+
+    `rubric` tells the highest reward, and its parser what an answer is.
+    """
+    table = table_from_file(file)
+    seen = table_learnable(table, rubric) if table.rows else None
+    rows = [replace(row, source=[row.record], at=0) for row in table.rows]
+    return replace(best_and_worst(step, rows), seen=seen)
 
 # %% ../../nbs/widgets/08_run.ipynb #f98f80a8
 def whole_steps(files: Mapping[int, Path]) -> list[int]:

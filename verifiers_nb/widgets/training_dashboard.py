@@ -24,6 +24,7 @@ from os.path import commonpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..envs.learnable import Learnable
 from ..trainer.control import CHANGEABLE
 from .conversation import differing
 from .html import (
@@ -81,7 +82,8 @@ class DashboardState:
     show the metrics `names`, or the usual ones. `steps` are complete; `coming` is a later step and
     its number of rollouts so far. `scores`: evaluations of checkpoints. `working`: the action in
     progress beside the run. `notice`: the error of the last press. `is_late`: whether the kernel
-    takes presses only between cells. `is_plotted`: whether plotly draws the curves.
+    takes presses only between cells. `is_plotted`: whether plotly draws the curves. `growing`: the
+    answers that an engine in this process is sampling.
     """
 
     runs: Mapping[str, RunHistory]
@@ -105,6 +107,7 @@ class DashboardState:
     notice: str = ""
     is_late: bool = False
     is_plotted: bool = False
+    growing: Sequence[Any] = ()
 
     @property
     def history(self) -> RunHistory:
@@ -123,6 +126,12 @@ class DashboardState:
         if self.wish == "pause":
             return "Paused" if phase == "paused" else "Pausing after this step"
         return "Stopping" if self.wish == "stop" else "Running"
+
+    @property
+    def seen(self) -> Learnable | None:
+        """What the completions that are shown tell of learning, None for fewer than two."""
+        seen = self.completions.seen if self.completions else None
+        return seen if seen and seen.rollouts > 1 else None
 
     @property
     def step(self) -> int:
@@ -270,8 +279,9 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
 # %% ../../nbs/widgets/09_training_dashboard.ipynb #f6e1126c
 def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: its state, warnings, curves, completions and checkpoints."""
-    errors = view.completions.errors if view.completions else {}
-    above = run_warnings(view.history, errors), key_figures_html(view), split_html(view.history)
+    errors, seen = (view.completions.errors, view.seen) if view.completions else ({}, None)
+    warnings = run_warnings(view.history, errors, seen)
+    above = warnings, key_figures_html(view), split_html(view.history)
     below = curves_html(view, live), completions_html(view, live), checkpoints_html(view, live)
     return draw_part("dashboard", view, *above, *below, live)
 
@@ -386,6 +396,8 @@ class TrainingDashboard(Panel):
             run.state, run.is_active, run.wish = control.state, control.is_active, control.wish
             run.settings = {name: getattr(args, name) for name in CHANGEABLE}
             run.pending, run.is_late = dict(control.changes), not has_subshells()
+            engine = self.trainer.client
+            run.growing = engine.growing() if hasattr(engine, "growing") else ()
         for history in run.runs.values():
             history.read()
         run.checkpoints = checkpoint_steps(self.folder)
@@ -416,7 +428,8 @@ class TrainingDashboard(Panel):
         with suppress(OSError, ValueError, KeyError):  # replaced meanwhile: read the next time
             found = step, files[step].stat().st_mtime_ns
             if found != self._shown:
-                run.completions, self._shown = read_completions(step, files[step]), found
+                rubric = self.trainer and self.trainer.env.rubric
+                run.completions, self._shown = read_completions(step, files[step], rubric), found
 
     def written(self) -> list[list[int]]:
         """Return when the files of each run were written."""

@@ -33,6 +33,7 @@ function laidOut(place, figure) {
   const [ink, soft, line, paper] = ["ink", "soft", "line", "paper"].map((name) => colour(place, name));
   const hues = [0, 1, 2, 3, 4, 5].map((hue) => colour(place, `hue-${hue}`)), font = getComputedStyle(place).fontFamily;
   for (const trace of data) {
+    trace.hoverinfo = "none";  // `cross` writes the values into each chart
     trace.line = { color: hues[trace.meta], width: trace.opacity < 1 ? 1 : 1.75 };
     trace.marker = { color: paper, size: 7, line: { color: hues[trace.meta], width: 2 } };
   }
@@ -44,7 +45,7 @@ function laidOut(place, figure) {
   return [data, { ...layout, width, height: rows * 172 + top, font: { family: font, color: ink },
     grid: { rows, columns, pattern: "independent", xgap: 56 * columns / width, ygap: 0.34 },
     margin: { l: 46, r: 12, t: top, b: 24 }, legend: { orientation: "h", x: 0, yref: "container", y: 1, yanchor: "top" },
-    hovermode: "x unified", hoverlabel: { bgcolor: paper, bordercolor: line, font: { color: ink, size: 12 } }, dragmode: "zoom",
+    hovermode: "x", dragmode: "zoom",
     uirevision: "kept", paper_bgcolor: "rgba(0, 0, 0, 0)", plot_bgcolor: "rgba(0, 0, 0, 0)",
     modebar: { bgcolor: "rgba(0, 0, 0, 0)", color: soft, activecolor: ink } }];
 }
@@ -56,6 +57,44 @@ function steer(Plotly, node, key) {
   const [scale, shift] = KEYS[key], middle = (from + to) / 2 + shift * (to - from), half = scale * (to - from) / 2;
   Plotly.relayout(node, { "xaxis.range": [middle - half, middle + half] });
   return true;
+}
+
+function nearest(xs, step) {
+  let low = 0, high = xs.length - 1;
+  while (low < high) { const middle = (low + high) >> 1; xs[middle] < step ? low = middle + 1 : high = middle; }
+  return low > 0 && step - xs[low - 1] <= xs[low] - step ? low - 1 : low;
+}
+
+const figureText = (value) => Math.abs(value) >= 100 && Math.abs(value) < 1e7 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+
+// A line through all charts at a step, with the values there above each; none for no step.
+function cross(place, node, step) {
+  node.crossed = step;
+  for (const old of place.querySelectorAll(".vf-cross")) old.remove();
+  if (step === undefined) return;
+  const { _fullLayout: layout, data } = node, subplots = new Map();
+  for (const trace of data) subplots.set(trace.xaxis, [...(subplots.get(trace.xaxis) ?? []), trace]);
+  for (const [name, traces] of subplots) {
+    const xaxis = layout[name.replace("x", "xaxis")], yaxis = layout[name.replace("x", "yaxis")];
+    const line = place.appendChild(document.createElement("i")), values = place.appendChild(document.createElement("span"));
+    line.className = values.className = "vf-cross";
+    line.style.cssText = `left:${xaxis._offset + xaxis.l2p(step)}px;top:${yaxis._offset}px;height:${yaxis._length}px`;
+    if (!place.querySelector("span.vf-cross b")) values.append(`step ${step.toLocaleString("en")}`);
+    const groups = new Map();
+    for (const trace of traces) {
+      const at = nearest(trace.x, step);
+      if (trace.mode === "markers" && trace.x[at] !== step) continue;
+      groups.set(trace.legendgroup, [...(groups.get(trace.legendgroup) ?? []), [trace, figureText(trace.y[at])]]);
+    }
+    for (const found of groups.values()) {
+      const [last] = found.at(-1), value = values.appendChild(document.createElement("b"));
+      const isOne = last.name === "smoothed";
+      value.textContent = isOne ? found.map(([trace, text]) => `${trace.name} ${text}`).join(", ")
+        : `${last.name} ${found[0][1]}${found.length > 1 ? ` (${found[1][1]})` : ""}`;
+      value.style.color = last.line.color;
+    }
+    values.style.cssText = `right:${place.clientWidth - xaxis._offset - xaxis._length}px;top:${yaxis._offset - 19}px;max-width:${xaxis._length}px`;
+  }
 }
 
 function charts(model, root) {
@@ -76,10 +115,12 @@ function charts(model, root) {
     due = clearTimeout(due);
     const place = root.querySelector("[data-plot]"), figure = model.get("figure");
     if (!Plotly || !place?.clientWidth || !figure?.data?.length) return;
-    if (place.plotted) return Plotly.react(node, ...laidOut(place, figure));
+    if (place.plotted) { await Plotly.react(node, ...laidOut(place, figure)); return cross(place, node, node.crossed); }
     const config = begin(place);
     await Plotly.newPlot(node, ...laidOut(place, figure), config);
     node.on("plotly_relayout", zoomed);
+    node.on("plotly_hover", ({ points }) => cross(place, node, points[0].x));
+    node.on("plotly_unhover", () => cross(place, node));
   };
   const soon = () => { due ??= setTimeout(draw, 200); };
   const forget = whenLoaded(model, (loaded) => { Plotly = loaded; draw(); });

@@ -1,14 +1,27 @@
 // What a reader does without the kernel: ask for keys, leave a field, jump, copy.
 
-const FIXED = [["↑ ↓ j k", "The row above or below"], ["Home End", "The first or last row"], ["Enter", "Open a row, apply what is typed"],
-  ["Esc", "Leave a field"], ["?", "These keys"]];
+// Keys without a button, each where it works.
+const FIXED = [["↑ ↓ j k", "The row above or below", "[data-list] [tabindex]"], ["Home End", "The first or last row", "[data-list] [tabindex]"],
+  ["Enter", "Open a row", "[data-list] [tabindex]"], ["Enter", "Apply what is typed", "[data-enter]"],
+  ["+ −", "Zoom, in the curves", "[data-plot]"], ["← → 0", "Earlier, later and all steps, in the curves", "[data-plot]"],
+  ["Esc", "Leave a field", "input, textarea"], ["?", "These keys", "*"]];
+
+// The elements that keys press now: of several with one key the first that can be pressed.
+function boundKeys(root) {
+  const found = new Map();
+  for (const node of root.querySelectorAll("[aria-keyshortcuts]:not([disabled])")) {
+    const key = node.getAttribute("aria-keyshortcuts");
+    if (!found.has(key) && node.checkVisibility()) found.set(key, node);
+  }
+  return found;
+}
 
 const nameOf = (node) => node.getAttribute("aria-label") ?? node.labels?.[0]?.firstChild.textContent ?? node.textContent;
 
 function showKeys(root) {
   const dialog = document.createElement("dialog"), list = document.createElement("dl");
-  const bound = [...root.querySelectorAll("[aria-keyshortcuts]:not([disabled])")];
-  for (const [key, what] of [...bound.map((node) => [node.getAttribute("aria-keyshortcuts"), nameOf(node)]), ...FIXED]) {
+  const bound = [...boundKeys(root)].map(([key, node]) => [key, nameOf(node)]);
+  for (const [key, what] of [...bound, ...FIXED.filter(([, , where]) => root.querySelector(where))]) {
     list.append(Object.assign(document.createElement("dt"), { textContent: key }));
     list.append(Object.assign(document.createElement("dd"), { textContent: what }));
   }
@@ -71,6 +84,16 @@ function outline(root) {
     }
     fold.replaceChildren(summary, rows);
   }
+}
+
+// Put the message of a press beside what was pressed: in sight, and without moving what is below.
+function placeNote(root, pressed) {
+  const note = [...root.querySelectorAll(".vf-note")].find((each) => each.textContent);
+  if (!note || !pressed?.isConnected || !root.contains(pressed)) return;
+  const from = (note.offsetParent ?? root).getBoundingClientRect(), at = pressed.getBoundingClientRect();
+  note.classList.add("vf-beside");
+  const left = Math.max(0, Math.min(at.left - from.left, from.width - note.offsetWidth));
+  note.style.cssText = `left:${left}px;top:${at.bottom - from.top + 6}px`;
 }
 
 function announce(root, text) {

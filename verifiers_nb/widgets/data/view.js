@@ -32,8 +32,8 @@ function press(root, event) {
   }
   if (event.key === "?") { showKeys(root); return true; }
   if (node.steer?.(event.key)) return true;
-  const bound = [...root.querySelectorAll("[aria-keyshortcuts]")].find((each) => each.getAttribute("aria-keyshortcuts") === event.key);
-  if (!bound || bound.disabled) return false;
+  const bound = boundKeys(root).get(event.key);
+  if (!bound) return false;
   isTyping(bound) ? bound.focus() : bound.click();
   return true;
 }
@@ -93,7 +93,7 @@ function drawing(model, root) {
   if (isRestored) { model.set("restored", page); model.save_changes(); }
   root.toggleAttribute("data-restored", isRestored);
   let sight = null;  // nothing scrolls at the first drawing
-  return () => {
+  return (pressed) => {
     const fresh = root.cloneNode(), parsed = document.createElement("template");
     parsed.innerHTML = model.get("html");
     fresh.append(parsed.content);
@@ -101,6 +101,7 @@ function drawing(model, root) {
     patch(root, fresh);
     outline(root);
     slide(root);
+    placeNote(root, pressed);
     if (focused && !root.contains(document.activeElement)) root.focus({ preventScroll: true });  // so that keys go on
     const pair = root.querySelector("[data-sight]"), before = sight;
     sight = pair?.dataset.sight;
@@ -119,8 +120,10 @@ function render({ model, el }) {
   el.append(Object.assign(document.createElement("style"), { textContent: `${kept}, .jp-OutputArea-child:has(> * > ${kept}) { display: none; }` }));
   Object.assign(root, { tabIndex: -1, style: "outline: none" });
   const draw = drawing(model, root), stopCharts = charts(model, root);
+  let pressed;
   const tell = (node, more) => {
     if (model.get("gone")) return;
+    pressed = node;
     model.send({ ...node.dataset, ...more });
     check();
   };
@@ -156,15 +159,16 @@ function render({ model, el }) {
     if (copy !== undefined) copyText(root, copy);
     if (picture && model.get("page") !== pageOf(model)) keepPicture(model, picture);
   };
+  const redraw = () => draw(pressed);
   model.on("msg:custom", heard);
-  model.on("change:html", draw);
+  model.on("change:html", redraw);
   draw();
   const { check, leave } = connect(model, el, root);
   return () => {
     leave();
     model.off("msg:custom", heard);
     stopCharts();
-    model.off("change:html", draw);
+    model.off("change:html", redraw);
     window.removeEventListener("keydown", listen, true);
   };
 }

@@ -1,0 +1,57 @@
+"""Widgets on stored rollouts of a real model, SmolLM2-135M, which was asked sums and never told a format."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from .browsing import live_widget, show
+
+pytestmark = pytest.mark.browser
+
+ROLLOUTS = Path(__file__).with_name("smollm2_rollouts.jsonl")
+ENV = """
+import json
+from pathlib import Path
+import verifiers_nb as vf
+parser = vf.XMLParser(["think", "answer"])
+def correct_answer(completion, answer):
+    return float(parser.parse_answer(completion) == answer)
+env = vf.SingleTurnEnv(
+    dataset=[{"question": "What is 17 * 24?", "answer": "408"}], parser=parser,
+    rubric=vf.Rubric(correct_answer, parser=parser),
+)
+"""
+RUN = """
+steps = Path("smol") / "rollouts"
+steps.mkdir(parents=True)
+lines = [json.loads(line) | {"advantage": 0.0} for line in open("smollm2_rollouts.jsonl")]
+(steps / "step-00001.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+line = {"step": 1, "reward": 0.0, "groups/zero_variance": 1.0, "rewards/correct_answer": 0.0}
+Path("smol/metrics.jsonl").write_text(json.dumps(line) + "\\n")
+"""
+EXPLORE = 'vf.RolloutExplorer(env, results="smollm2_rollouts.jsonl")'
+WATCH = 'vf.TrainingDashboard("smol")'
+
+
+def test_rewards_of_zero_are_diagnosed_at_once(notebook, page, lab) -> None:
+    shutil.copy(ROLLOUTS, lab.folder)
+    notebook("real.ipynb", ENV, RUN, EXPLORE, WATCH)
+    explorer = live_widget(page, "Rollout explorer")
+    verdict = explorer.locator(".vf-verdict")
+    words = verdict.inner_text()
+    for part in ("Can GRPO learn from this?", "Nothing scored", "0 of 32 have `<answer>`"):
+        assert part in words
+    assert "18 were cut off at max_tokens. GRPO learns nothing from this. Try:" in words
+    code = [each.inner_text() for each in verdict.locator("li code").all()]
+    assert code[0] == "parser.get_format_str()" and code[-1] == "vf.audit(env)"
+    assert "trainer.warm_up(examples)" in code and "a larger max_tokens" in words
+    show(page, explorer, "real-verdict")
+
+    dashboard = live_widget(page, "Training dashboard")
+    words = dashboard.locator(".vf-verdict").inner_text()  # one step is enough
+    assert "Step 1: can GRPO learn from this? Nothing scored" in words and "vf.audit(env)" in words
+    assert dashboard.locator(".vf-warnings").count() == 0  # it is said once
+    show(page, dashboard, "real-dashboard")
