@@ -64,7 +64,7 @@ def test_wheel_names_its_extras(wheel: Path) -> None:
     assert (
         set(metadata.get_all("Provides-Extra", []))
         == extras
-        == {"train", "envs", "vllm", "tinker", "dev"}
+        == {"train", "envs", "vllm", "tinker", "mcp", "dev"}
     )
 
 

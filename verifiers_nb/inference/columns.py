@@ -43,7 +43,7 @@ def answer_facts(response: Any) -> dict[str, Any]:
     choice = response.choices[0]
     facts: dict[str, Any] = {}
     if reason := getattr(choice, "finish_reason", None):
-        facts["finish_reason"] = str(reason)
+        facts["finish_reason"] = str(reason).lower()  # some servers write it in capitals
     ids = sent_field(choice, "token_ids")
     usage = getattr(response, "usage", None)
     tokens = len(ids) if ids is not None else getattr(usage, "completion_tokens", None)

@@ -633,8 +633,8 @@ class GRPOTrainer(ResumableTrainer):
             try:
                 with self.versions.awake():
                     self.sync_policy()
-                    with self.run.phase("generating"), self.guard.open():
-                        generation, rollouts = self.pipeline.take(number, count)
+                    with self.run.phase("generating"):
+                        generation, rollouts = self.pipeline.take(number, count, self.guard.open)
                 self.run.phase.move(generation.scoring_seconds, "generating", "scoring")
                 if len(rollouts) < len(generation.run.rows):
                     stop_for(self, generation.run.over)

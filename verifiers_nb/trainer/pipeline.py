@@ -16,8 +16,8 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence, Set
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -287,10 +287,16 @@ class RolloutPipeline:
         run.store = open_store(path, run)
         return GenerationJob(step, run, Job(run.start(args.max_concurrent)), args.temperature, path)
 
-    def take(self, number: int, count: int) -> tuple[GenerationJob, list[Rollout]]:
+    def take(
+        self,
+        number: int,
+        count: int,
+        waiting: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> tuple[GenerationJob, list[Rollout]]:
         """Start a generation, of `count` in all, and those ahead of it.
 
-        Wait, and return its job and rollouts. Raises the error of its run, `CancelledError` after
+        Wait in a block of `waiting()`, and return its job and rollouts. An interrupt may come in
+        that block only: earlier, a job that has just begun would be known to nobody. Raises the error of its run, `CancelledError` after
         an `interrupt`, and `TimeoutError`, with an explanation, after
         `args.async_generation_timeout` seconds.
         """
@@ -298,8 +304,9 @@ class RolloutPipeline:
         for later in range(number + 1, min(number + 1 + self.args.batches_ahead, count)):
             self.start(later)
         scored = generation.run.scoring_seconds
-        if not generation.job.ended.wait(self.args.async_generation_timeout):
-            raise TimeoutError(generation.explain_delay(self.args.async_generation_timeout))
+        with waiting():
+            if not generation.job.ended.wait(self.args.async_generation_timeout):
+                raise TimeoutError(generation.explain_delay(self.args.async_generation_timeout))
         generation.job.future.result()
         with self.lock:
             self.under_way.pop(number, None)
