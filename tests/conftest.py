@@ -86,7 +86,8 @@ def logging_goes_on() -> Iterator[None]:
     logging.disable(logging.NOTSET)
     logging.root.setLevel(logging.WARNING)
     for name, logger in logging.root.manager.loggerDict.items():
-        if name.partition(".")[0] == "verifiers_nb" and isinstance(logger, logging.Logger):
+        is_ours = name.partition(".")[0] in ("verifiers_nb", "__main__")  # modules, notebooks
+        if is_ours and isinstance(logger, logging.Logger):
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
             logger.handlers = [each for each in logger.handlers if each.name != "verifiers_nb"]
