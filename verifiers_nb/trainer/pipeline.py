@@ -295,10 +295,10 @@ class RolloutPipeline:
     ) -> tuple[GenerationJob, list[Rollout]]:
         """Start a generation, of `count` in all, and those ahead of it.
 
-        Wait in a block of `waiting()`, and return its job and rollouts. An interrupt may come in
-        that block only: earlier, a job that has just begun would be known to nobody. Raises the error of its run, `CancelledError` after
-        an `interrupt`, and `TimeoutError`, with an explanation, after
-        `args.async_generation_timeout` seconds.
+        Wait in a block of `waiting()`, and return its job and rollouts. Ctrl-C may come in that
+        block only: earlier, a job that has just begun would be known to nobody. Raises the error of
+        its run, `CancelledError` after an `interrupt`, and `TimeoutError`, with an explanation,
+        after `args.async_generation_timeout` seconds.
         """
         generation = self.start(number)
         for later in range(number + 1, min(number + 1 + self.args.batches_ahead, count)):
