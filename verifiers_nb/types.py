@@ -12,7 +12,7 @@ __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State',
            'content_text', 'is_empty_answer', 'reasoning_fields', 'thought_text', 'reasoning_text', 'reasoning_length',
            'reasoning_note', 'part_label', 'messages_to_printable', 'cleanup_part', 'cleanup_message',
            'cleanup_messages', 'tool_call_dict', 'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await',
-           'calls_text', 'rich_text', 'print_prompt_completions_sample', 'setup_logging']
+           'calls_text', 'conversation', 'rich_text', 'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
 import json
@@ -367,6 +367,18 @@ def calls_text(message: ChatMessage) -> str:
     """Return the tool calls of a message as text, one per line."""
     functions = [tool_call_dict(call)["function"] for call in message.get("tool_calls") or ()]
     return "".join(f"\n→ {function['name']}({function['arguments']})" for function in functions)
+
+# %% ../nbs/00_types.ipynb #f074e09d
+def conversation(messages: Messages) -> str:
+    """Return a prompt or completion as text; each message has its role and tool calls."""
+    shown = messages_to_printable(messages)
+    if isinstance(shown, str):
+        return shown
+    parts = []
+    for message in shown:
+        text, calls = message["content"], calls_text(message)
+        parts.append(f"{message.get('role')}: {text}{calls if text else calls.lstrip()}")
+    return "\n\n".join(parts)
 
 # %% ../nbs/00_types.ipynb #e5876d59
 def rich_text(messages: Messages) -> Text:

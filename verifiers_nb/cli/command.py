@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['READERS', 'METADATA_KINDS', 'COMMANDS', 'data_text', 'json_object', 'whole_number', 'number', 'add_arguments',
            'CommandParser', 'say', 'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams',
            'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole',
-           'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'conversation', 'main']
+           'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -331,20 +331,6 @@ def one_row(text: str, most: int) -> str:
     """Return the beginning of a text on one line, with control characters made visible."""
     row = visible(" ".join(text.split()))
     return row if len(row) <= most else row[: most - 1] + "…"
-
-# %% ../../nbs/cli/00_command.ipynb #f074e09d
-def conversation(messages: Any) -> str:
-    """Return a prompt or completion as text; each message has its role and tool calls."""
-    from ..types import calls_text, messages_to_printable
-
-    shown = messages_to_printable(messages)
-    if isinstance(shown, str):
-        return shown
-    parts = []
-    for message in shown:
-        text, calls = message["content"], calls_text(message)
-        parts.append(f"{message.get('role')}: {text}{calls if text else calls.lstrip()}")
-    return "\n\n".join(parts)
 
 # %% ../../nbs/cli/00_command.ipynb #56c933ac
 COMMANDS = {name: f"{name}:main" for name in "audit demo eval init report train tui vllm".split()}

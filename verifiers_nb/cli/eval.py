@@ -33,7 +33,6 @@ from typing import TYPE_CHECKING, Any
 from .command import (
     CommandError,
     CommandParser,
-    conversation,
     end_on_sigterm,
     ending,
     one_row,
@@ -68,6 +67,7 @@ from ..envs.statistics import (
 from ..support.budget import Budget, budget_from, judge_totals
 from ..support.calls import REDACTED, without_secrets
 from ..support.interval import Until, until_from
+from ..types import conversation
 from ..widgets.html import visible
 
 if TYPE_CHECKING:

@@ -28,7 +28,6 @@ from .. import __version__
 from .command import (
     CommandError,
     CommandParser,
-    conversation,
     load_metadata,
     one_row,
     run_command,
@@ -52,7 +51,7 @@ from ..inference.columns import (
     columns_of,
     text_counts,
 )
-from ..types import reasoning_note, reasoning_text
+from ..types import conversation, reasoning_note, reasoning_text
 from ..widgets.html import (
     Snapshot,
     escaped,

@@ -44,7 +44,6 @@ from textual.widgets import Footer, Input, Static, Tree
 from .command import (
     CommandError,
     CommandParser,
-    conversation,
     data_text,
     one_row,
     read_metadata,
@@ -54,7 +53,7 @@ from .settings import RunSettings, is_plain, load
 from ..envs.results import find_steps, in_our_format, read_at
 from ..inference.columns import COLUMNS, Column, column_values, column_words
 from ..parsers.base import text_with_thinking
-from ..types import content_text, reasoning_note, reasoning_text
+from ..types import content_text, conversation, reasoning_note, reasoning_text
 from ..widgets.html import visible
 
 # %% ../../nbs/cli/04_tui.ipynb #c1dfd96e

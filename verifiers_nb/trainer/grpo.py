@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'HAVE_TABLES', 'REFERENCE', 'PROMPTS', 'KL_FROM_BASE', 'check_order', 'load_policy', 'sampling_base',
            'make_client', 'tell_quantized', 'check_fit', 'make_batches', 'Delivery', 'mean_metrics', 'print_rollouts',
-           'plain_text_of', 'log_rollouts', 'with_rubric', 'free_folder', 'own_adapter', 'same_base', 'suit_processor',
-           'stop_for', 'rows_to_evaluate', 'run_warm_up', 'with_records', 'GRPOTrainer']
+           'log_rollouts', 'with_rubric', 'free_folder', 'own_adapter', 'same_base', 'suit_processor', 'stop_for',
+           'rows_to_evaluate', 'run_warm_up', 'with_records', 'GRPOTrainer']
 
 # %% ../../nbs/trainer/20_grpo.ipynb #77de68da
 import copy
@@ -116,10 +116,8 @@ from .warm_up import (
 )
 from ..types import (
     GenerateOutputs,
-    Messages,
     Rollout,
-    calls_text,
-    content_text,
+    conversation,
     print_prompt_completions_sample,
 )
 
@@ -274,14 +272,6 @@ def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
     prompts, completions, rewards = columns
     print_prompt_completions_sample(prompts, completions, rewards, step, len(rollouts))
 
-# %% ../../nbs/trainer/20_grpo.ipynb #7027ce07
-def plain_text_of(messages: Messages) -> str:
-    """Return messages as text, each with its role and its tool calls."""
-    if isinstance(messages, str):
-        return messages
-    lines = (f"{m['role']}: {content_text(m.get('content'))}{calls_text(m)}" for m in messages)
-    return "\n".join(lines)
-
 # %% ../../nbs/trainer/20_grpo.ipynb #f4954b25
 HAVE_TABLES = ("trackio", "wandb")
 
@@ -293,7 +283,7 @@ def log_rollouts(
     metrics = [*rollouts[0].metrics] if rollouts else []
     columns = ["step", "prompt", "completion", "reward", *metrics]
     rows: list[list[Any]] = [
-        [step, plain_text_of(r.prompt), plain_text_of(r.completion), r.reward]
+        [step, conversation(r.prompt), conversation(r.completion), r.reward]
         + [r.metrics.get(name) for name in metrics]
         for r in rollouts
     ]

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_BYTES', 'CURVES', 'cut_middle', 'short_number', 'spoken', 'settings_text', 'scores_text', 'extreme_text',
-           'extremes_text', 'changes_text', 'join_parts', 'cut_lines', 'evaluation_text', 'curve_text',
-           'latest_rollouts', 'is_training_run', 'training_text']
+__all__ = ['MOST_BYTES', 'CURVES', 'cut_middle', 'short_number', 'settings_text', 'scores_text', 'extreme_text', 'extremes_text',
+           'changes_text', 'join_parts', 'cut_lines', 'evaluation_text', 'curve_text', 'latest_rollouts',
+           'is_training_run', 'training_text']
 
 # %% ../../nbs/widgets/13_text_report.ipynb #8dd33833
 import json
@@ -28,7 +28,7 @@ from ..envs.statistics import (
     trouble_lines,
 )
 from ..support.calls import without_secrets
-from ..types import GenerateOutputs, calls_text, content_text
+from ..types import GenerateOutputs, conversation
 from .html import visible
 from .run import RunHistory, run_warnings, thin
 
@@ -50,14 +50,6 @@ def cut_middle(text: str, most: int) -> str:
 def short_number(value: float) -> str:
     """Return a number in few characters."""
     return "–" if math.isnan(value) else f"{value:.4g}"
-
-# %% ../../nbs/widgets/13_text_report.ipynb #6b186522
-def spoken(messages: Any) -> str:
-    """Return a prompt or completion as text, each message with its role and tool calls."""
-    if isinstance(messages, str):
-        return messages
-    parts = [f"{m.get('role')}: {content_text(m.get('content'))}{calls_text(m)}" for m in messages]
-    return "\n".join(parts)
 
 # %% ../../nbs/widgets/13_text_report.ipynb #109eb6dc
 def settings_text(settings: Mapping[str, Any]) -> str:
@@ -101,8 +93,8 @@ def extreme_text(results: GenerateOutputs, i: int, most: int) -> str:
     parts = [f"reward {short_number(results.reward[i])} ({cut_middle(scores, 200)})"]
     if error := state.get("error"):
         parts.append(f"failed: {cut_middle(str(error), most // 6)}")
-    parts.append(f"prompt: {cut_middle(spoken(results.prompt[i]), most // 4)}")
-    parts.append(f"completion: {cut_middle(spoken(results.completion[i]), most // 2)}")
+    parts.append(f"prompt: {cut_middle(conversation(results.prompt[i]), most // 4)}")
+    parts.append(f"completion: {cut_middle(conversation(results.completion[i]), most // 2)}")
     parts += [f"expected: {cut_middle(str(answer), most // 12)}"] if answer else []
     return cut_middle("\n".join(parts), most)
 
