@@ -100,7 +100,7 @@ def door_is_closed() -> None:
 
 @pytest.mark.usefixtures("door_is_closed")
 @pytest.mark.parametrize("path", ALL_BUT_ONE, ids=lambda path: path.relative_to(NBS).as_posix())
-def test_notebook(path: Path, tmp_path: Path) -> None:
+def test_notebook(path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Run a copy, so that what a notebook writes beside itself does not land in the sources."""
     for package in packages(path):
         if not find_spec(package):
@@ -113,7 +113,7 @@ def test_notebook(path: Path, tmp_path: Path) -> None:
         passed, _ = run_cells(
             copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path
         )
-    assert passed, "see the captured stderr"
+    assert passed, capfd.readouterr().err[-5000:]  # which cell failed, and how
 
 
 MACHINE = re.compile(

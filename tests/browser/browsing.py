@@ -36,6 +36,13 @@ READY = f"""path => {{
     if (shell.currentWidget !== notebook) shell.activateById(notebook.id);
     return shell.currentWidget === notebook && notebook.context.sessionContext.session?.kernel?.status === "idle";
 }}"""
+CLOSE = """async () => {
+    for (const each of [...globalThis.jupyterapp?.shell.widgets('main') ?? []]) {
+        const isBusy = () => each.context?.sessionContext.isReady === false && !document.querySelector('.jp-Dialog');
+        for (let waits = 0; isBusy() && waits < 300; waits++) await new Promise(go => setTimeout(go, 100));
+        each.dispose();
+    }
+}"""
 ENDED = f"{OUTPUTS}.some(o => o.output_type == 'error' || String(o.text).includes('{LAST}'))"
 
 
@@ -55,10 +62,11 @@ def open_notebook(lab: Lab, page, name: str) -> None:
 
 
 def close_notebooks(page) -> None:
-    """Close the notebooks that are open in JupyterLab, if it is loaded, without saving them."""
-    page.evaluate(
-        "globalThis.jupyterapp && [...jupyterapp.shell.widgets('main')].forEach(each => each.dispose())"
-    )
+    """Close the notebooks that are open in JupyterLab, if it is loaded, without saving them.
+
+    Kernels that start are waited for: else JupyterLab raises an error, or asks for a kernel later.
+    """
+    page.evaluate(CLOSE)
 
 
 @contextmanager

@@ -133,9 +133,9 @@ def page(window) -> Iterator:
     window.bring_to_front()  # Chromium draws about one frame a second of a page behind another
     with no_script_errors(window):
         yield window
+        close_notebooks(window)
         if window.locator(".jp-Dialog").count():
             window.goto("about:blank")
-        close_notebooks(window)
 
 
 @pytest.hookimpl(wrapper=True)

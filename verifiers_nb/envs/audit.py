@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['USUAL_QUESTIONS', 'FREE_ROWS', 'FREE_SECONDS', 'TRIALS_OF_A_ROW', 'FREE_CHECKS', 'RIGHT', 'prompt_measure',
-           'why_unknown', 'audit_cheats', 'add_late_notes', 'audit_steps', 'run_steps', 'audit_one', 'audit_members',
-           'audit', 'free_truth', 'free_audit', 'paid_texts']
+__all__ = ['USUAL_QUESTIONS', 'FREE_ROWS', 'FREE_SECONDS', 'FREE_PATIENCE', 'TRIALS_OF_A_ROW', 'FREE_CHECKS', 'RIGHT',
+           'prompt_measure', 'why_unknown', 'audit_cheats', 'add_late_notes', 'audit_steps', 'run_steps', 'audit_one',
+           'audit_members', 'audit', 'free_truth', 'free_audit', 'paid_texts']
 
 # %% ../../nbs/envs/26_audit.ipynb #97c2d622
 import random
@@ -203,6 +203,7 @@ def audit(
 # %% ../../nbs/envs/26_audit.ipynb #b54b5a53
 FREE_ROWS = 5_000  # rows of each split whose prompts are compared
 FREE_SECONDS = 2.0  # for rewards
+FREE_PATIENCE = 5.0  # seconds, after which a reward is given up
 TRIALS_OF_A_ROW = 15  # about what the checks of right and wrong answers make
 FREE_CHECKS = (check_gold, check_ignores, check_near_misses)
 
@@ -210,7 +211,7 @@ FREE_CHECKS = (check_gold, check_ignores, check_near_misses)
 def free_truth(env: Environment, report: AuditReport, rng: random.Random) -> None:
     """Add what right and wrong answers of a few rows show, or a note on why they were not tried."""
     rows = audited_rows(env, 4, rng)
-    trials = Trials(env, rows, seconds=5.0)
+    trials = Trials(env, rows, FREE_PATIENCE)
     try:
         _, warm = trials.pay([(0, str(rows[0].answer))] * 2)  # the first may import a library
         count = int(FREE_SECONDS / (TRIALS_OF_A_ROW * max(warm.seconds, 1e-3)))
