@@ -180,15 +180,15 @@ class Endpoints:
         for each in servers_to_train(self):
             each.client.check(config)
 
-    def sleep(self) -> None:
+    def sleep(self, weights: bool = False) -> None:
         """Put all servers to sleep; see `VLLMClient.sleep`."""
         for each in servers_to_train(self):
-            each.client.sleep()
+            each.client.sleep(weights)
 
-    def wake(self) -> None:
+    def wake(self, weights: bool = False) -> None:
         """Wake all servers."""
         for each in servers_to_train(self):
-            each.client.wake()
+            each.client.wake(weights)
 
     def claim(self) -> None:
         """Claim all servers for one run, or none; see `VLLMClient.claim`."""

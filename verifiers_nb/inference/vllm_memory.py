@@ -89,7 +89,8 @@ def sizes_of_run(args: Any) -> dict[str, Any]:
         sequences=min(args.rollouts_per_generation, args.max_concurrent, 256),
         tokens=max(args.tokens_per_micro_batch, args.max_seq_len),
         checkpointing=args.gradient_checkpointing,
-        takes_turns=args.vllm_sleep,
+        takes_turns=bool(args.vllm_sleep),
+        weights_sleep=args.vllm_sleep == "all",
     )
     quantization = (args.model_init_kwargs or {}).get("quantization_config")
     return {**sizes, "trained_bytes": weight_bytes(quantization)} if quantization else sizes
@@ -173,10 +174,11 @@ def machine_options(kv_cache_gb: float | None, gpus: Sequence[Gpu]) -> dict[str,
 
 # %% ../../nbs/inference/05_vllm_memory.ipynb #63266755
 def planned_cache(
-    model: str | Path, gpu: Gpu, options: Mapping[str, Any], sleeps: bool, shown: bool
+    model: str | Path, gpu: Gpu, options: Mapping[str, Any], sleeps: bool | str, shown: bool
 ) -> float:
     """Return the GiB for keys and values on a GPU that a server shares with a trainer."""
-    settings: dict[str, Any] = {"takes_turns": sleeps, "bfloat16": gpu.has_bfloat16}
+    settings: dict[str, Any] = {"takes_turns": bool(sleeps), "weights_sleep": sleeps == "all"}
+    settings["bfloat16"] = gpu.has_bfloat16
     if (length := str(options.get("max_model_len"))).isdigit():
         settings["length"] = int(length)
     if options.get("quantization"):

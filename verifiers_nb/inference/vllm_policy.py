@@ -291,8 +291,14 @@ def call_dev(client: HTTPClient, path: str) -> None:
         ) from error
 
 # %% ../../nbs/inference/13_vllm_policy.ipynb #dacc2fdd
-def put_to_sleep(client: HTTPClient) -> None:
-    """Wait for the requests in flight, then free the server's memory for keys and values."""
+def put_to_sleep(client: HTTPClient, weights: bool = False) -> None:
+    """Wait for the requests in flight, then free the server's memory for keys and values.
+
+    `weights`: move its weights and adapters to the host's memory too.
+    """
+    if weights:
+        call_dev(client, "/sleep?level=1&mode=wait")
+        return
     call_dev(client, "/sleep?level=0&mode=wait")
     try:
         call_dev(client, "/release_kv_cache_memory")
@@ -478,19 +484,22 @@ class VLLMClient(HTTPClient):
         self.versions.switch(staged)
         drop_unused(self, self.versions)
 
-    def sleep(self) -> None:
+    def sleep(self, weights: bool = False) -> None:
         """Wait for the requests in flight, then free the memory for keys and values.
 
-        New requests wait until `wake`. The server needs `--enable-sleep-mode` and
-        VLLM_SERVER_DEV_MODE=1.
+        `weights`: the weights move to the host's memory too. New requests wait until `wake`. The
+        server needs `--enable-sleep-mode` and VLLM_SERVER_DEV_MODE=1.
         """
         self.check_waiting("sleep")
-        put_to_sleep(self)
+        put_to_sleep(self, weights)
 
-    def wake(self) -> None:
-        """Allocate the memory for keys and values again, and answer requests."""
+    def wake(self, weights: bool = False) -> None:
+        """Take back the memory that `sleep` freed, and answer requests.
+
+        `weights`: as they were given to `sleep`.
+        """
         self.check_waiting("wake")
-        call_dev(self, "/wake_up?tags=kv_cache")
+        call_dev(self, "/wake_up" if weights else "/wake_up?tags=kv_cache")
 
     def check_waiting(self, method: str) -> None:
         """Raise `RuntimeError` if a method would wait for requests of its own event loop."""

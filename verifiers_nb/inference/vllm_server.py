@@ -307,7 +307,7 @@ def start_vllm(
     kv_cache_gb: float | None = None,
     max_loras: int = 2,
     max_lora_rank: int = 32,
-    sleep_mode: bool = False,
+    sleep_mode: bool | str = False,
     restarts: int = 2,
     env: Mapping[str, str] | None = None,
     log: str | Path | None = None,
@@ -320,8 +320,8 @@ def start_vllm(
 
     `name` is the model's name in requests. `kv_cache_gb` is for keys and values, by default from
     `plan_memory`; start the server before a trainer on the same GPU. With `sleep_mode`, it can free
-    this memory. If it dies, it restarts up to `restarts` times. `env` may set its VLLM_API_KEY.
-    `options` are vLLM's (`max_num_seqs=64`), `vllm_flags` words of its command line.
+    this memory, "all" its weights' too. If it dies, it restarts `restarts` times. `env` may set its
+    VLLM_API_KEY. `options` are vLLM's (`max_num_seqs=64`), `vllm_flags` words of its command line.
     """
     check_rank(max_lora_rank)
     if missing := vllm_missing():
@@ -333,7 +333,7 @@ def start_vllm(
     elif kv_cache_gb is None and gpus and "CUDA_VISIBLE_DEVICES" not in (env or {}):
         kv_cache_gb = planned_cache(model, gpus[0], options, sleep_mode, progress)
     settings = machine_options(kv_cache_gb, gpus) | tool_options(chat_template(model))
-    settings |= {**lora, "enable_sleep_mode": sleep_mode or None, **options}
+    settings |= {**lora, "enable_sleep_mode": bool(sleep_mode) or None, **options}
     command = vllm_command(folder, name or str(model), reserved.getsockname()[1], settings)
     env = server_env(model, gpus, env or {}) | ({"VLLM_SERVER_DEV_MODE": "1"} if sleep_mode else {})
     server = VLLMServer(name or str(model), [*command, *vllm_flags], env, reserved)
