@@ -205,7 +205,7 @@ def is_empty_answer(completion: Messages) -> bool:
     return last.get("role") == "assistant" and not filled
 
 # %% ../nbs/00_types.ipynb #69d2a349
-REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
 ANY_REASONING = frozenset(REASONING_FIELDS)
 
 
@@ -250,9 +250,8 @@ def reasoning_text(message: Mapping[str, Any]) -> str | None:
     for value in (*map(message.get, REASONING_FIELDS), thoughts):
         if (text := thought_text(value)).strip():
             return text
-    details = message.get("reasoning_details")
-    parts = details if isinstance(details, list) else ()
-    hidden = any(isinstance(part, Mapping) and part.get("data") for part in parts)
+    lists = [v for v in map(message.get, REASONING_FIELDS) if isinstance(v, list)]
+    hidden = any(isinstance(part, Mapping) and part.get("data") for v in lists for part in v)
     return "" if hidden else None
 
 # %% ../nbs/00_types.ipynb #184de3af
