@@ -30,6 +30,7 @@ from uuid import uuid4
 import orjson
 
 from ..support.gguf import is_gguf, unpacked
+from ..types import without_surrogates
 
 if TYPE_CHECKING:
     import torch
@@ -319,7 +320,7 @@ def json_default(value: Any) -> Any:
         return value.item()
     raise TypeError
 
-
+# %% ../../nbs/inference/00_client.ipynb #d35a0003
 def encode(body: Any) -> bytes:
     """Return `body` as JSON; raises `TypeError` if a value can't be converted.
 
@@ -331,7 +332,7 @@ def encode(body: Any) -> bytes:
         if "surrogates" not in str(error):
             raise
     text = json.dumps(body, default=json_default, ensure_ascii=False)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return without_surrogates(text).encode()
 
 # %% ../../nbs/inference/00_client.ipynb #68f12b94
 def is_given(value: Any) -> bool:
