@@ -70,8 +70,8 @@ def shipped_environments() -> dict[str, dict[str, Any]]:
 # %% ../../nbs/environments/00_load.ipynb #9f13d3ef
 def plugged_environments() -> dict[str, EntryPoint]:
     """Return the entry points of environments in installed packages, by name with underscores."""
-    points, groups = entry_points(), ("verifiers.environments", "verifiers_nb.environments")
-    points = [point for group in groups for point in points.select(group=group)]
+    groups = ("verifiers.environments", "verifiers_nb.environments")
+    points = [point for group in groups for point in entry_points(group=group)]
     return {point.name.replace("-", "_"): point for point in points}
 
 # %% ../../nbs/environments/00_load.ipynb #1d985453
