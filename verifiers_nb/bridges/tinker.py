@@ -30,7 +30,8 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from ..envs.environment import Environment
 from ..inference.client import get_tokenizer, needs_extra
-from ..inference.engine import Options, PromptTokenizer, complete_chat, complete_text
+from ..inference.engine import complete_chat, complete_text
+from ..inference.requests import Options, PromptTokenizer
 from ..support.budget import Budget
 from ..trainer.batching import Sample
 from ..trainer.config import GRPOConfig, with_known_keywords
