@@ -133,7 +133,7 @@ def tell_quantized(model: Any, client: Any) -> None:
     logger.warning("The base is quantised (%s). %s", model.quantization_method.value, who)
 
 # %% ../../nbs/trainer/19_policy.ipynb #1fd1c6ae
-def check_fit(client: Any, model: Any, lora: Any, sleeps: bool = False) -> None:
+def check_fit(client: Any, model: Any, lora: Any, sleeps: bool | str = False) -> None:
     """Raise `ValueError` for a client that can't serve this adapter, or can't sleep."""
     if not all(hasattr(client, name) for name in ("push", "model", "chat")):
         raise ValueError(
