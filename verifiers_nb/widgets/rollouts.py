@@ -58,12 +58,12 @@ from ..envs.results import (
 from ..envs.rollouts import background_loop, with_seed
 from ..envs.statistics import answer_endings, ending_lines
 from ..inference.columns import (
-    CUT_OFF,
     Column,
     answers_of,
     as_number,
     column_keys,
     column_values,
+    is_cut_off,
     text_counts,
     token_count,
 )
@@ -361,7 +361,7 @@ class RolloutTable:
         identity = hash(json.dumps(asked, default=str))  # shorter than the text
         prompt = self.prompts.setdefault(identity, len(self.prompts))
         values = column_values(state)
-        truncated = values["finish_reason"] in CUT_OFF
+        truncated = is_cut_off(values["finish_reason"])
         self.filled.update(name for name, value in values.items() if value is not None)
         reward, failed = as_score(known.get("reward")), bool(known.get("error"))
         if not failed and "completion" in state:
