@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_EDITED', 'inspection_marks', 'inspection_html', 'holds_rollouts', 'env_of', 'read_arguments', 'FormatInspector']
+__all__ = ['MOST_EDITED', 'inspection_marks', 'inspection_html', 'holds_rollouts', 'env_of', 'split_given', 'FormatInspector']
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #77de68da
 import asyncio
@@ -85,7 +85,7 @@ def env_of(given: Any) -> Any:
     return given if hasattr(given, "rubric") else getattr(given, "env", None)
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #932ea1e1
-def read_arguments(source: Any, completions: Any) -> tuple[Any, Any, Any]:
+def split_given(source: Any, completions: Any) -> tuple[Any, Any, Any]:
     """Return environment (or None), format and rollouts, from what stands first and second."""
     form, rollouts = source, completions
     if holds_rollouts(source):
@@ -103,8 +103,10 @@ class FormatInspector(Panel):
     `source`: a parser, a verifier, a structural tag, or an environment with a parser. `completions`:
     strings, lists of messages, results, a file of rollouts, the folder of a run, or an explorer
     (its selection). An explorer or a trainer alone brings the format of its environment along, and
-    `(run, env)` is taken as `RewardBench` takes it. `commands`: those of an action parser. Each button has a method: `show`, `step`, `list_losers`, `diagnose`,
-    `apply_fix`, `freeze`. Set `text` to inspect another text; `inspection` holds the result.
+    `(run, env)` is taken as `RewardBench` takes it. `commands`: those of an action parser.
+
+    Each button has a method: `show`, `step`, `list_losers`, `diagnose`, `apply_fix`, `freeze`. Set
+    `text` to inspect another text; `inspection` holds the result.
     """
 
     label = "Format inspector"
@@ -113,7 +115,7 @@ class FormatInspector(Panel):
     def __init__(
         self, source: Any, completions: Any = None, commands: Sequence[Command] = ()
     ) -> None:
-        env, form, rollouts = read_arguments(source, completions)
+        env, form, rollouts = split_given(source, completions)
         self.contract = contract_of(form, commands)
         completions = stored_results(rollouts)
         handed = rollouts if results_place(rollouts) else completions

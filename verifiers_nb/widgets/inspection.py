@@ -494,8 +494,8 @@ def stored_results(given: Any) -> Any:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #f589d210
 NO_COMPLETIONS = (
-    "completions are results, an explorer, a file of rollouts, the folder of a run, a list of strings "
-    "or of lists of messages, not {!r:.60}."
+    "completions are results, an explorer, a file of rollouts, the folder of a run, a list of "
+    "strings or of lists of messages, not {!r:.60}."
 )
 
 

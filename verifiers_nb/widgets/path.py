@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PATH', 'inspect_format', 'try_reward', 'show_audit', 'prepare_training', 'Step', 'next_steps', 'steps_html',
+__all__ = ['PATH', 'inspect_format', 'try_reward', 'show_audit', 'prepare_training', 'Step', 'steps_after', 'steps_html',
            'open_step']
 
 # %% ../../nbs/widgets/14_path.ipynb #9a700519
@@ -81,7 +81,7 @@ PATH = {
 }
 
 # %% ../../nbs/widgets/14_path.ipynb #9a7017ca
-def next_steps(panel: Panel) -> dict[str, Step]:
+def steps_after(panel: Panel) -> dict[str, Step]:
     """Return the steps that a widget offers, by the widget that each opens."""
     given, names = panel.selection(), [*PATH]
     first = names.index(panel.label) + 1 if panel.label in names else 0
@@ -94,12 +94,12 @@ def next_steps(panel: Panel) -> dict[str, Step]:
 # %% ../../nbs/widgets/14_path.ipynb #9a70197d
 def steps_html(panel: Panel) -> str:
     """Draw the buttons of the next steps; "" where there are none."""
-    return fill("parts.html", "next_steps", next_steps(panel))
+    return fill("parts.html", "next_steps", steps_after(panel))
 
 # %% ../../nbs/widgets/14_path.ipynb #9a701b30
 def open_step(panel: Panel, name: str) -> None:
     """Open the widget of a step below a panel; what takes long is opened in a thread."""
-    steps, given = next_steps(panel), panel.selection()
+    steps, given = steps_after(panel), panel.selection()
     if name not in steps:
         raise ValueError(f"{panel.label} offers no step to {name!r:.40}.")
     step = steps[name]

@@ -337,9 +337,10 @@ class RewardBench(Panel):
     """Weigh and replace reward functions of a stored run, and see what changes.
 
     `run`: a trainer, the folder of a run, a file of rollouts, results, or an explorer (its
-    selection). `env`: the environment with the rubric, by default the trainer's or explorer's. `weigh`, `replace`, `show`, `find_cheats` and `fork`
-    do the same as the controls; `rubric()` returns the changed rubric, `effects` has the figures.
-    `tokenizer` decodes the tokens of a model that is not on this machine.
+    selection). `env`: the environment with the rubric, by default the trainer's or explorer's.
+    `weigh`, `replace`, `show`, `find_cheats` and `fork` do the same as the controls; `rubric()`
+    returns the changed rubric, `effects` has the figures. `tokenizer` decodes the tokens of a model
+    that is not on this machine.
     """
 
     label = "Reward bench"

@@ -526,7 +526,7 @@ class RolloutSource:
     """Read tables of finished rollouts.
 
     `results`: results of an evaluation, the path of its folder or of a file of rollouts, the output
-    folder of a training run or its trainer, an explorer (its selection), or None for an empty table.
+    folder of a training run or its trainer, an explorer (its selection), or None for no rollouts.
     """
 
     results: Any = None
