@@ -100,7 +100,7 @@ MOST_EDITED = 20_000  # characters in the text box, all of which a browser lays 
 class FormatInspector(Panel):
     """Show the checks of a format on a text as it is typed, and on completions.
 
-    `source`: a parser, a verifier, a structural tag, or an environment with a parser. `completions`:
+    `source`: a parser, verifier, structural tag, or an environment with a parser. `completions`:
     strings, lists of messages, results, a file of rollouts, the folder of a run, or an explorer
     (its selection). An explorer or a trainer alone brings the format of its environment along, and
     `(run, env)` is taken as `RewardBench` takes it. `commands`: those of an action parser.
