@@ -55,7 +55,8 @@ def prepare_training(given: Selection) -> TrainingDashboard:
     from ..trainer.grpo import GRPOTrainer
 
     model = given.model or SHIPPED_MODEL
-    name = f"{given.env.env_id or type(given.env).__name__}-{model.rpartition('/')[2]}"
+    played = getattr(given.env, "env_id", "") or type(given.env).__name__
+    name = f"{played}-{model.rpartition('/')[2]}"
     return TrainingDashboard(GRPOTrainer(model, given.env, grpo_defaults(name)))
 
 # %% ../../nbs/widgets/14_path.ipynb #9a701464
