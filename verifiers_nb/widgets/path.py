@@ -51,13 +51,14 @@ def show_audit(given: Selection) -> AuditPage:
 # %% ../../nbs/widgets/14_path.ipynb #9a7010fe
 def prepare_training(given: Selection) -> TrainingDashboard:
     """Make a trainer for the environment and the model, and open its dashboard."""
-    from ..trainer.config import grpo_defaults
+    from ..trainer.config import grpo_defaults, lora_defaults
     from ..trainer.grpo import GRPOTrainer
 
     model = given.model or SHIPPED_MODEL
     played = getattr(given.env, "env_id", "") or type(given.env).__name__
     name = f"{played}-{model.rpartition('/')[2]}"
-    return TrainingDashboard(GRPOTrainer(model, given.env, grpo_defaults(name)))
+    args = grpo_defaults(name)
+    return TrainingDashboard(GRPOTrainer(model, given.env, args, peft_config=lora_defaults()))
 
 # %% ../../nbs/widgets/14_path.ipynb #9a701464
 class Step(NamedTuple):
