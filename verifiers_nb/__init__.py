@@ -237,6 +237,8 @@ _HOOKS = {
     "imports": "envs.verifiers:VerifiersImports",
     "evaluated": "envs.learnable:warn_of_results",
     "audit page": "widgets.audit_page:page_html",
+    "next steps": "widgets.path:steps_html",
+    "open step": "widgets.path:open_step",
     "verifiers names": "bridges.later_environments:names_since",
 }
 for _kind, _place in _HOOKS.items():

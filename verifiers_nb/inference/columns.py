@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'answer_facts', 'are_facts', 'answers_of',
-           'token_count', 'finish_reason', 'reasoning_characters', 'Column', 'column_values', 'column_words',
-           'column_keys', 'columns_of', 'as_number', 'text_counts']
+__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'answer_facts', 'are_facts',
+           'answers_of', 'token_count', 'finish_reason', 'reasoning_characters', 'Column', 'column_values',
+           'column_words', 'column_keys', 'columns_of', 'as_number', 'text_counts']
 
 # %% ../../nbs/inference/19_columns.ipynb #dc33393e
 import math
@@ -35,6 +35,11 @@ def sent_field(thing: Any, name: str) -> Any:
 CUT_OFF = frozenset({"length", "max_tokens", "model_length"})  # the last is Mistral's
 
 
+def is_cut_off(reason: str | None) -> bool:
+    """Return whether a finish reason says that an answer reached its limit of tokens."""
+    return reason in CUT_OFF
+
+# %% ../../nbs/inference/19_columns.ipynb #f7a72e24
 def answer_facts(response: Any) -> dict[str, Any]:
     """Return the finish reason of a response and its number of tokens, as far as it has them.
 
@@ -100,7 +105,7 @@ def token_count(completion: Messages, answers: Answers) -> int | None:
 def finish_reason(completion: Messages, answers: Answers) -> str | None:
     """Return why the last answer ended, or the reason of the first that was cut off."""
     reasons = [answer["finish_reason"] for answer in answers if answer.get("finish_reason")]
-    cut = [reason for reason in reasons if reason in CUT_OFF]
+    cut = [reason for reason in reasons if is_cut_off(reason)]
     return cut[0] if cut else reasons[-1] if reasons else None
 
 # %% ../../nbs/inference/19_columns.ipynb #e6f1292d
