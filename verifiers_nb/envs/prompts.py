@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import orjson
 
 from ..rubrics.rubric import copied, group_ids
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     GenerateInputs,
     Info,

@@ -25,7 +25,7 @@ from typing import Any
 
 import orjson
 
-from verifiers_nb.envs.records import (
+from .records import (
     from_line,
     plain_value,
     restore_rollout,
