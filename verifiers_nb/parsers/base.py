@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..types import ANY_REASONING, content_text, reasoning_text
 
 if TYPE_CHECKING:
-    from ..types import ChatMessage, Messages
+    from verifiers_nb.types import ChatMessage, Messages
 
 # %% ../../nbs/parsers/00_base.ipynb #07ab6647
 TextSpan: TypeAlias = tuple[int, int]
@@ -164,7 +164,7 @@ class Parser:
             return None
         last = completion[-1]
         text = last.get("content")
-        if self.reads_thinking and (len(last) > 2 or not isinstance(text, str)):
+        if (len(last) > 2 or not isinstance(text, str)) and self.reads_thinking:
             text = text_with_thinking(last)  # most messages have a role and a text only
         return self.parse(text)
 
