@@ -53,7 +53,7 @@ FEWER = {
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
     "109_several_gpus_and_servers": {"max_steps=10,": "max_steps=3,"},
     "110_train_the_shipped_model": {
-        "steps = 1000": "steps = 200",
+        "steps = 1000": "steps = 40",
         "pairs(held_out=True)": "pairs(held_out=True)[::4]",
     },
     "112_reward_surgery": {"max_steps=20,": "max_steps=16,"},
