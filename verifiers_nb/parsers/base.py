@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..types import ANY_REASONING, content_text, reasoning_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.types import ChatMessage, Messages
+    from ..types import ChatMessage, Messages
 
 # %% ../../nbs/parsers/00_base.ipynb #07ab6647
 TextSpan: TypeAlias = tuple[int, int]
