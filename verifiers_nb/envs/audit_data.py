@@ -257,7 +257,8 @@ def audit_rows(
     most: int = MOST_ROWS,
 ) -> list[Finding]:
     """Return what is wrong with the first `most` prompts of an environment, and with some rows."""
+    told = [*audit_named_answers(rows)] or [*audit_readable_answers(rows)]
     return [
-        *audit_prompts(env, most), *audit_empty(env, rows), *audit_named_answers(rows),
-        *audit_readable_answers(rows), *audit_lengths(rows, count, limit),
+        *audit_prompts(env, most), *audit_empty(env, rows), *told,
+        *audit_lengths(rows, count, limit),
     ]  # fmt: skip
