@@ -92,6 +92,7 @@ _EXPORTS = {
     "bridges.ship": "ship prove_rewards prime_config",
     "bridges.tinker": "TinkerTrainer",
     "bridges.record": "record AgentEnv",
+    "bridges.v1": "V1Env",
     "widgets.inspection": "inspect_text survey_completions",
     "widgets.format_inspector": "FormatInspector",
     "widgets.rollout_explorer": "RolloutExplorer",
