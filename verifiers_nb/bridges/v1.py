@@ -230,7 +230,8 @@ class Player:
     def send(self, **request: Any) -> None:
         """Write a request."""
         with self.lock, suppress(OSError, ValueError):  # the thread that reads notes the end
-            self.process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
+            line = json.dumps(request).encode() + b"\n"
+            self.process.stdin.write(line)  # type: ignore[union-attr]
             self.process.stdin.flush()  # type: ignore[union-attr]
 
     def fail(self, problem: str) -> None:
