@@ -8,6 +8,7 @@ is that of this process; tests of such variables, of memory and of imports start
 from __future__ import annotations
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -201,6 +202,8 @@ def end(status: int) -> NoReturn:
 
 def serve() -> None:
     """Fork for each line; tell the numbers of the processes, and their statuses when they have ended."""
+    gc.collect()
+    gc.freeze()  # the forks need not search what was imported for garbage
     forks: dict[int, int] = {}  # the descriptor of a process, and its number
     while True:
         for ready in select.select([0, *forks], [], [])[0]:

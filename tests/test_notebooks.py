@@ -42,7 +42,7 @@ FEWER = {
         "40_000": "20_000",
         "40000.jsonl": "20000.jsonl",
     },
-    "20_grpo": {
+    "22_grpo": {
         "max_steps=4, **moving": "max_steps=3, **moving",
         "max_steps=6, **moving": "max_steps=4, **moving",
         "log_history[:6]": "log_history[:4]",

@@ -25,7 +25,7 @@ from verifiers_nb.cli.settings import choose_endpoint
 from verifiers_nb.envs import prompts, tools
 from verifiers_nb.envs.records import rollout_record, to_line
 from verifiers_nb.envs.tool_env import XMLToolEnv
-from verifiers_nb.inference.engine import Options
+from verifiers_nb.inference.requests import Options
 from verifiers_nb.inference.tokens import template_ids
 from verifiers_nb.trainer.samples import reward_metrics
 

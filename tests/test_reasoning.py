@@ -29,6 +29,7 @@ FIELDS: list[dict[str, Any]] = [
     {"reasoning_content": "6 times 7"},
     {"reasoning": "6 times 7", "reasoning_content": None},
     {"reasoning": "6 times 7", "reasoning_details": DETAILS},
+    {"thinking_blocks": [{"type": "thinking", "thinking": "6 times 7", "signature": "c28="}]},
 ]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import forked
 import pytest
 from wheels import ROOT
 
@@ -91,8 +92,10 @@ def said(work):
 
 def run(python: str, code: str, *given: str | Path) -> Any:
     """Run code after `START` and return the JSON in its last line."""
-    command = [python, "-c", START + dedent(code), *map(str, given)]
-    done = subprocess.run(command, capture_output=True, text=True, env=SETTINGS, timeout=600)
+    (site,) = Path(python).parents[1].glob("lib/python*/site-packages")  # has Tinker's client
+    source = f"import sys; sys.path.append({str(site)!r})\n" + START + dedent(code)
+    command = [sys.executable, "-c", source, *map(str, given)]
+    done = forked.run(command, env=SETTINGS, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -29,7 +29,8 @@ from verifiers_nb.trainer.loop import grpo_loop
 
 PACKAGE = Path(vf.__file__).parent
 FIRST, LAST = ("envs.multiturn", "MultiTurnEnv.rollout"), ("trainer.loss", "importance_weights")
-ENGINE = ("inference.client", "inference.decode", "inference.engine")
+ENGINE = ("inference.client", "inference.decode", "inference.requests")
+ENGINE += ("inference.served_model", "inference.scheduler", "inference.engine")
 BROUGHT = ("environments.", "parsers.")  # by an environment, as are its hooks
 HOOKS = ("setup_state", "is_completed", "env_response")
 MOST_FUNCTIONS, MOST_MODULES = 75, 18

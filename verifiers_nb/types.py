@@ -9,10 +9,11 @@ from __future__ import annotations
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
            'Rollouts', 'OPENAI_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'PAYLOADS', 'Turn', 'Rollout',
            'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs', 'part_text',
-           'content_text', 'is_empty_answer', 'reasoning_fields', 'thought_text', 'reasoning_text', 'reasoning_length',
-           'reasoning_note', 'part_label', 'messages_to_printable', 'cleanup_part', 'cleanup_message',
-           'cleanup_messages', 'tool_call_dict', 'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await',
-           'calls_text', 'conversation', 'rich_text', 'print_prompt_completions_sample', 'setup_logging']
+           'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields', 'thought_text',
+           'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label', 'messages_to_printable',
+           'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'plain_messages',
+           'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text', 'conversation', 'rich_text',
+           'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
 import json
@@ -195,6 +196,19 @@ def content_text(content: str | Sequence[str | Mapping[str, Any]] | None) -> str
         return content
     return "".join(part_text(part) or "" for part in content or ())
 
+# %% ../nbs/00_types.ipynb #9f0f1f84
+def without_surrogates(value: Any) -> Any:
+    """Copy a value with "�" for half an emoji, which UTF-8 can't express."""
+    if isinstance(value, str):
+        if value.isascii():
+            return value
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, dict):
+        return {without_surrogates(key): without_surrogates(each) for key, each in value.items()}
+    return (
+        [without_surrogates(each) for each in value] if isinstance(value, (list, tuple)) else value
+    )
+
 # %% ../nbs/00_types.ipynb #b6c6a2f4
 def is_empty_answer(completion: Messages) -> bool:
     """Return whether a completion ends with an assistant message without text or tool calls."""
@@ -205,7 +219,7 @@ def is_empty_answer(completion: Messages) -> bool:
     return last.get("role") == "assistant" and not filled
 
 # %% ../nbs/00_types.ipynb #69d2a349
-REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
 ANY_REASONING = frozenset(REASONING_FIELDS)
 
 
@@ -250,9 +264,8 @@ def reasoning_text(message: Mapping[str, Any]) -> str | None:
     for value in (*map(message.get, REASONING_FIELDS), thoughts):
         if (text := thought_text(value)).strip():
             return text
-    details = message.get("reasoning_details")
-    parts = details if isinstance(details, list) else ()
-    hidden = any(isinstance(part, Mapping) and part.get("data") for part in parts)
+    lists = [v for v in map(message.get, REASONING_FIELDS) if isinstance(v, list)]
+    hidden = any(isinstance(part, Mapping) and part.get("data") for v in lists for part in v)
     return "" if hidden else None
 
 # %% ../nbs/00_types.ipynb #184de3af

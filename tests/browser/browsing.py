@@ -175,6 +175,12 @@ def live_widget(page, name: str):
     return widget
 
 
+def picture(page, name: str, **options) -> None:
+    """Keep a picture of a page, if PICTURES is set: it takes a second, and only people look at it."""
+    if os.environ.get("PICTURES"):
+        page.screenshot(path=SHOTS / f"{name}.png", **options)
+
+
 def show(page, element, name: str, widths: Sequence[int] = (1280,)) -> None:
     """Keep pictures of an element in both of JupyterLab's themes, in windows of some widths, if PICTURES is set."""
     if not os.environ.get("PICTURES"):

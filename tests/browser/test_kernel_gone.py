@@ -7,7 +7,7 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.sign import NotebookNotary
 
-from .browsing import KERNEL, NOTEBOOK, SHOTS, live_widget, open_notebook, save
+from .browsing import KERNEL, NOTEBOOK, live_widget, open_notebook, picture, save
 
 pytestmark = pytest.mark.browser
 
@@ -50,7 +50,7 @@ def test_widgets_say_that_the_kernel_is_gone(notebook, page, end: str) -> None:
     assert widget.get_by_role("button", name="More").is_disabled()
     assert page.get_by_label("Typed").is_disabled()
     widget.get_by_text("pressed 1 times").wait_for()
-    page.screenshot(path=SHOTS / f"gone-{end}.png")
+    picture(page, f"gone-{end}")
     if end == "death":
         page.get_by_role("button", name="Ok").click()  # JupyterLab says it, too
 
@@ -85,7 +85,7 @@ def test_the_last_picture_is_saved(pressed_and_saved, page, lab, browser, tmp_pa
         assert page.get_by_text("pressed 2 times").is_visible()
         assert not page.get_by_text("model not found").is_visible()
         assert not page.get_by_text("Loading widget").is_visible()
-        page.screenshot(path=SHOTS / f"reopened-{name}.png")
+        picture(page, f"reopened-{name}")
         page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
     saved = tmp_path / "page.html"
     saved.write_text(HTMLExporter().from_notebook_node(pressed_and_saved)[0])

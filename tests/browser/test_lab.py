@@ -12,7 +12,7 @@ from notebooks import set_parameters
 
 from verifiers_nb.cli.demo import FIGURE, notebook_page
 
-from .browsing import SHOTS, live_widget, start_all, steps_logged, wait_for_end, wait_for_steps
+from .browsing import live_widget, picture, start_all, steps_logged, wait_for_end, wait_for_steps
 
 pytestmark = pytest.mark.browser
 
@@ -44,7 +44,7 @@ def test_quick_start_in_jupyterlab(lab, page) -> None:
     assert summary["steps"] == 30 and summary["reward_last5"] > summary["reward_first5"] + 0.2
     curve = page.locator(".jp-Notebook > * .js-plotly-plot").last
     curve.scroll_into_view_if_needed()
-    page.screenshot(path=SHOTS / "quick_start.png")
+    picture(page, "quick_start")
     assert curve.locator(".scatterlayer .trace path.js-line").first.get_attribute("d")
 
 

@@ -14,7 +14,7 @@ from peft import get_peft_model
 import verifiers_nb as vf
 from verifiers_nb.trainer.adapters import save_adapter
 
-from .browsing import SHOTS, live_widget, save, show
+from .browsing import live_widget, picture, save, show
 
 pytestmark = pytest.mark.browser
 
@@ -163,7 +163,7 @@ def test_a_slider_with_and_without_a_kernel(notebook, page, lab, browser) -> Non
     drag_and_play(offline, offline.locator(".vf-slide"))
     for scheme in ("dark", "light"):
         offline.emulate_media(color_scheme=scheme)
-        offline.screenshot(path=SHOTS / f"policy-slider-frozen-{scheme}.png")
+        picture(offline, f"policy-slider-frozen-{scheme}")
 
     page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
     page.goto(

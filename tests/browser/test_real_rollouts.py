@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .browsing import live_widget, show
+from .browsing import OUTPUT, live_widget, show
 
 pytestmark = pytest.mark.browser
 
@@ -55,3 +55,26 @@ def test_rewards_of_zero_are_diagnosed_at_once(notebook, page, lab) -> None:
     assert "Step 1: can GRPO learn from this? Nothing scored" in words and "vf.audit(env)" in words
     assert dashboard.locator(".vf-warnings").count() == 0  # it is said once
     show(page, dashboard, "real-dashboard")
+
+
+def test_one_path_leads_from_rollouts_to_another_reward(notebook, page, lab) -> None:
+    """Each press opens the next widget below, on the same rollouts; the saved picture has them all."""
+    shutil.copy(ROLLOUTS, lab.folder)
+    notebook("path.ipynb", ENV, EXPLORE)
+    explorer = live_widget(page, "Rollout explorer")
+    explorer.get_by_label("Go to").fill("2")
+    explorer.get_by_label("Go to").press("Enter")
+    explorer.get_by_role("article", name="Rollout 2").wait_for()
+    explorer.get_by_role("button", name="Inspect the format").click()
+    inspector = live_widget(page, "Format inspector")
+    inspector.get_by_text("Completion 2 of 32").wait_for()
+    inspector.get_by_role("button", name="Try another reward").click()
+    bench = live_widget(page, "Reward bench")
+    bench.get_by_text("Effects of these weights").wait_for()
+    assert bench.get_by_role("button", name="Inspect the format").count() == 0  # it is behind
+    assert bench.get_by_role("button", name="Audit").count() == 1
+    bench.get_by_role("slider").first.fill("0.5")
+    bench.get_by_text("0.5", exact=True).wait_for()
+    show(page, page.locator(OUTPUT).filter(has_text="Effects of these weights"), "real-path")
+    kept = page.locator(".vf-kept")
+    kept.filter(has_text="Effects of these weights").wait_for(state="attached")

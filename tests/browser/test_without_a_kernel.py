@@ -8,7 +8,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from verifiers_nb.cli.demo import notebook_page
 
-from .browsing import SHOTS
+from .browsing import picture
 from .everything import FAINT, dashboard, explorer, inspector
 
 pytestmark = pytest.mark.browser
@@ -42,7 +42,6 @@ def test_exported_pages(browser, tmp_path) -> None:
     widgets = [inspector(), explorer(), dashboard(folder)]
     pages = exported([widget._repr_mimebundle_() for widget in widgets])
     pages |= {f"alone-{i}": widget.freeze() for i, widget in enumerate(widgets)}
-    SHOTS.mkdir(parents=True, exist_ok=True)
     faint: list[str] = []
     for name, page_text in pages.items():
         saved = tmp_path / f"{name}.html"
@@ -58,6 +57,6 @@ def test_exported_pages(browser, tmp_path) -> None:
                 assert SAID[widget.get_attribute("aria-label")] in widget.inner_text()
                 assert widget.locator("button, input, textarea, [data-act]").count() == 0
                 faint += [f"{name}, {scheme}: {text}" for text in widget.evaluate(FAINT)]
-            page.screenshot(path=SHOTS / f"exported-{name}-{scheme}.png", full_page=True)
+            picture(page, f"exported-{name}-{scheme}", full_page=True)
             context.close()
     assert faint == []

@@ -78,12 +78,13 @@ def test_an_adapter_is_what_peft_computes(served: Served) -> None:
         assert gap(policy, answer) > 0.5
 
 
-def test_a_server_that_sleeps_frees_the_gpu(served: Served) -> None:
+@pytest.mark.parametrize("weights", [False, True])
+def test_a_server_that_sleeps_frees_the_gpu(served: Served, weights: bool) -> None:
     assert isinstance(served.client, VLLMClient)
     before, awake = ask(served, temperature=0), used()
-    served.client.sleep()
+    served.client.sleep(weights)
     asleep = used()
-    served.client.wake()
+    served.client.wake(weights)
     after = ask(served, temperature=0)
     assert asleep < awake - 1.5  # of the cache's 2 GiB
     assert turn_from_response(after).completion_ids == turn_from_response(before).completion_ids

@@ -360,7 +360,7 @@ def test_sleep_and_wake(client: VLLMClient, policy: Policy, vllm_server: Any) ->
 
 def test_a_run_wakes_a_server_that_another_left_asleep(client: VLLMClient) -> None:
     """A run that was killed can't wake its server, and requests to one that sleeps wait for ever."""
-    client.sleep()
+    client.sleep(weights=True)
     assert call_server(client, "/is_sleeping") == {"is_sleeping": True}
     client.claim()
     try:

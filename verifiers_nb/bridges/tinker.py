@@ -30,12 +30,14 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 
 from ..envs.environment import Environment
 from ..inference.client import get_tokenizer, needs_extra
-from ..inference.engine import Options, PromptTokenizer, complete_chat, complete_text
+from ..inference.engine import complete_chat, complete_text
+from ..inference.requests import Options, PromptTokenizer
 from ..support.budget import Budget
 from ..trainer.batching import Sample
 from ..trainer.config import GRPOConfig, with_known_keywords
-from ..trainer.grpo import GRPOTrainer, check_order
+from ..trainer.grpo import GRPOTrainer
 from ..trainer.loss import LOSSES, cispo_loss, policy_loss
+from ..trainer.policy import check_order
 from ..trainer.run_records import KeepAdapters
 from ..trainer.samples import StepBatch
 

@@ -308,6 +308,8 @@ def train_parser(tables: Tables) -> CommandParser:
                 shown[dest].type = read
             elif setting.type in (bool, bool | None):
                 parser.add_argument(flag, action=argparse.BooleanOptionalAction, **hidden)
+            elif bool in get_args(setting.type):  # or a text: the flag alone means True
+                parser.add_argument(flag, type=read, nargs="?", const=True, **hidden)
             else:
                 parser.add_argument(flag, type=read, **hidden)
     return parser
@@ -327,8 +329,8 @@ def settings_files(given: Mapping[str, Any]) -> list[Path]:
 # %% ../../nbs/cli/05_train.ipynb #24b476dd
 HARMLESS_STRINGS = set(
     "model adapter budget serve audit advantage_estimator loss_type importance_sampling_level "
-    "importance_sampling_mode scale_rewards optim lr_scheduler_type eval_strategy save_strategy "
-    "logging_strategy run_name target_modules bias".split()
+    "importance_sampling_mode scale_rewards vllm_sleep optim lr_scheduler_type eval_strategy "
+    "save_strategy logging_strategy run_name target_modules bias".split()
 )
 
 

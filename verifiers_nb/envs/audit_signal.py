@@ -28,9 +28,9 @@ from .learnable import (
     GROUP_SIZES,
     Learnable,
     advice_for,
-    is_cut_off,
     learnable_rollouts,
     least_group_size,
+    ran_out_of_tokens,
     share,
     success_interval,
     teaching_share,
@@ -210,7 +210,7 @@ def check_truncated(seen: Learnable, samples: Sequence[Rollout], limit: int) -> 
     if seen.cut_off <= 0.1 * seen.rollouts:
         return
     message = f"{share(seen.cut_off, seen.rollouts)} samples are cut off at {limit:,} tokens."
-    cut = next(each for each in samples if is_cut_off(each.state, each.completion))
+    cut = next(each for each in samples if ran_out_of_tokens(each.state, each.completion))
     end = f"…{paid_example(said(cut.completion)[-120:], cut.reward)}"
     severity = "error" if seen.cut_off > 0.5 * seen.rollouts else "warning"
     yield Finding("truncated", severity, message, end, f"GRPOConfig(max_tokens={2 * limit})")
@@ -239,7 +239,7 @@ EVEN = 0.1  # lengths that vary less, as a share of their mean, don't matter
 
 def check_length(samples: Sequence[Rollout]) -> Iterable[Finding]:
     """Find rewards that follow the length of answers within groups."""
-    whole = [each for each in samples if not is_cut_off(each.state, each.completion)]
+    whole = [each for each in samples if not ran_out_of_tokens(each.state, each.completion)]
     if len(whole) < 8:
         return
     rewards = within_groups(whole, lambda sample: sample.reward)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['EQUAL_REWARDS', 'NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable',
-           'most_possible', 'learnable_rewards', 'learnable', 'is_cut_off', 'Advice', 'found_and_cut', 'what_is_learnt',
-           'advice_for', 'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
-           'teaching_share', 'least_group_size', 'success_interval']
+           'most_possible', 'learnable_rewards', 'learnable', 'ran_out_of_tokens', 'Advice', 'found_and_cut',
+           'what_is_learnt', 'advice_for', 'nothing_learnt', 'learnable_rollouts', 'learnable_results',
+           'warn_of_results', 'chance_equal', 'teaching_share', 'least_group_size', 'success_interval']
 
 # %% ../../nbs/envs/18_learnable.ipynb #d5bad4b8
 import logging
@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..inference.columns import CUT_OFF, answers_of, finish_reason
+from ..inference.columns import answers_of, finish_reason, is_cut_off
 from ..rubrics.rubric import indices_of
 from ..types import GenerateOutputs, Rollout
 
@@ -140,15 +140,15 @@ def learnable(
     parser = parser or getattr(rubric, "parser", None)
     tag = answer_name(parser)
     answered = sum(finds_answer(parser, completions[at]) for at in kept) if tag else None
-    cut_off = sum(is_cut_off(states[at], completions[at]) for at in kept)
+    cut_off = sum(ran_out_of_tokens(states[at], completions[at]) for at in kept)
     paid, members = [rewards[at] for at in kept], [groups[at] for at in kept]
     return learnable_rewards(paid, members, most_possible(rubric), cut_off, answered, tag)
 
 # %% ../../nbs/envs/18_learnable.ipynb #f69a9ab9
-def is_cut_off(state: Mapping[str, Any], completion: Any) -> bool:
+def ran_out_of_tokens(state: Mapping[str, Any], completion: Any) -> bool:
     """Return whether an answer of a rollout was cut off at its limit of tokens."""
     with suppress(AttributeError, LookupError, TypeError, ValueError):  # others may have written it
-        return finish_reason(completion, answers_of(state)) in CUT_OFF
+        return is_cut_off(finish_reason(completion, answers_of(state)))
     return False
 
 # %% ../../nbs/envs/18_learnable.ipynb #b5c3971d

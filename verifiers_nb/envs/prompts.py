@@ -61,6 +61,8 @@ def with_prompts(
 
     Raises `ValueError` if the dataset has no rows, or neither a prompt nor a question column.
     """
+    import pyarrow as pa
+
     columns = dataset.column_names
     if len(dataset) == 0:
         raise ValueError("The dataset has no rows: an environment needs at least one example.")
@@ -76,7 +78,8 @@ def with_prompts(
         found = f"it has {sorted(columns)}"
         raise ValueError(f"The dataset needs a 'prompt' or a {question_key!r} column; {found}.")
     prompts = [chat_prompt(question, system_prompt, few_shot) for question in dataset[question_key]]
-    return dataset.add_column("prompt", prompts)
+    # As Arrow's array: of a list, datasets makes a fingerprint that takes ten times as long.
+    return dataset.add_column("prompt", pa.array(prompts))
 
 # %% ../../nbs/envs/00_prompts.ipynb #bd307a3e
 def pick_rows(dataset: Dataset, n: int = -1, seed: int | None = None) -> Dataset:

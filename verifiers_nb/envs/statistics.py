@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, pstdev, quantiles
 from typing import Any
 
-from ..inference.columns import CUT_OFF, answers_of, finish_reason, text_counts
+from ..inference.columns import answers_of, finish_reason, is_cut_off, text_counts
 from ..rubrics.rubric import indices_of
 from ..types import GenerateOutputs, is_empty_answer
 
@@ -34,7 +34,7 @@ ENDINGS = {
 def answer_endings(state: Mapping[str, Any], completion: Any) -> list[str]:
     """List which of `ENDINGS` an answer has; "" beside "cut_off" counts in `cut_off_empty`."""
     answers = answers_of(state)
-    is_cut = finish_reason(completion, answers) in CUT_OFF
+    is_cut = is_cut_off(finish_reason(completion, answers))
     kind = answers[-1].get("content") if answers else None
     is_empty = is_empty_answer(completion)
     found = ["cut_off"] if is_cut else []

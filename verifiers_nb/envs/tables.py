@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ResultsOrFile', 'TABLE', 'parts_as_json', 'of_one_kind', 'results_columns', 'without_surrogates', 'results_dataset',
-           'results_frame']
+__all__ = ['ResultsOrFile', 'TABLE', 'parts_as_json', 'of_one_kind', 'results_columns', 'results_dataset', 'results_frame']
 
 # %% ../../nbs/envs/04_tables.ipynb #8773dd86
 import json
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from .results import load_results
 from ..inference.columns import columns_of
-from ..types import GenerateOutputs, Messages, sanitize_tool_calls
+from ..types import GenerateOutputs, Messages, sanitize_tool_calls, without_surrogates
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -75,19 +74,6 @@ def results_columns(
         del columns["error"]
     infos = list(results.info)
     return columns | ({"info": [json.dumps(i, default=str) for i in infos]} if any(infos) else {})
-
-# %% ../../nbs/envs/04_tables.ipynb #9f0f1f84
-def without_surrogates(value: Any) -> Any:
-    """Copy a value with "�" for half an emoji, which a model may write and a dataset can't hold."""
-    if isinstance(value, str):
-        if value.isascii():
-            return value
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, dict):
-        return {without_surrogates(key): without_surrogates(each) for key, each in value.items()}
-    return (
-        [without_surrogates(each) for each in value] if isinstance(value, (list, tuple)) else value
-    )
 
 # %% ../../nbs/envs/04_tables.ipynb #ffdcbfb2
 def results_dataset(results: ResultsOrFile, state_columns: Sequence[str] = ()) -> Dataset:

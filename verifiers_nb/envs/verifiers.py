@@ -297,9 +297,15 @@ def folder_version(file: Path) -> str | None:
     return None
 
 # %% ../../nbs/envs/15_verifiers.ipynb #8a3b02f1
-def package_version(module: str) -> str | None:
-    """Return the version of `verifiers` that the installed package of a module asks for."""
-    for package in (module, *packages_distributions().get(module, ())):
+def package_version(module: str, is_found: bool = True) -> str | None:
+    """Return the version of `verifiers` that the installed package of a module asks for.
+
+    The package may have another name than the module. Which one has it takes most of a second to
+    read, so a module that is nowhere is not looked for.
+    """
+    with suppress(PackageNotFoundError):
+        return first_version(requires(module) or ())
+    for package in packages_distributions().get(module, ()) if is_found else ():
         with suppress(PackageNotFoundError):
             return first_version(requires(package) or ())
     return None
@@ -307,11 +313,12 @@ def package_version(module: str) -> str | None:
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81ccf
 def declared_version(module: str) -> str | None:
     """Return the version of `verifiers` for which a module is written, by folder or package."""
-    file = getattr(sys.modules.get(module), "__file__", None)
+    file, spec = getattr(sys.modules.get(module), "__file__", None), None
     with suppress(ImportError, ValueError):  # a module may have no spec
         spec = importlib.util.find_spec(module)
         file = file or (spec and spec.has_location and spec.origin)
-    return (folder_version(Path(file)) if file else None) or package_version(module)
+    version = folder_version(Path(file)) if file else None
+    return version or package_version(module, bool(spec) or module in sys.modules)
 
 # %% ../../nbs/envs/15_verifiers.ipynb #82c9608d
 @contextmanager

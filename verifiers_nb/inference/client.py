@@ -30,6 +30,7 @@ from uuid import uuid4
 import orjson
 
 from ..support.gguf import is_gguf, unpacked
+from ..types import without_surrogates
 
 if TYPE_CHECKING:
     import torch
@@ -319,10 +320,19 @@ def json_default(value: Any) -> Any:
         return value.item()
     raise TypeError
 
-
+# %% ../../nbs/inference/00_client.ipynb #d35a0003
 def encode(body: Any) -> bytes:
-    """Return `body` as JSON; raises `TypeError` if a value can't be converted."""
-    return orjson.dumps(body, default=json_default, option=orjson.OPT_NON_STR_KEYS)
+    """Return `body` as JSON; raises `TypeError` if a value can't be converted.
+
+    Half of an emoji, which UTF-8 can't express, becomes the replacement character U+FFFD.
+    """
+    try:
+        return orjson.dumps(body, default=json_default, option=orjson.OPT_NON_STR_KEYS)
+    except TypeError as error:
+        if "surrogates" not in str(error):
+            raise
+    text = json.dumps(body, default=json_default, ensure_ascii=False)
+    return without_surrogates(text).encode()
 
 # %% ../../nbs/inference/00_client.ipynb #68f12b94
 def is_given(value: Any) -> bool:

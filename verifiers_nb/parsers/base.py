@@ -101,12 +101,15 @@ TAG_START = re.compile(r"<(?=/?\w)")
 def text_with_thinking(message: ChatMessage) -> str:
     """Return the text of a message, after `<think>` tags with the reasoning beside it.
 
-    A text with thinking of its own stays as it is.
+    A text with thinking of its own stays as it is. A text that begins with `</think>` loses it:
+    some servers leave it there.
     """
     text = content_text(message.get("content"))
     thought = reasoning_text(message)
     if thought is None or text.lstrip().startswith(OPEN):
         return text
+    if text.lstrip().startswith(CLOSE):
+        text = text.lstrip()[len(CLOSE) :].lstrip()
     return f"{OPEN}\n{TAG_START.sub('< ', thought.strip())}\n{CLOSE}\n\n{text}"
 
 # %% ../../nbs/parsers/00_base.ipynb #08841adf

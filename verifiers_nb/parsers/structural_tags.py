@@ -32,6 +32,7 @@ from pydantic import BaseModel, model_validator
 from referencing.jsonschema import DRAFT202012
 
 from ..support.json_grammar import json_grammar
+from ..support.schema_references import check_references
 
 try:
     import xgrammar
@@ -433,7 +434,7 @@ def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
     """Return the format of the JSON that fits a schema or a pydantic model.
 
     Warns of keywords that no grammar can enforce, such as `uniqueItems`. Raises `ValueError` if the
-    schema is invalid, or if nothing fits it.
+    schema is invalid, if a `$ref` in it leads nowhere, or if nothing fits it.
     """
     if isinstance(schema, type):
         schema = schema.model_json_schema()
@@ -443,6 +444,7 @@ def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
     fault = part_fault(JSONSchemaFormat(json_schema=own))
     if fault:
         raise ValueError(fault)
+    check_references(own)
     grammar, lost = json_grammar(own)
     if lost:
         reasons = "; ".join(f"{keyword} ({reason})" for keyword, reason in lost.items())

@@ -29,7 +29,14 @@ from ..support.calls import (
     with_retries,
     without_retries,
 )
-from ..types import Messages, RewardFunc, SamplingArgs, State, content_text
+from ..types import (
+    Messages,
+    RewardFunc,
+    SamplingArgs,
+    State,
+    content_text,
+    without_surrogates,
+)
 
 # %% ../../nbs/rubrics/02_judge.ipynb #fe5dbbce
 JUDGED_TEXTS = """<question>
@@ -186,7 +193,7 @@ class JudgeRubric(Rubric):
         self, client: Any, model: str, question: str, sampling_args: SamplingArgs | None = None
     ) -> str:
         """Ask a model, with the judge's own sampling arguments by default; count what it used."""
-        messages = [{"role": "user", "content": question}]
+        messages = [{"role": "user", "content": without_surrogates(question)}]
         options = request_arguments(sampling_args or self.judge_sampling_args)
         create = client.chat.completions.create
         request = dict(model=model, messages=messages, **options)

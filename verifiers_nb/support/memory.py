@@ -140,7 +140,8 @@ class MemoryPlan:
     """How a server and a trainer share `free` bytes of a GPU, and what to change for it.
 
     `cache` is for keys and values: one sequence of full length takes `one`, and up to `wanted`
-    sequences run at once. All sizes are in bytes.
+    sequences run at once. `asleep`: the server's weights, if they leave the GPU to a step. All
+    sizes are in bytes.
     """
 
     free: int
@@ -152,11 +153,13 @@ class MemoryPlan:
     wanted: int
     takes_turns: bool = False
     advice: str = ""
+    asleep: int = 0
 
     @property
     def spare(self) -> int:
         """The bytes that are left; negative if the plan doesn't fit."""
-        both = max(self.cache, self.step) if self.takes_turns else self.cache + self.step
+        step = self.step - self.asleep
+        both = max(self.cache, step) if self.takes_turns else self.cache + step
         return self.free - self.server - self.trainer - both
 
     @property
@@ -173,10 +176,12 @@ class MemoryPlan:
             "length"
         )
         turns = " in turn with" if self.takes_turns else ","
+        moved = f", with {self.asleep / 2**30:.1f} of weights in the host's memory"
         left = "to spare" if self.spare >= 0 else "too little"
         return (
             f"{free} GiB: server {server}, keys and values {cache} ({held}){turns} the step "
-            f"{step}, trainer {trainer}; {spare} {left}{self.advice and f': {self.advice}'}"
+            f"{step}{moved if self.asleep else ''}, trainer {trainer}; {spare} {left}"
+            f"{self.advice and f': {self.advice}'}"
         )
 
 # %% ../../nbs/support/06_memory.ipynb #e5c1a93e
@@ -190,32 +195,40 @@ def divide_memory(
     rank: int = 16,
     checkpointing: bool = True,
     takes_turns: bool = False,
+    weights_sleep: bool = False,
     served_bytes: float = 2.0,
     trained_bytes: float = 2.0,
 ) -> MemoryPlan:
     """Divide `free` GiB of a GPU between a server and a trainer; the cache gets the rest.
 
     The server runs `sequences` of `length` tokens at once, and the trainer takes `tokens` at once.
+    `weights_sleep`: in its turn, the trainer has the memory of the server's weights too.
     `served_bytes`, `trained_bytes`: the bytes of a weight, about 0.6 in 4 bits, 4 in float32.
     """
     total, width = int(free * 2**30), shape.lora_width * rank
-    server = int(shape.parameters * served_bytes) + 2 * 2 * width + SERVER_BASE
+    weights = int(shape.parameters * served_bytes)
+    server = weights + 2 * 2 * width + SERVER_BASE
     moments = 16 * width  # Adam's, with the adapter in float32 and its gradient
     trainer = int(shape.parameters * trained_bytes) + moments + TRAINER_BASE
     step = step_bytes(shape, tokens, checkpointing, 4 if trained_bytes == 4 else 2)
     one, left = length * shape.token_bytes, total - server - trainer - (0 if takes_turns else step)
     cache = max(one, min(sequences * one, left))
-    return MemoryPlan(total, server, trainer, step, cache, one, sequences, takes_turns)
+    asleep = weights if takes_turns and weights_sleep else 0
+    plan = MemoryPlan(total, server, trainer, step, cache, one, sequences, takes_turns)
+    return replace(plan, asleep=asleep)
 
 # %% ../../nbs/support/06_memory.ipynb #c8b2266a
 SAVINGS: dict[str, dict[str, Any]] = {
     "tokens_per_micro_batch=4096": {"tokens": 4096},
     "tokens_per_micro_batch=2048": {"tokens": 2048},
     "tokens_per_micro_batch=2048 and vllm_sleep": {"takes_turns": True},
-    "tokens_per_micro_batch=2048, vllm_sleep, and 4 bits for the trainer's base": {
+    "tokens_per_micro_batch=2048 and vllm_sleep='all'": {"weights_sleep": True},
+    "tokens_per_micro_batch=2048, vllm_sleep='all', and 4 bits for the trainer's base": {
         "trained_bytes": 0.6
     },
-    "tokens_per_micro_batch=2048, vllm_sleep, and 4 bits for both bases": {"served_bytes": 0.6},
+    "tokens_per_micro_batch=2048, vllm_sleep='all', and 4 bits for both bases": {
+        "served_bytes": 0.6
+    },
 }
 
 

@@ -67,6 +67,7 @@ CHOICES: dict[str, Collection[Any]] = {
     "importance_sampling_mode": CORRECTIONS,
     "kl_reference": ("base", "start"),
     "keep_adapters": ("all", "none"),
+    "vllm_sleep": (False, True, "all"),
 }
 
 
@@ -283,7 +284,9 @@ class GRPOConfig(TrainingArguments):
     vllm_server_host: str | None = setting(None, "A running server; None: the given client.")
     vllm_server_port: int = setting(8000, "Port of that server.")
     vllm_server_timeout: float = setting(300.0, "Seconds to wait until that server answers.")
-    vllm_sleep: bool = setting(False, "The server frees its GPU while the trainer trains.")
+    vllm_sleep: bool | str = setting(
+        False, "The server frees its GPU of its cache, with 'all' of its weights too, in a step."
+    )
 
     # What a step minimises, and how much of it at a time.
     beta: float = setting(0.001, "Weight of the KL to the reference.")

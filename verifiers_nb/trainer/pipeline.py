@@ -335,15 +335,17 @@ class RolloutPipeline:
 class PolicyVersions:
     """Push the policy to its client when it has changed; `step_of` maps versions to steps.
 
-    `sleeps`: the client sleeps outside `awake()` and frees its GPU. `pushed` is set to None when
-    weights are replaced, since the same step then needs another push.
+    `sleeps`: the client sleeps outside `awake()` and frees its GPU; with "all", of its weights
+    too. `pushed` is set to None when weights are replaced, since the same step then needs another
+    push.
     """
 
     asleep = False
     pushed: tuple[int, int] | None = None  # a model and its step
 
-    def __init__(self, client: Any, sleeps: bool = False) -> None:
+    def __init__(self, client: Any, sleeps: bool | str = False) -> None:
         self.client, self.sleeps, self.step_of = client, sleeps, dict[int, int]()
+        self.what: dict[str, bool] = {"weights": True} if sleeps == "all" else {}
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -353,14 +355,14 @@ class PolicyVersions:
             yield
         finally:
             if self.sleeps:
-                self.client.sleep()
+                self.client.sleep(**self.what)
                 self.asleep = True
 
     def wake(self) -> None:
         """Wake the client if it sleeps; first free the trainer's unused GPU memory."""
         if self.asleep:
             release_reserve()
-            self.client.wake()
+            self.client.wake(**self.what)
             self.asleep = False
 
     def push(self, model: Any, step: int) -> None:

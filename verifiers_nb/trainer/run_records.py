@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'MetricsFile', 'write_advantages', 'steps_to_keep', 'KeepAdapters', 'RewardBar', 'replace_progress',
-           'peak_memory']
+__all__ = ['logger', 'HAVE_TABLES', 'MetricsFile', 'mean_metrics', 'write_advantages', 'print_rollouts', 'log_rollouts',
+           'steps_to_keep', 'KeepAdapters', 'with_records', 'RewardBar', 'replace_progress', 'peak_memory',
+           'speed_metrics']
 
 # %% ../../nbs/trainer/15_run_records.ipynb #f55f197d
 import json
 import logging
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -31,6 +33,7 @@ from ..envs.records import from_line, to_line
 from ..support.files import rewritten
 from ..support.memory import best_device
 from .run_folder import METRICS, keep_metrics
+from ..types import Rollout, conversation, print_prompt_completions_sample
 
 # %% ../../nbs/trainer/15_run_records.ipynb #45c2498c
 with suppress(ImportError):  # on Windows, which counts its memory otherwise
@@ -60,6 +63,13 @@ class MetricsFile(TrainerCallback):
         except OSError as error:
             logger.error("The metrics of step %d are not written: %s.", state.global_step, error)
 
+# %% ../../nbs/trainer/15_run_records.ipynb #f1183c75
+def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Return the mean of each metric over the steps that have it."""
+    names = dict.fromkeys(name for step in steps for name in step)
+    values = {name: [step[name] for step in steps if name in step] for name in names}
+    return {name: sum(each) / len(each) for name, each in values.items()}
+
 # %% ../../nbs/trainer/15_run_records.ipynb #22587e7a
 def write_advantages(path: Path, advantages: Sequence[float]) -> None:
     """Add to each record of a file of rollouts its advantage; a file that is gone stays gone.
@@ -76,6 +86,37 @@ def write_advantages(path: Path, advantages: Sequence[float]) -> None:
                 out.write(to_line(record))
     except OSError as error:  # of a full disk: training goes on without them
         logger.error("The advantages are not in %s: %s.", path, error)
+
+# %% ../../nbs/trainer/15_run_records.ipynb #f00a729a
+def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:
+    """Print rollouts of a step as a table."""
+    columns = ([getattr(r, name) for r in rollouts] for name in ("prompt", "completion", "reward"))
+    prompts, completions, rewards = columns
+    print_prompt_completions_sample(prompts, completions, rewards, step, len(rollouts))
+
+# %% ../../nbs/trainer/15_run_records.ipynb #f4954b25
+HAVE_TABLES = ("trackio", "wandb")
+
+
+def log_rollouts(
+    report_to: str | Sequence[str] | None, rollouts: Sequence[Rollout], step: int
+) -> None:
+    """Log rollouts of a step as a table to each tracker that has tables; log an error instead."""
+    metrics = [*rollouts[0].metrics] if rollouts else []
+    columns = ["step", "prompt", "completion", "reward", *metrics]
+    rows: list[list[Any]] = [
+        [step, conversation(r.prompt), conversation(r.completion), r.reward]
+        + [r.metrics.get(name) for name in metrics]
+        for r in rollouts
+    ]
+    named = [report_to] if isinstance(report_to, str) else report_to or ()
+    for name in [name for name in HAVE_TABLES if name in named]:
+        try:
+            tracker: Any = import_module(name)
+            table = tracker.Table(columns=columns, data=rows)
+            tracker.log({"rollouts": table, "train/global_step": step})
+        except Exception as error:  # training goes on without its table
+            logger.error("The rollouts of step %d are not in %s: %s", step, name, error)
 
 # %% ../../nbs/trainer/15_run_records.ipynb #df61b3da
 def steps_to_keep(max_steps: int, size: int, room: float) -> frozenset[int]:
@@ -119,6 +160,11 @@ class KeepAdapters(TrainerCallback):
             message = "The adapter of step %d is not kept, and none after it: %s. Training goes on."
             logger.error(message, state.global_step, error)
 
+# %% ../../nbs/trainer/15_run_records.ipynb #43629ca6
+def with_records(callbacks: Sequence[TrainerCallback] | None) -> list[TrainerCallback]:
+    """Return a user's callbacks and those that write a run's metrics and adapters."""
+    return [*(callbacks or ()), MetricsFile(), KeepAdapters()]
+
 # %% ../../nbs/trainer/15_run_records.ipynb #aab0c4bc
 class RewardBar(TrainerCallback):
     """Show a progress bar over the steps with the latest reward and completion length."""
@@ -159,3 +205,10 @@ def peak_memory() -> float:
         return memory.peak_wset / 2**30
     unit = 1 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30
+
+# %% ../../nbs/trainer/15_run_records.ipynb #74c3b29a
+def speed_metrics(seconds: Mapping[str, float], tokens: float) -> dict[str, float]:
+    """Return the `seconds` of a step's phases, its tokens per second, and the peak of memory."""
+    times = {f"time/{name}": spent for name, spent in seconds.items()}
+    speed = tokens / sum(seconds.values())
+    return {**times, "tokens_per_second": speed, "memory/peak_gib": peak_memory()}

@@ -11,8 +11,7 @@ __all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'Path', 'GAP',
            'refuse_constant', 'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span', 'json_check',
            'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in', 'pattern', 'pattern_properties',
            'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit', 'bounded_class',
-           'printable_violation', 'check_references', 'validator_class', 'compile_schema', 'find_violations',
-           'JSONSchemaVerifier']
+           'printable_violation', 'validator_class', 'compile_schema', 'find_violations', 'JSONSchemaVerifier']
 
 # %% ../../nbs/verifiers/02_json.ipynb #f268cbab
 import json
@@ -30,10 +29,9 @@ from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError, best_match
 from jsonschema.validators import extend, validator_for
 from jsonschema_specifications import REGISTRY
-from referencing.exceptions import Unresolvable
-from referencing.jsonschema import DRAFT202012, specification_with
 
 from ..parsers.base import Check, TextSpan, strip_span
+from ..support.schema_references import check_references
 from .base import Verifier
 from .regex_and_bleu import compile_pattern, find_pattern
 
@@ -275,29 +273,6 @@ def printable_violation(error: ValidationError) -> str:
     written = f"{loggable(error.json_path, 120)}: {loggable(error.message, 120)}"
     return f"{written} ({loggable(' | '.join(reasons))})" if reasons else written
 
-# %% ../../nbs/verifiers/02_json.ipynb #972e8602
-def check_references(schema: Any, draft: Any) -> None:
-    """Resolve every reference in a schema; raises `ValueError` for one that isn't in it."""
-    root = draft.create_resource(schema)
-    waiting = [(root, REGISTRY.resolver_with_root(root))]
-    seen: set[int] = set()
-    while waiting:
-        resource, resolver = waiting.pop()
-        contents = resource.contents
-        if not isinstance(contents, Mapping) or id(contents) in seen:
-            continue
-        seen.add(id(contents))
-        for key in ("$ref", "$dynamicRef"):
-            if isinstance(reference := contents.get(key), str):
-                try:
-                    target = resolver.lookup(reference)
-                except (Unresolvable, ValueError) as error:
-                    hint = "References are not fetched: put their targets under '$defs'."
-                    message = f"The schema's {key} {reference!r} is not in the schema. {hint}"
-                    raise ValueError(message) from error
-                waiting.append((draft.create_resource(target.contents), target.resolver))
-        waiting += [(each, resolver.in_subresource(each)) for each in resource.subresources()]
-
 # %% ../../nbs/verifiers/02_json.ipynb #a601d130
 def validator_class(schema: Any) -> Any:
     """Return the validator class of a schema's draft; raises `ValueError` for an unknown draft."""
@@ -326,7 +301,7 @@ def compile_schema(schema: Any) -> Any:
             raise ValueError(f"The schema is invalid at {printable_violation(wrong)}")
         if '"unevaluatedProperties": ' in written and '"patternProperties": ' in written:
             raise ValueError("unevaluatedProperties with patternProperties is not supported.")
-        check_references(own, specification_with(base.META_SCHEMA["$schema"], default=DRAFT202012))
+        check_references(own)
         return bounded_class(base)(own, registry=REGISTRY)
     except TypeError as error:
         raise ValueError(f"The schema is not JSON: {error}") from error

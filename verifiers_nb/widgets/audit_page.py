@@ -69,7 +69,8 @@ class AuditPage(Panel):
 
     def drawing(self, live: bool) -> str:
         """Draw the page."""
-        return audit_drawing(self.report, self.chosen, self.opened, live)
+        page = audit_drawing(self.report, self.chosen, self.opened, live)
+        return self.notice_html() + page
 
     def on_pick(self, data: Mapping[str, str]) -> None:
         """Show the findings of a severity."""

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_EDITED', 'inspection_marks', 'inspection_html', 'FormatInspector']
+__all__ = ['MOST_EDITED', 'inspection_marks', 'inspection_html', 'holds_rollouts', 'env_of', 'split_given', 'FormatInspector']
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #77de68da
 import asyncio
 import math
+import os
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -35,10 +36,12 @@ from .inspection import (
     insert,
     inspect_text,
     inspected_text,
+    results_place,
+    stored_results,
     survey_completions,
     survey_html,
 )
-from .view import Panel
+from .view import Panel, Selection
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #c1dfd96e
 def inspection_marks(seen: Inspection) -> list[Mark]:
@@ -69,6 +72,27 @@ def inspection_html(
     drawn = seen, text, head, live, waits, MOST_KEYS
     return fill("format_inspector.html", "inspection", *drawn)
 
+# %% ../../nbs/widgets/03_format_inspector.ipynb #15d78d12
+def holds_rollouts(given: Any) -> bool:
+    """Return whether something is results, has them as an explorer does, or names stored ones."""
+    place = results_place(given)
+    is_stored = place is not None and os.path.exists(place)
+    return is_stored or hasattr(given, "completion") or callable(getattr(given, "outputs", None))
+
+# %% ../../nbs/widgets/03_format_inspector.ipynb #8b59f415
+def env_of(given: Any) -> Any:
+    """Return an environment as it is, that of a widget or a trainer, and None for anything else."""
+    return given if hasattr(given, "rubric") else getattr(given, "env", None)
+
+# %% ../../nbs/widgets/03_format_inspector.ipynb #932ea1e1
+def split_given(source: Any, completions: Any) -> tuple[Any, Any, Any]:
+    """Return environment (or None), format and rollouts, from what stands first and second."""
+    form, rollouts = source, completions
+    if holds_rollouts(source):
+        form, rollouts = (source if completions is None else completions), source
+    given = env_of(form)
+    return given or env_of(rollouts), given.parser if given else form, rollouts
+
 # %% ../../nbs/widgets/03_format_inspector.ipynb #9e6a55b6
 MOST_EDITED = 20_000  # characters in the text box, all of which a browser lays out
 
@@ -76,9 +100,13 @@ MOST_EDITED = 20_000  # characters in the text box, all of which a browser lays 
 class FormatInspector(Panel):
     """Show the checks of a format on a text as it is typed, and on completions.
 
-    `completions`: strings, lists of messages, or results with a `completion` column. `commands`:
-    those of an action parser. Each button has a method: `show`, `step`, `list_losers`, `diagnose`,
-    `apply_fix`, `freeze`. Set `text` to inspect another text; `inspection` holds the result.
+    `source`: a parser, verifier, structural tag, or an environment with a parser. `completions`:
+    strings, lists of messages, results, a file of rollouts, the folder of a run, or an explorer
+    (its selection). An explorer or a trainer alone brings the format of its environment along, and
+    `(run, env)` is taken as `RewardBench` takes it. `commands`: those of an action parser.
+
+    Each button has a method: `show`, `step`, `list_losers`, `diagnose`, `apply_fix`, `freeze`. Set
+    `text` to inspect another text; `inspection` holds the result.
     """
 
     label = "Format inspector"
@@ -87,7 +115,11 @@ class FormatInspector(Panel):
     def __init__(
         self, source: Any, completions: Any = None, commands: Sequence[Command] = ()
     ) -> None:
-        self.contract = contract_of(source, commands)
+        env, form, rollouts = split_given(source, completions)
+        self.contract = contract_of(form, commands)
+        completions = stored_results(rollouts)
+        handed = rollouts if results_place(rollouts) else completions
+        self.handed = Selection(env, handed if holds_rollouts(handed) else None)
         self.survey = survey_completions(self.contract, () if completions is None else completions)
         self.listed: Listed | None = None
         self.at: int | None = None

@@ -10,10 +10,12 @@ __all__ = ['Spans', 'CLOSERS', 'LONGEST_END', 'FILLERS', 'LONGEST_RUN', 'Inserti
            'SEARCH_SECONDS', 'MOST_WAITED', 'NO_COMPLETIONS', 'tag_spans', 'think_spans', 'named_spans', 'trimmed',
            'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar', 'filler', 'spell', 'runs', 'missing_part',
            'insert', 'places', 'candidates', 'continuations', 'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop',
-           'inspected_text', 'inspect_text', 'Survey', 'survey_completions', 'Listed', 'survey_html']
+           'inspected_text', 'inspect_text', 'Survey', 'step_files', 'results_place', 'stored_results',
+           'survey_completions', 'Listed', 'survey_html']
 
 # %% ../../nbs/widgets/02_inspection.ipynb #77de68da
 import math
+import os
 import re
 import time
 from collections import defaultdict
@@ -22,11 +24,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import combinations, product
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
+from ..envs.results import find_steps, load_results
 from ..parsers.actions import AbstractParseFunction, responses_of
 from ..parsers.base import Check, strip_span, text_with_thinking, weighted_sum
 from ..parsers.commands import Command
@@ -150,7 +154,8 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
     if isinstance(source, Contract):
         return source
     is_text = isinstance(source, str) and "{" not in source  # a tag may come as JSON
-    if is_text or isinstance(source, (list, tuple)) or hasattr(source, "completion"):
+    are_rollouts = hasattr(source, "completion") or hasattr(source, "outputs")
+    if is_text or are_rollouts or isinstance(source, (list, tuple, Path)):
         message = (
             "The format (a parser, a verifier or a structural tag) comes first: "
             "vf.FormatInspector(parser, completions)"
@@ -461,16 +466,47 @@ class Survey:
         lost = [each for each in found if each.lost]
         return "; ".join(each.message for each in lost or found)
 
+# %% ../../nbs/widgets/02_inspection.ipynb #e114b7fe
+def step_files(folder: Path) -> dict[int, Path]:
+    """Find the files of rollouts in the folder of a training run, by step."""
+    return find_steps(folder, "step-*.jsonl", "rollouts/step-*.jsonl")
+
+# %% ../../nbs/widgets/02_inspection.ipynb #4af85077
+def results_place(results: Any) -> Path | None:
+    """Return the file or the folder that results are read from; None for those in memory.
+
+    The path is absolute, because a reward may change the working folder.
+    """
+    given = getattr(getattr(results, "args", None), "output_dir", results)
+    return Path(given).expanduser().absolute() if isinstance(given, (str, Path)) else None
+
+# %% ../../nbs/widgets/02_inspection.ipynb #dc0728b3
+def stored_results(given: Any) -> Any:
+    """Return the results of an explorer, a file, a run's folder or a trainer; else what was given.
+
+    Those of a training run are the rollouts of its latest step.
+    """
+    if callable(selected := getattr(given, "outputs", None)):
+        return selected()
+    if (place := results_place(given)) is None or not os.path.exists(place):
+        return given if isinstance(given, str) or place is None else load_results(place)
+    return load_results([place, *step_files(place).values()][-1])
+
 # %% ../../nbs/widgets/02_inspection.ipynb #f589d210
-NO_COMPLETIONS = "completions are results, a list of strings or of lists of messages, not {!r:.60}."
+NO_COMPLETIONS = (
+    "completions are results, an explorer, a file of rollouts, the folder of a run, a list of "
+    "strings or of lists of messages, not {!r:.60}."
+)
 
 
 def survey_completions(source: Any, completions: Any, commands: Sequence[Command] = ()) -> Survey:
     """Prepare completions for a survey, one row per assistant message; `read` reads them.
 
-    `completions`: strings and lists of messages, or results with a `completion` column.
+    `completions`: strings and lists of messages, results with a `completion` column, or what
+    `stored_results` takes.
     """
     contract = contract_of(source, commands)
+    completions = stored_results(completions)
     column = getattr(completions, "completion", completions)
     column = column["completion"] if isinstance(column, Mapping) else column
     if isinstance(column, str) or not isinstance(column, Iterable):

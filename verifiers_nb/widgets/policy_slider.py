@@ -298,7 +298,7 @@ def make_engine(trainer: Any, adapter: Path) -> Any:
 
     if trainer is None:
         return EmbeddedEngine(base_of(adapter))
-    from ..trainer.grpo import sampling_base
+    from ..trainer.policy import sampling_base
 
     check_base(adapter, trainer.model.active_peft_config.base_model_name_or_path)
     return EmbeddedEngine(sampling_base(trainer.model), trainer.processing_class)

@@ -48,7 +48,7 @@ from .run import (
     checkpoint_steps,
     make_chart,
 )
-from .view import Panel
+from .view import Panel, Selection
 
 if TYPE_CHECKING:
     from ..trainer.grpo import GRPOTrainer
@@ -169,7 +169,8 @@ def read_steps(source: RolloutSource) -> Iterator[StoredStep]:
         if step and not has_all_rollouts(path or Path()):
             continue
         rollouts, known, run = stored_rollouts(path or source.results)
-        groups = neighbour_groups([rollout.group for rollout in rollouts])
+        prompts = [rollout.group for rollout in rollouts]
+        groups = neighbour_groups(prompts) if path else prompts  # a selection has no such order
         for rollout, group in zip(rollouts, groups, strict=True):
             rollout.group = group
         yield step, rollouts, known, str(run.get("model") or "")
@@ -335,10 +336,11 @@ def cheats_html(tricks: Sequence[PaidText], weights: Mapping[str, float]) -> str
 class RewardBench(Panel):
     """Weigh and replace reward functions of a stored run, and see what changes.
 
-    `run`: a trainer, the folder of a run, a file of rollouts, or results. `env`: the environment
-    with the rubric, by default the trainer's. `weigh`, `replace`, `show`, `find_cheats` and `fork`
-    do the same as the controls; `rubric()` returns the changed rubric, `effects` has the figures.
-    `tokenizer` decodes the tokens of a model that is not on this machine.
+    `run`: a trainer, the folder of a run, a file of rollouts, results, or an explorer (its
+    selection). `env`: the environment with the rubric, by default the trainer's or explorer's.
+    `weigh`, `replace`, `show`, `find_cheats` and `fork` do the same as the controls; `rubric()`
+    returns the changed rubric, `effects` has the figures. `tokenizer` decodes the tokens of a model
+    that is not on this machine.
     """
 
     label = "Reward bench"
@@ -409,12 +411,20 @@ class RewardBench(Panel):
 
         return with_funcs(self.env.rubric, change)
 
-    def find_cheats(self) -> None:
-        """Try the audit's tricks on the changed rubric, and show what they earn."""
+    def changed_env(self) -> Environment:
+        """Return a copy of the environment with the changed rubric."""
         changed = copy.copy(self.env)
         changed.rubric = self.rubric()
-        self.tricks = paid_texts(changed)
+        return changed
+
+    def find_cheats(self) -> None:
+        """Try the audit's tricks on the changed rubric, and show what they earn."""
+        self.tricks = paid_texts(self.changed_env())
         self.refresh()
+
+    def selection(self) -> Selection:
+        """Return what the next widget gets: the environment with the changed rubric."""
+        return self.handed._replace(env=self.changed_env())
 
     def most_rewards(self) -> tuple[float, float]:
         """Return the highest rewards that the stored weights and the present ones allow."""

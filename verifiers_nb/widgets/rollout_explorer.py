@@ -66,7 +66,7 @@ from .rollouts import (
     table_learnable,
     written,
 )
-from .view import Panel
+from .view import Panel, Selection
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -313,6 +313,12 @@ class RolloutExplorer(Panel):
         Return its path.
         """
         return write_rollouts(path, [self.table.rows[number] for number in self.selected])
+
+    def selection(self) -> Selection:
+        """Return what the next widget gets: the selected rollouts, and which of them is shown."""
+        chosen = self.selected
+        at = chosen.index(self.at) if self.at in chosen else None
+        return Selection(self.env, self if chosen else None, at, self.model)
 
     # Running and branching off
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ['Record', 'SORTS', 'ONLY', 'MOST_FOUND', 'MATCHING_SECONDS', 'MOST_KEPT', 'MOST_PARSED', 'PAUSE', 'logger', 'Row',
            'as_score', 'nan_last', 'in_order', 'finite_mean', 'Query', 'match_spans', 'messages_text', 'last_text',
            'record_text', 'reward_notes', 'Search', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of',
-           'table_learnable', 'table_from_outputs', 'table_from_file', 'step_files', 'has_all_rollouts', 'written',
-           'follow_all', 'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'tokens_left', 'Pace',
-           'Progress', 'LiveRun', 'WriteOn', 'branch_env', 'split_at']
+           'table_learnable', 'table_from_outputs', 'table_from_file', 'has_all_rollouts', 'written', 'follow_all',
+           'start_following', 'RolloutSource', 'read_examples', 'choose_inputs', 'tokens_left', 'Pace', 'Progress',
+           'LiveRun', 'WriteOn', 'branch_env', 'split_at']
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #77de68da
 import asyncio
@@ -50,7 +50,6 @@ from ..envs.rescore import rollouts_from_outputs
 from ..envs.results import (
     StoredColumn,
     StoredRollouts,
-    find_steps,
     in_our_format,
     read_with_offsets,
     rollouts_file,
@@ -58,12 +57,12 @@ from ..envs.results import (
 from ..envs.rollouts import background_loop, with_seed
 from ..envs.statistics import answer_endings, ending_lines
 from ..inference.columns import (
-    CUT_OFF,
     Column,
     answers_of,
     as_number,
     column_keys,
     column_values,
+    is_cut_off,
     text_counts,
     token_count,
 )
@@ -78,6 +77,7 @@ from ..types import (
     reasoning_text,
 )
 from ..verifiers.regex_and_bleu import compile_pattern, find_pattern
+from .inspection import results_place, step_files
 
 # %% ../../nbs/widgets/04_rollouts.ipynb #c1dfd96e
 Record = dict[str, Any]
@@ -361,7 +361,7 @@ class RolloutTable:
         identity = hash(json.dumps(asked, default=str))  # shorter than the text
         prompt = self.prompts.setdefault(identity, len(self.prompts))
         values = column_values(state)
-        truncated = values["finish_reason"] in CUT_OFF
+        truncated = is_cut_off(values["finish_reason"])
         self.filled.update(name for name, value in values.items() if value is not None)
         reward, failed = as_score(known.get("reward")), bool(known.get("error"))
         if not failed and "completion" in state:
@@ -482,11 +482,6 @@ def table_from_file(path: Path) -> RolloutTable:
     table.rows.sort(key=lambda row: order[row.at])
     return table
 
-# %% ../../nbs/widgets/04_rollouts.ipynb #12c6fc06
-def step_files(folder: Path) -> dict[int, Path]:
-    """Find the files of rollouts in the folder of a training run, by step."""
-    return find_steps(folder, "step-*.jsonl", "rollouts/step-*.jsonl")
-
 # %% ../../nbs/widgets/04_rollouts.ipynb #7aa78b8c
 def has_all_rollouts(file: Path) -> bool:
     """Return whether a training run has taken the rollouts of a file; until then more may come."""
@@ -531,19 +526,19 @@ class RolloutSource:
     """Read tables of finished rollouts.
 
     `results`: results of an evaluation, the path of its folder or of a file of rollouts, the output
-    folder of a training run or its trainer, or None for an empty table.
+    folder of a training run or its trainer, an explorer (its selection), or None for no rollouts.
     """
 
     results: Any = None
 
+    def __post_init__(self) -> None:
+        if callable(selected := getattr(self.results, "outputs", None)):
+            self.results = selected()
+
     @cached_property
     def place(self) -> Path | None:
-        """The file of rollouts or folder of a run, None for results in memory.
-
-        It is absolute, because a reward may change the working folder.
-        """
-        given = getattr(getattr(self.results, "args", None), "output_dir", self.results)
-        return Path(given).expanduser().absolute() if isinstance(given, (str, Path)) else None
+        """The file of rollouts or folder of a run, None for results in memory."""
+        return results_place(self.results)
 
     @cached_property
     def folder(self) -> Path | None:

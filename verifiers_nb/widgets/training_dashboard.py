@@ -36,6 +36,7 @@ from .html import (
     number_text,
     widget_file,
 )
+from .inspection import step_files
 from .rollout_table import duration_text
 from .rollouts import (
     Row,
@@ -43,7 +44,6 @@ from .rollouts import (
     messages_text,
     reward_notes,
     start_following,
-    step_files,
     written,
 )
 from .run import (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SCRIPT', 'KEEP', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture',
-           'live_output', 'ignore_press', 'Panel']
+           'live_output', 'Selection', 'ignore_press', 'Panel']
 
 # %% ../../nbs/widgets/01_view.ipynb #77de68da
 import gzip
@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import anywidget
 import ipywidgets
@@ -24,6 +24,7 @@ import traitlets
 from IPython import get_ipython
 from IPython.display import display, update_display
 
+from ..support.hooks import registered_hooks
 from .html import STYLE, Snapshot, escaped, fill, framed, widget_file
 
 # %% ../../nbs/widgets/01_view.ipynb #c1dfd96e
@@ -107,6 +108,19 @@ def live_output(widget: ipywidgets.Widget) -> dict[str, Any]:
     shown = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
     return {"application/vnd.jupyter.widget-view+json": shown}
 
+# %% ../../nbs/widgets/01_view.ipynb #e7d9263d
+class Selection(NamedTuple):
+    """Hold what a widget hands on to the next.
+
+    `env`: the environment, with its parser and its rubric. `results`: rollouts, or a widget whose
+    `outputs` returns them. `at`: the place of the one that is shown. `model`: who played them.
+    """
+
+    env: Any = None
+    results: Any = None
+    at: int | None = None
+    model: str | None = None
+
 # %% ../../nbs/widgets/01_view.ipynb #b3f0c7f6
 def ignore_press(data: Mapping[str, str]) -> None:
     """Do nothing: the panel has no method for the press."""
@@ -124,6 +138,9 @@ class Panel(ipywidgets.VBox):
     failed = False  # whether `notice` is an error
     pressed = ""  # the name of that press
     draws = 0
+    handed = Selection()  # what the widget before it handed on
+    below: Panel | None = None  # the next widget of the path, shown below this one
+    above: Panel | None = None  # the widget that this one is below of
     is_hidden = False  # whether the page removed its last view, as by running the cell again
 
     def __init__(self, controls: tuple[ipywidgets.Widget, ...] = ()) -> None:
@@ -146,8 +163,20 @@ class Panel(ipywidgets.VBox):
         view.on_action(self.act)
         view.observe(lambda _: self.keep_soon(), "restored")
         keep_subshell(view)
-        self.children = [*self.controls, view]
+        self.children = [*self.controls, view, *filter(None, [self.below])]
         return view
+
+    def selection(self) -> Selection:
+        """Return what this widget hands on to the next."""
+        return self.handed
+
+    def put_below(self, panel: Panel) -> None:
+        """Show another panel below this one, and in its picture, in place of the one before."""
+        if self.below is not None:
+            self.below.close()
+        self.below, panel.above = panel, self
+        self.children = [*self.controls, self.view, panel]
+        self.refresh()
 
     def _views_counted(self, change: Mapping[str, Any]) -> None:
         self.is_hidden = change["new"] == 0
@@ -182,8 +211,16 @@ class Panel(ipywidgets.VBox):
             self.refresh()
 
     def on_freeze(self, data: Mapping[str, str]) -> None:
-        """Replace the widget by its picture."""
-        self.freeze_in_place()
+        """Replace the widget, or the one that it is below of, by its picture."""
+        if self.above is not None:
+            self.above.on_freeze(data)
+        else:
+            self.freeze_in_place()
+
+    def on_next(self, data: Mapping[str, str]) -> None:
+        """Open the next widget of the path."""
+        for open_step in registered_hooks("open step"):
+            open_step(self, data["step"])
 
     def on_replace(self, data: Mapping[str, str]) -> None:
         """Make a new view, where the page has lost the old one."""
@@ -205,12 +242,15 @@ class Panel(ipywidgets.VBox):
         """Draw the state again; safe to call from any thread."""
         with self.lock:
             self.draws += 1
-            self.view.html = framed(self.drawing(True), self.label, self.css)
+            steps = "".join(draw(self) for draw in registered_hooks("next steps"))
+            self.view.html = framed(self.drawing(True) + steps, self.label, self.css)
             self.view.figure = self.plot()
         self.keep_soon()
 
     def keep_soon(self) -> None:
         """Save a new picture in a few seconds, with everything drawn until then."""
+        if self.above is not None:
+            self.above.keep_soon()
         if self._is_shown and not self._is_due:
             self._is_due = True
             timer = threading.Timer(KEEP, self.keep)
@@ -229,8 +269,12 @@ class Panel(ipywidgets.VBox):
                 self.view.send({"picture": drawn})
 
     def still(self) -> Snapshot:
-        """Return the drawing as it is now."""
-        return Snapshot(self.drawing(False), self.label, self.css)
+        """Return the drawing as it is now, with that of the widget below."""
+        drawn = self.drawing(False)
+        if self.below is not None:
+            below = self.below.still()
+            drawn += framed(below.body, below.label, below.css)
+        return Snapshot(drawn, self.label, self.css)
 
     def freeze(self) -> Snapshot:
         """Return what a saved notebook shows without a kernel.
