@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = ['Namespace', 'CallablePackage']
 
 # %% ../nbs/01_init.ipynb #77de68da
+import gc
 import logging
 from importlib import import_module
 from types import ModuleType
@@ -153,6 +154,17 @@ class Namespace(ModuleType):
         """List the names of this namespace."""
         return sorted(_NAMESPACES[self.__name__.rpartition(".")[2]].split())
 
+# %% ../nbs/01_init.ipynb #937ccff5
+def _imported(name: str) -> ModuleType:
+    """Return a module of this package, imported without a search for garbage."""
+    searched = gc.isenabled()
+    gc.disable()
+    try:
+        return import_module(f"{__name__}.{name}")
+    finally:
+        if searched:
+            gc.enable()
+
 # %% ../nbs/01_init.ipynb #902ba3cd
 _EXTRAS = {
     "train": "torch transformers accelerate peft xgrammar math_verify",
@@ -168,7 +180,7 @@ def _load(name: str) -> Any:
     Raises `ImportError` with the extra if a package is missing.
     """
     try:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        return getattr(_imported(_HOME[name]), name)
     except ModuleNotFoundError as error:
         extra = next((e for e, packages in _EXTRAS.items() if error.name in packages.split()), None)
         if extra is None:
@@ -226,6 +238,8 @@ _HOOKS = {
     "imports": "envs.verifiers:VerifiersImports",
     "evaluated": "envs.learnable:warn_of_results",
     "audit page": "widgets.audit_page:page_html",
+    "next steps": "widgets.path:steps_html",
+    "open step": "widgets.path:open_step",
     "verifiers names": "bridges.later_environments:names_since",
 }
 for _kind, _place in _HOOKS.items():
