@@ -98,3 +98,4 @@ def logging_goes_on() -> Iterator[None]:
             logger.disabled, logger.propagate = False, True
             logger.setLevel(logging.NOTSET)
             logger.handlers = [each for each in logger.handlers if each.name != "verifiers_nb"]
+            logger.filters.clear()

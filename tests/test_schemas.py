@@ -205,12 +205,16 @@ def test_these_are_expressed(schema: dict[str, Any]) -> None:
         ("maxContains", {"contains": {"type": "null"}, "maxContains": 1}),
         ("minProperties", {"type": "object", "minProperties": 2}),
         ("not", {"not": {"uniqueItems": True}}),
-        ("$ref", {"$ref": "https://example.com/a.json"}),
     ],
 )
 def test_what_no_grammar_has_is_named(keyword: str, schema: dict[str, Any]) -> None:
     tag, lost = tag_and_lost(schema)
     assert tag is not None and keyword in lost
+
+
+def test_a_reference_to_another_file_is_refused() -> None:
+    tag, why = tag_and_lost({"$ref": "https://example.com/a.json"})
+    assert tag is None and "https://example.com/a.json" in why
 
 
 class Order(BaseModel):

@@ -165,8 +165,8 @@ gone
 
 def test_answers_grow_and_a_server_that_is_gone_is_asked_twice(notebook, page) -> None:
     load = "import verifiers_nb as vf\nenv = vf.load_environment('addition')"
-    slow = "import time\nfrom verifiers_nb.inference import engine\nstep = engine.Batch.advance\n"
-    slow += "engine.Batch.advance = lambda batch: (time.sleep(0.05), step(batch))[1]"
+    slow = "import time\nfrom verifiers_nb.inference import scheduler\nstep = scheduler.Batch.advance\n"
+    slow += "scheduler.Batch.advance = lambda batch: (time.sleep(0.05), step(batch))[1]"
     notebook("grow.ipynb", load, slow, GROW, GONE)
     page.wait_for_function("!document.querySelector('[data-waiting]')")
     widget, gone = page.locator("[tabindex='-1'] > .vf[aria-label='Rollout explorer']").all()

@@ -444,6 +444,9 @@ UNSERVED = (
 
 def check_adapter(config: PeftConfig) -> None:
     """Raise `ValueError` if an adapter has settings that servers refuse or ignore."""
+    if not hasattr(config, "peft_type"):
+        given = type(config).__name__
+        raise TypeError(f"an adapter is described by a peft.LoraConfig, not by a {given}")
     wrong = [f"{name}={value!r}" for name in UNSERVED if (value := getattr(config, name, None))]
     if (bias := getattr(config, "bias", "none")) != "none":
         wrong.append(f"bias={bias!r}")

@@ -214,8 +214,9 @@ def divide_memory(
     one, left = length * shape.token_bytes, total - server - trainer - (0 if takes_turns else step)
     cache = max(one, min(sequences * one, left))
     asleep = weights if takes_turns and weights_sleep else 0
-    plan = MemoryPlan(total, server, trainer, step, cache, one, sequences, takes_turns)
-    return replace(plan, asleep=asleep)
+    return MemoryPlan(
+        total, server, trainer, step, cache, one, sequences, takes_turns, asleep=asleep
+    )
 
 # %% ../../nbs/support/06_memory.ipynb #c8b2266a
 SAVINGS: dict[str, dict[str, Any]] = {

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['is_adapter', 'base_and_adapter', 'load_adapter', 'new_adapter', 'made_trainable', 'with_adapter', 'turn_off_dropout',
-           'FrozenLinear', 'frozen_linear', 'use_onednn', 'save_adapter', 'merge_and_save', 'MovingReference']
+__all__ = ['WEIGHT_FILES', 'is_adapter', 'base_and_adapter', 'load_adapter', 'new_adapter', 'made_trainable', 'with_adapter',
+           'turn_off_dropout', 'FrozenLinear', 'frozen_linear', 'use_onednn', 'save_adapter', 'merge_and_save',
+           'MovingReference']
 
 # %% ../../nbs/trainer/09_adapters.ipynb #77de68da
 import copy
@@ -58,12 +59,18 @@ def base_and_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
     return base, folder
 
 # %% ../../nbs/trainer/09_adapters.ipynb #4a5415e7
+WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+
+
 def load_adapter(model: Any, folder: str | Path) -> PeftModel:
     """Return `model` with a saved adapter.
 
-    Raise `ValueError` if it doesn't fit, and warn if its base has another name.
+    Raise `ValueError` if it doesn't fit, `FileNotFoundError` if it has no weights, and warn if its
+    base has another name.
     """
     folder = check_saved(Path(folder).expanduser())
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        raise FileNotFoundError(f"The adapter in {folder} has no weights: no {WEIGHT_FILES[0]}.")
     check_adapter(PeftConfig.from_pretrained(str(folder)))
     base, name = base_of(folder), str(getattr(model.config, "_name_or_path", ""))
     if base and name and Path(base).name != Path(name).name:

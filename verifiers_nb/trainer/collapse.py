@@ -91,7 +91,7 @@ class CollapseWatch:
         self.spread = max(self.spread, logged(metrics, "reward_std") or 0.0)
         if self.entropy is None:
             self.entropy = logged(metrics, "entropy")
-        if self.best - recent < FALL * max(abs(self.best), self.spread):
+        if self.best - recent <= FALL * max(abs(self.best), self.spread):
             self.best = max(self.best, recent)
             self.last_good = step - 1 - int(logged(metrics, "staleness/max") or 0)
             self.found = None

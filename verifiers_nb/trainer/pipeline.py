@@ -345,7 +345,8 @@ class PolicyVersions:
 
     def __init__(self, client: Any, sleeps: bool | str = False) -> None:
         self.client, self.sleeps, self.step_of = client, sleeps, dict[int, int]()
-        self.what: dict[str, bool] = {"weights": True} if sleeps == "all" else {}
+        # A client of one's own may only know how to sleep with its weights in place.
+        self.sleep_settings = {"weights": True} if sleeps == "all" else {}
 
     @contextmanager
     def awake(self) -> Iterator[None]:
@@ -355,14 +356,14 @@ class PolicyVersions:
             yield
         finally:
             if self.sleeps:
-                self.client.sleep(**self.what)
+                self.client.sleep(**self.sleep_settings)
                 self.asleep = True
 
     def wake(self) -> None:
         """Wake the client if it sleeps; first free the trainer's unused GPU memory."""
         if self.asleep:
             release_reserve()
-            self.client.wake(**self.what)
+            self.client.wake(**self.sleep_settings)
             self.asleep = False
 
     def push(self, model: Any, step: int) -> None:
