@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NEEDED', 'ACKNOWLEDGED', 'Played', 'find_taskset', 'install_failed', 'cache_folder', 'python_with', 'check_python',
-           'python_for', 'check_versions', 'PlayerLost', 'start_script', 'end_script', 'pending', 'take_answers',
-           'outcome_of', 'end_if_hung', 'Player', 'rows_of', 'TasksetRubric', 'Players', 'play_alone', 'play_somewhere',
-           'play_recorded', 'V1Env']
+__all__ = ['NEEDED', 'logger', 'NO_UPLOADS', 'ACKNOWLEDGED', 'Played', 'find_taskset', 'install_failed', 'cache_folder',
+           'python_with', 'check_python', 'python_for', 'check_versions', 'PlayerLost', 'start_script', 'end_script',
+           'pending', 'take_answers', 'outcome_of', 'end_if_hung', 'Player', 'rows_of', 'TasksetRubric', 'Players',
+           'play_alone', 'play_somewhere', 'play_recorded', 'V1Env']
 
 # %% ../../nbs/bridges/06_v1.ipynb #2385d6ac
 import asyncio
 import json
+import logging
 import os
 import shutil
 import subprocess
@@ -21,9 +22,9 @@ import sys
 import tomllib
 import venv
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -80,6 +81,9 @@ def install_failed(packages: Sequence[str], printed: str) -> RuntimeError:
     )
 
 # %% ../../nbs/bridges/06_v1.ipynb #3af5150d
+logger = logging.getLogger(__name__)
+
+
 def cache_folder() -> Path:
     """Return the folder for the virtual environments of tasksets."""
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -95,6 +99,7 @@ def python_with(packages: Sequence[str], cache: Path) -> Path:
     with FileLock(cache / f"{digest}.lock"), ExitStack() as undo:
         if not python.exists():
             undo.callback(shutil.rmtree, folder, ignore_errors=True)
+            logger.warning("Installing %s: once, some minutes.", ", ".join(packages))
             venv.create(folder, with_pip=True)
             command: list[Any] = [python, "-m", "pip", "install", "-q", *packages]
             done = subprocess.run(command, stdout=PIPE, stderr=subprocess.STDOUT, text=True)
@@ -152,13 +157,17 @@ class PlayerLost(RuntimeError):
         self.count = count
 
 # %% ../../nbs/bridges/06_v1.ipynb #316834f6
+NO_UPLOADS = {"PRIME_RUNS_MODE": "disabled"}  # the package's own switch, in case a taskset uploads
+
+
 def start_script(
     python: str | Path, script: Any, settings: Mapping[str, Any], log: Any
 ) -> subprocess.Popen[bytes]:
     """Start a script of a Python, whose programs and modules its own processes find."""
     path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     command = [str(python), str(script), json.dumps(settings)]
-    environ = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(settings["paths"])}
+    environ = {**os.environ, **NO_UPLOADS, "PATH": path}
+    environ["PYTHONPATH"] = os.pathsep.join(settings["paths"])
     return start_guarded(command, grace=2.0, env=environ, stdin=PIPE, stdout=PIPE, stderr=log)
 
 # %% ../../nbs/bridges/06_v1.ipynb #9922ec8f
@@ -276,12 +285,15 @@ class Player:
 def rows_of(python: str | Path, player: Player, project: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the rows of the tasks that a player lists.
 
-    Raises `ValueError` if its Python can't play them.
+    Raises `ValueError` if its Python can't play them, and ends the player.
     """
-    check_versions(python, player.versions.result(), project)
-    listed = player.tasks.result()
-    if "refused" in listed:
-        raise ValueError(f"This taskset can't be played: {listed['refused']}")
+    with ExitStack() as undo:
+        undo.callback(player.close)
+        check_versions(python, player.versions.result(), project)
+        listed = player.tasks.result()
+        if "refused" in listed:
+            raise ValueError(f"This taskset can't be played: {listed['refused']}")
+        undo.pop_all()
     rows = []
     for index, task in enumerate(listed["rows"]):
         info = {"task": index, "key": task["key"]}
@@ -312,12 +324,11 @@ class TasksetRubric(Rubric):
 # %% ../../nbs/bridges/06_v1.ipynb #0272b9ab
 @dataclass
 class Players:
-    """The process that the rollouts of an environment share, and how often it is used."""
+    """The process that the rollouts of an environment share, and who may use it at a time."""
 
     start: Callable[[], Player]
     at_once: int
     shared: Player | None = None
-    users: int = 0
     lock: Any = field(default_factory=Lock)
     slots: MutableMapping[Any, asyncio.Semaphore] = field(default_factory=WeakKeyDictionary)
 
@@ -411,32 +422,17 @@ class V1Env(Environment):
     ) -> None:
         module, paths, project = find_taskset(taskset)
         python = python_for(python, packages, project)
-        settings: dict[str, Any] = {"taskset": module, "paths": paths, "config": dict(config or {})}
-        settings |= {"harness": harness, "most": num_examples if num_examples > 0 else None}
+        settings = dict(taskset=module, paths=paths, config=dict(config or {}), harness=harness)
+        settings["most"] = num_examples if num_examples > 0 else None
         self.timeout = timeout
         self.players = Players(partial(Player, python, self.script, settings), at_once)
         weakref.finalize(self, self.players.close)
-        try:
-            rows = rows_of(python, self.players.get(), project)
-            super().__init__(**{"dataset": rows, "rubric": TasksetRubric(), **kwargs})
-        except BaseException:
-            self.players.close()
-            raise
+        rows = rows_of(python, self.players.get(), project)
+        super().__init__(**{"dataset": rows, "rubric": TasksetRubric(), **kwargs})
 
     def close(self) -> None:
         """End the process now; the next rollout starts another."""
         self.players.close()
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
-        """End the process with the last run that uses it."""
-        self.players.users += 1
-        try:
-            yield
-        finally:
-            self.players.users -= 1
-            if not self.players.users:
-                await asyncio.to_thread(self.players.close)
 
     async def rollout(
         self,
@@ -452,8 +448,7 @@ class V1Env(Environment):
         """Play a task once; return the completion and the state of what was recorded."""
         recorder = partial(record, client, model, sampling_args, retries=self.max_retries)
         play = partial(play_recorded, recorder=recorder, info=info or {}, timeout=self.timeout)
-        async with self.running():
-            tape, outcome = await play_somewhere(self.players, play)
+        tape, outcome = await play_somewhere(self.players, play)
         row = dict(prompt=prompt, answer=answer, task=task, info=info)
         state = run_state(tape, **row, outcome=outcome)
         return state["completion"], state
