@@ -422,8 +422,8 @@ class V1Env(Environment):
     ) -> None:
         module, paths, project = find_taskset(taskset)
         python = python_for(python, packages, project)
-        settings = dict(taskset=module, paths=paths, config=dict(config or {}), harness=harness)
-        settings["most"] = num_examples if num_examples > 0 else None
+        settings: dict[str, Any] = {"taskset": module, "paths": paths, "harness": harness}
+        settings |= {"config": dict(config or {}), "most": max(num_examples, 0) or None}
         self.timeout = timeout
         self.players = Players(partial(Player, python, self.script, settings), at_once)
         weakref.finalize(self, self.players.close)
