@@ -183,6 +183,8 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
                 check_taken(load, [*env_args])
                 made: Any = load(**env_args)
                 warn_of_unread(load, made, [*env_args])
+                with suppress(AttributeError):  # its name, for widgets
+                    made.env_id = getattr(made, "env_id", "") or env_id
                 for hook in registered_hooks("imports"):
                     hook.loaded(made, env_id, env_args)
                 return made

@@ -235,14 +235,19 @@ class RunControl:
         self.step = self.first_step = step
         self.max_steps, self.started = max_steps, self.phase.worked()
 
-    def hold(self) -> None:
-        """Wait during a pause; raise `RunStopped` after a request to stop."""
+    def hold(self) -> bool:
+        """Wait during a pause; raise `RunStopped` after a request to stop.
+
+        Return whether there was a pause.
+        """
         with self.changed:
-            if self.wish == "pause":
+            paused = self.wish == "pause"
+            if paused:
                 with self.phase("paused"):
                     self.changed.wait_for(lambda: self.wish != "pause")
             if self.wish == "stop":
                 raise RunStopped
+        return paused
 
     def take_changes(self) -> dict[str, float]:
         """Return the requested changes of settings, and clear them."""

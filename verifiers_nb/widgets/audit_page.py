@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ..envs.findings import SEVERITIES, AuditReport, count_text
 from .html import Snapshot, fill, marked_text, widget_file
-from .view import Panel
+from .view import Identity, Panel, identity_of
 
 # %% ../../nbs/widgets/12_audit_page.ipynb #fb6efb1c
 AUDIT_CSS = widget_file("audit_page.css")
@@ -66,6 +66,10 @@ class AuditPage(Panel):
         """Open the text of a trick; raises `IndexError` if there is none."""
         self.report.tricks[number]
         self.change(opened=number)
+
+    def identity(self) -> Identity:
+        """Return what was audited, where it is known."""
+        return identity_of(None, self.handed.model, self.handed.env)
 
     def drawing(self, live: bool) -> str:
         """Draw the page."""

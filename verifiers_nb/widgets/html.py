@@ -283,12 +283,14 @@ def framed(body: str, label: str, css: str = "") -> str:
 class Snapshot:
     """Hold a drawing that needs no kernel.
 
-    `body`: HTML; `label`: its name, shown where HTML can't be; `css`: style beyond `STYLE`.
+    `body`: HTML; `label`: its name, shown where HTML can't be; `css`: style beyond `STYLE`; `title`
+    of the page that it is saved as, by default its name.
     """
 
     body: str
     label: str
     css: str = ""
+    title: str = ""
 
     @property
     def html(self) -> str:
@@ -305,5 +307,6 @@ class Snapshot:
         """Write the drawing as a page of its own, which fetches nothing; return its path."""
         written = Path(path)
         with rewritten(written) as file:  # on a full disk, the old page stays
-            file.write(f"{fill('page.html', 'page', self.label, self.html)}\n".encode())
+            page = fill("page.html", "page", self.title or self.label, self.html)
+            file.write(f"{page}\n".encode())
         return written

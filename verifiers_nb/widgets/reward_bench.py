@@ -38,6 +38,7 @@ from .html import (
     marked_text,
     widget_file,
 )
+from .inspection import identity_of_results
 from .rollout_explorer import find_decoder
 from .rollouts import RolloutSource, has_all_rollouts, messages_text
 from .run import (
@@ -48,7 +49,7 @@ from .run import (
     checkpoint_steps,
     make_chart,
 )
-from .view import Panel, Selection
+from .view import Identity, Panel, Selection
 
 if TYPE_CHECKING:
     from ..trainer.grpo import GRPOTrainer
@@ -355,6 +356,7 @@ class RewardBench(Panel):
         if chosen is None:
             raise ValueError("The bench needs the environment: vf.RewardBench(run, env).")
         self.env, self.source = chosen, RolloutSource(run)
+        self._identity = identity_of_results(run, chosen)
         failed: dict[str, list[str]] = {}
         self.known = read_scores(self.source, chosen.rubric, failed)
         names, weights = chosen.rubric.get_reward_func_names(), chosen.rubric.get_reward_weights()
@@ -458,6 +460,10 @@ class RewardBench(Panel):
         )
         self.refresh()
         return self.forked
+
+    def identity(self) -> Identity:
+        """Return what is shown: which run, model and environment."""
+        return self._identity
 
     def drawing(self, live: bool) -> str:
         """Draw the bench."""

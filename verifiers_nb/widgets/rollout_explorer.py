@@ -40,6 +40,7 @@ from .conversation import (
     tokens_html,
 )
 from .html import PAGE_ROWS, fill, widget_file
+from .inspection import played_by
 from .rollout_table import (
     RUN_SETTINGS,
     flags,
@@ -66,7 +67,7 @@ from .rollouts import (
     table_learnable,
     written,
 )
-from .view import Panel, Selection
+from .view import Identity, Panel, Selection, identity_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -314,6 +315,11 @@ class RolloutExplorer(Panel):
         """
         return write_rollouts(path, [self.table.rows[number] for number in self.selected])
 
+    def identity(self) -> Identity:
+        """Return what is shown: which run, model and environment."""
+        record = self.table.rows[self.at].record if self.at is not None else {}
+        return identity_of(self.source.place, played_by(record) or self.model, self.env)
+
     def selection(self) -> Selection:
         """Return what the next widget gets: the selected rollouts, and which of them is shown."""
         chosen = self.selected
@@ -441,7 +447,7 @@ class RolloutExplorer(Panel):
         """
         if self.tokenizer is not None:
             return decoder(self.tokenizer)
-        return find_decoder(str((record.get("run") or {}).get("model") or self.model or ""))
+        return find_decoder(played_by(record) or self.model or "")
 
     # Presses
 
