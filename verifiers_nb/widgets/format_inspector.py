@@ -42,7 +42,7 @@ from .inspection import (
     survey_completions,
     survey_html,
 )
-from .view import Identity, Panel, Selection
+from .view import Panel, RunIdentity, Selection
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #c1dfd96e
 def inspection_marks(seen: Inspection) -> list[Mark]:
@@ -243,7 +243,7 @@ class FormatInspector(Panel):
         self.diagnose()
         return self.still()
 
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """Return what is shown: whose completions, and the format."""
         return self._identity
 

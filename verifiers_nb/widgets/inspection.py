@@ -42,7 +42,7 @@ from .html import (
     bin_scores,
     fill,
 )
-from .view import Identity, identity_of
+from .view import RunIdentity, identity_of
 
 if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
@@ -500,10 +500,10 @@ def stored_results(given: Any) -> Any:
     return load_results([place, *step_files(place).values()][-1])
 
 # %% ../../nbs/widgets/02_inspection.ipynb #e798ebde
-def identity_of_results(results: Any, env: Any, *facts: str) -> Identity:
+def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
     """Return the identity of results: that of the widget they come from, or of where they are."""
     if callable(known := getattr(results, "identity", None)):
-        before: Identity = known()
+        before: RunIdentity = known()
         return before._replace(facts=(*before.facts, *facts))
     place, record = results_place(results), dict[str, Any]()
     with suppress(OSError, ValueError):  # none is stored yet

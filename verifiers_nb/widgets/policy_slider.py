@@ -38,7 +38,7 @@ from .conversation import decoder, token_texts
 from .html import Snapshot, fill, widget_file
 from .rollout_query import last_text
 from .rollout_source import start_following
-from .view import Identity, Panel, identity_of
+from .view import Panel, RunIdentity, identity_of
 
 if TYPE_CHECKING:
     from ..envs.environment import Environment
@@ -463,7 +463,7 @@ class PolicySlider(Panel):
         super().refresh()
         self.drawn_at = time.monotonic() + max(0.5, 5 * (time.monotonic() - began))
 
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """Return what is shown: which run, its base model and the environment."""
         return identity_of(self.folder, self.base, self.env)
 

@@ -50,7 +50,7 @@ from .run import (
     checkpoint_steps,
     make_chart,
 )
-from .view import Identity, Panel, Selection
+from .view import Panel, RunIdentity, Selection
 
 if TYPE_CHECKING:
     from ..trainer.grpo import GRPOTrainer
@@ -462,7 +462,7 @@ class RewardBench(Panel):
         self.refresh()
         return self.forked
 
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """Return what is shown: which run, model and environment."""
         return self._identity
 

@@ -51,7 +51,7 @@ from .rollout_table import (
     run_html,
 )
 from .rollouts import prompt_groups, table_learnable
-from .view import Identity, Panel, Selection, identity_of
+from .view import Panel, RunIdentity, Selection, identity_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -241,7 +241,7 @@ class RolloutExplorer(Panel):
         """
         return write_rollouts(path, [self.table.rows[number] for number in self.selected])
 
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """Return what is shown: which run, model and environment."""
         record = self.table.rows[self.at].record if self.at is not None else {}
         return identity_of(self.source.place, played_by(record) or self.model, self.env)

@@ -176,7 +176,7 @@ def marks_by_kind(
 def mark_path(
     kind: str, steps: Iterable[int], x: Callable[[float], float], y: Callable[[float], float]
 ) -> str:
-    """Return the path of the marks of a kind; `x` and `y` place a step and a share of the height."""
+    """Return the path of marks of a kind; `x` and `y` place a step and a share of the height."""
     low, high = y(MARK_KINDS[kind].low), y(MARK_KINDS[kind].high)
     return "".join(f"M{x(step):.6g} {low:.6g}L{x(step):.6g} {high:.6g}" for step in steps)
 
@@ -517,7 +517,7 @@ def chart_columns(count: int, most: int) -> int:
     def faults(columns: int) -> tuple[bool, bool, int]:
         return count % columns == 1, columns not in (3, 6), -columns
 
-    most = min(most, count)
+    most = max(1, min(most, count))
     return min(range(min(2, most), most + 1), key=faults)
 
 # %% ../../nbs/widgets/13_run.ipynb #1bbc7501

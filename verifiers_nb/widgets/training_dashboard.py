@@ -64,7 +64,7 @@ from .run import (
     value_histogram,
     whole_steps,
 )
-from .view import Identity, Panel, has_subshells, identity_of
+from .view import Panel, RunIdentity, has_subshells, identity_of
 
 if TYPE_CHECKING:
     from ..trainer.control import RunState
@@ -574,7 +574,7 @@ class TrainingDashboard(Panel):
         self.steered().run.change(**values)
         self.run.drafts.clear()
 
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """Return what is shown: the first run, its model and its environment."""
         trained = self.trainer and getattr(self.trainer.model, "config", None)
         shown = self.run.completions.best if self.run.completions else ()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SCRIPT', 'KEEP', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture',
-           'live_output', 'Selection', 'Identity', 'identity_of', 'place_link', 'identity_html', 'ignore_press',
+           'live_output', 'Selection', 'RunIdentity', 'identity_of', 'place_link', 'identity_html', 'ignore_press',
            'Panel']
 
 # %% ../../nbs/widgets/01_view.ipynb #77de68da
@@ -126,7 +126,7 @@ class Selection(NamedTuple):
     model: str | None = None
 
 # %% ../../nbs/widgets/01_view.ipynb #374d9aba
-class Identity(NamedTuple):
+class RunIdentity(NamedTuple):
     """Name what a widget shows: `run`, `facts` such as the model and the environment, its place."""
 
     run: str = ""
@@ -134,7 +134,7 @@ class Identity(NamedTuple):
     place: Path | None = None
 
 # %% ../../nbs/widgets/01_view.ipynb #bbfc7742
-def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) -> Identity:
+def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) -> RunIdentity:
     """Return the identity of a run that is stored at a place.
 
     A model that is a folder of this machine is named without the folders above it.
@@ -142,7 +142,7 @@ def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) ->
     name = os.path.basename(model) if model and os.path.isabs(model) else model
     played = "" if env is None else getattr(env, "env_id", "") or type(env).__name__
     known = [str(fact) for fact in (name, played, *facts) if fact]
-    return Identity(place.name if place else "", tuple(known), place)
+    return RunIdentity(place.name if place else "", tuple(known), place)
 
 # %% ../../nbs/widgets/01_view.ipynb #b8099230
 def place_link(place: Path) -> str:
@@ -152,7 +152,7 @@ def place_link(place: Path) -> str:
     return ""
 
 # %% ../../nbs/widgets/01_view.ipynb #fe489647
-def identity_html(seen: Identity) -> str:
+def identity_html(seen: RunIdentity) -> str:
     """Draw what a widget shows on a line; "" for nothing that has a name."""
     if not (seen.run or seen.facts):
         return ""
@@ -204,9 +204,9 @@ class Panel(ipywidgets.VBox):
         self.children = [*self.controls, view, *filter(None, [self.below])]
         return view
 
-    def identity(self) -> Identity:
+    def identity(self) -> RunIdentity:
         """Return what is shown: which run, model and environment."""
-        return Identity()
+        return RunIdentity()
 
     def headed(self, drawn: str) -> str:
         """Put what is shown above a drawing of it."""
