@@ -106,10 +106,8 @@ dashboard"""
     said = hover.first.text_content()
     assert all(name in said for name in ("step 2,", "fast 1", "slow 0", " (")), said
     told = widget.locator("em.vf-cross").text_content()
-    happened = (
-        "changed learning rate 0.0001 at 2,500 · checkpoint at 2,500 · forked from <b> at 2,500"
-    )
-    assert told == f"{happened} · paused at 2,500", told
+    happened = "checkpoint at 2,500 · changed learning rate 0.0001 at 2,500"
+    assert told == f"{happened} · forked from <b> at 2,500 · paused at 2,500", told
     assert page.evaluate(f"{FIGURE}.layout.shapes.length") == 24  # one of each kind in each chart
     assert widget.locator(".shapelayer path").count() == 24
     widget.get_by_text("changed at 2,500 (learning rate 0.0001)").wait_for()
