@@ -42,12 +42,12 @@ from .html import (
     bin_scores,
     fill,
 )
-from .view import RunIdentity, identity_of
 
 if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
 
     from ..parsers.structural_tags import StructuralTag
+    from .view import RunIdentity
 
 # %% ../../nbs/widgets/02_inspection.ipynb #1574bddb
 Spans = dict[str, tuple[int, int]]
@@ -502,6 +502,8 @@ def stored_results(given: Any) -> Any:
 # %% ../../nbs/widgets/02_inspection.ipynb #e798ebde
 def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
     """Return the identity of results: that of the widget they come from, or of where they are."""
+    from .view import identity_of  # commands need no ipywidgets
+
     if callable(known := getattr(results, "identity", None)):
         before: RunIdentity = known()
         return before._replace(facts=(*before.facts, *facts))
