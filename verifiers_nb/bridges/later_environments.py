@@ -24,7 +24,7 @@ from functools import partial, wraps
 from random import Random
 from typing import Any
 
-from .later_parts import (
+from verifiers_nb.bridges.later_parts import (
     ERRORS,
     MESSAGES,
     PARTS,
@@ -61,7 +61,7 @@ from .later_parts import (
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
 from ..envs.environment import merge_sampling_args, taken_options
-from ..envs.multiturn import (
+from verifiers_nb.envs.multiturn import (
     MultiTurnEnv,
     SingleTurnEnv,
     check_answer,
@@ -77,7 +77,7 @@ from ..envs.verifiers import current_version, is_since, verifiers_names
 from ..parsers.base import Parser, identity
 from ..rubrics.group import RubricGroup
 from ..rubrics.rubric import Rubric
-from ..types import (
+from verifiers_nb.types import (
     ChatMessage,
     Messages,
     SamplingArgs,
@@ -87,7 +87,7 @@ from ..types import (
 )
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #206e565b
-REQUEST = "state prompt client model oai_tools sampling_args".split()
+REQUEST = ["state", "prompt", "client", "model", "oai_tools", "sampling_args"]
 
 
 def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, Any]:
@@ -154,7 +154,7 @@ async def play_older_turns(env: Any, state: LaterState, **kwargs: Any) -> None:
         messages += answered
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #5d1a7c30
-OLDER_CALL = "client model prompt answer task info sampling_args".split()
+OLDER_CALL = ["client", "model", "prompt", "answer", "task", "info", "sampling_args"]
 
 
 def from_row(own: Any) -> Any:

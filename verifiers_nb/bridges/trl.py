@@ -25,14 +25,14 @@ from ..envs.prompts import DEFAULTS, RolloutRows, repeated_rows, rollout_rows
 from ..envs.results import load_results
 from ..envs.rollouts import derive_seed
 from ..envs.statistics import example_keys
-from ..inference.tokens import (
+from verifiers_nb.inference.tokens import (
     TokenSequence,
     merge_turns,
     message_for_template,
     rollout_turns,
 )
 from ..rubrics.rubric import indices_of, score_many, score_row
-from ..types import (
+from verifiers_nb.types import (
     ChatMessage,
     GenerateOutputs,
     Messages,
@@ -141,8 +141,9 @@ def trl_columns(outputs: GenerateOutputs, end: int) -> dict[str, list[Any]]:
         else:
             start = sequence.mask.index(1)
             score = score_row(outputs, index)
-        cut = (sequence.ids[start:], sequence.logprobs[start:], sequence.mask[start:])
-        rows.append((sequence.ids[:start], *cut, score))
+        prompt, completion = sequence.ids[:start], sequence.ids[start:]
+        logprobs, mask = sequence.logprobs[start:], sequence.mask[start:]
+        rows.append((prompt, completion, logprobs, mask, score))
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     if not any(columns[SCORES]):
         error = outputs.state[0].get("error") or "no response had token ids"
@@ -154,7 +155,7 @@ def embedded_client(network: Any, tokenizer: Any) -> Any:
     """Return an embedded engine over a copy of a model in training, with or without an adapter."""
     from peft import PeftModel
 
-    from ..inference.engine import EmbeddedEngine
+    from verifiers_nb.inference.engine import EmbeddedEngine
 
     network = copy.deepcopy(network)
     network = network.unload() if isinstance(network, PeftModel) else network

@@ -254,7 +254,9 @@ class Presses:
     def __init__(
         self, leave: Callable[[], None], stop: Callable[[], None] = lambda: None, seconds: float = 1
     ) -> None:
-        self.leave, self.stop, self.seconds = leave, stop, seconds
+        self.leave = leave
+        self.stop = stop
+        self.seconds = seconds
         self.asked, self.first = False, 0.0
         self.before = {s: signal.signal(s, self) for s in (signal.SIGINT, signal.SIGTERM)}
 
@@ -279,7 +281,7 @@ def strict_json(value: Any) -> str:
 # %% ../../nbs/cli/00_command.ipynb #5142c907
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace a file in one step, so that a reader sees the old or the new file, never a part."""
-    from ..support.files import rewritten
+    from verifiers_nb.support.files import rewritten
 
     with rewritten(path, mode) as file:
         file.write(text.encode())
@@ -333,7 +335,10 @@ def one_row(text: str, most: int) -> str:
     return row if len(row) <= most else row[: most - 1] + "…"
 
 # %% ../../nbs/cli/00_command.ipynb #56c933ac
-COMMANDS = {name: f"{name}:main" for name in "audit demo eval init report train tui vllm".split()}
+COMMANDS = {
+    name: f"{name}:main"
+    for name in ["audit", "demo", "eval", "init", "report", "train", "tui", "vllm"]
+}
 COMMANDS |= {"install": "init:install_main", "ship": "init:ship_main"}
 
 # %% ../../nbs/cli/00_command.ipynb #7c1e9d02

@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .command import (
+from verifiers_nb.cli.command import (
     CommandError,
     CommandParser,
     end_on_sigterm,
@@ -33,7 +33,7 @@ from .command import (
     write_metadata,
 )
 from .eval_figures import Evaluation, figures_of, show
-from .eval_settings import (
+from verifiers_nb.cli.eval_settings import (
     EvalSettings,
     Metadata,
     new_folder,
@@ -42,7 +42,7 @@ from .eval_settings import (
     start_metadata,
 )
 from .report import meta_of_run, write_html_comparison, write_html_report
-from .settings import (
+from verifiers_nb.cli.settings import (
     ENDPOINTS_PATH,
     choose_endpoint,
     load,
@@ -57,8 +57,8 @@ from ..support.budget import Budget, budget_from, judge_totals
 from ..support.interval import Until, until_from
 
 if TYPE_CHECKING:
-    from ..envs.environment import Environment
-    from ..types import GenerateOutputs
+    from verifiers_nb.envs.environment import Environment
+    from verifiers_nb.types import GenerateOutputs
 
 # %% ../../nbs/cli/05_eval.ipynb #acaf369a
 def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) -> str:
@@ -283,7 +283,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
     """Return a call's settings with an environment: the given one, or our own of a folder."""
     if "env" in given:
         return given
-    from ..environments.load import shipped_environments
+    from verifiers_nb.environments.load import shipped_environments
 
     env = str(read_metadata(Path(given["rescore"])).get("env_id")) if "rescore" in given else ""
     if env.replace("-", "_") in shipped_environments():
@@ -293,7 +293,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/cli/05_eval.ipynb #eb1f3900
 def rescore_folder(given: dict[str, Any]) -> Evaluation:
     """Score the rollouts of an evaluation again, and save them in a new folder inside its own."""
-    from ..envs.rescore import rescore
+    from verifiers_nb.envs.rescore import rescore
 
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None
@@ -307,8 +307,9 @@ def rescore_folder(given: dict[str, Any]) -> Evaluation:
         write_metadata(home, metadata)
         evaluation = Evaluation(settings, found.after, metadata, home, rescored=found)
         if settings.report:
-            runs = (meta_of_run(before), found.before), (meta_of_run(metadata), found.after)
-            evaluation.report = write_html_comparison(home / "comparison.html", *runs)
+            earlier = meta_of_run(before), found.before
+            later = meta_of_run(metadata), found.after
+            evaluation.report = write_html_comparison(home / "comparison.html", earlier, later)
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     return evaluation
@@ -325,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.get("offline"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     if given.get("verbose"):
-        from ..types import setup_logging
+        from verifiers_nb.types import setup_logging
 
         setup_logging("DEBUG")
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from .command import (
+from verifiers_nb.cli.command import (
     CommandError,
     CommandParser,
     load_metadata,
@@ -34,7 +34,7 @@ from .command import (
 )
 from ..envs.rescore import score_differences
 from ..envs.results import load_results, rollouts_file, without_failed
-from ..envs.statistics import (
+from verifiers_nb.envs.statistics import (
     count_troubles,
     distribution,
     example_keys,
@@ -44,7 +44,7 @@ from ..envs.statistics import (
     standard_error,
     trouble_lines,
 )
-from ..inference.columns import (
+from verifiers_nb.inference.columns import (
     as_number,
     column_keys,
     column_words,
@@ -52,7 +52,7 @@ from ..inference.columns import (
     text_counts,
 )
 from ..types import conversation, reasoning_note, reasoning_text
-from ..widgets.html import (
+from verifiers_nb.widgets.html import (
     Snapshot,
     escaped,
     marked_text,
@@ -65,7 +65,7 @@ from ..widgets.run import value_histogram
 from ..widgets.text_report import evaluation_text, is_training_run, training_text
 
 if TYPE_CHECKING:
-    from ..types import GenerateOutputs
+    from verifiers_nb.types import GenerateOutputs
 
 # %% ../../nbs/cli/02_report.ipynb #c1dfd96e
 @dataclass(frozen=True)
@@ -118,7 +118,20 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
         spread = [figure(stats[key]) for key in ("std", "p5", "p25", "p50", "p75", "p95")]
         cells = [figure(stats["mean"]), error, *adds, *spread, value_histogram(values, name)]
         rows.append([f"<b>{escaped(name)}</b>", *cells])
-    head = "score mean error weight adds std 5% 25% median 75% 95% distribution".split()
+    head = [
+        "score",
+        "mean",
+        "error",
+        "weight",
+        "adds",
+        "std",
+        "5%",
+        "25%",
+        "median",
+        "75%",
+        "95%",
+        "distribution",
+    ]
     return table(head, rows, "Reward by part", numbers=range(1, 11))
 
 # %% ../../nbs/cli/02_report.ipynb #0a14d4c9
@@ -192,7 +205,8 @@ def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str
         f"<p>expected: <code>{escaped(answer)}</code></p>" if answer else "",
         *(f"<p>the judge on {escaped(name)}: {escaped(said)}</p>" for name, said in reasons),
     ]
-    return f"<details{' open' * open_}><summary>{head}</summary>{''.join(body)}</details>"
+    state = " open" if open_ else ""
+    return f"<details{state}><summary>{head}</summary>{''.join(body)}</details>"
 
 # %% ../../nbs/cli/02_report.ipynb #0716d970
 MOST_ROLLOUTS = 5

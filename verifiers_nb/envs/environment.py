@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .prompts import (
+from verifiers_nb.envs.prompts import (
     DatasetBuilder,
     Inputs,
     LazyDataset,
@@ -42,7 +42,7 @@ from ..inference import tokens
 from ..parsers.base import Parser
 from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.budget import Budget, MeteredClient
-from ..support.calls import (
+from verifiers_nb.support.calls import (
     as_async_client,
     check_sampling_args,
     request_arguments,
@@ -51,7 +51,7 @@ from ..support.calls import (
 from ..support.files import claimed
 from ..support.hooks import registered_hooks
 from ..support.interval import Until, until_from
-from ..types import (
+from verifiers_nb.types import (
     ChatMessage,
     GenerateOutputs,
     Info,
@@ -74,7 +74,7 @@ def rollout_client(client: Any, retries: int) -> Any:
     threads.
     """
     if "openai" in sys.modules:  # else it can't be an OpenAI client
-        from ..inference.http import as_http_client
+        from verifiers_nb.inference.http import as_http_client
 
         client = as_http_client(client, retries)
     return as_async_client(client)
@@ -200,7 +200,9 @@ class Environment(ABC):
         if dataset is None and eval_dataset is None:
             raise ValueError("Either dataset or eval_dataset must be provided")
         check_protocol(message_type, bool(system_prompt or few_shot))
-        self.message_type, self.system_prompt, self.few_shot = message_type, system_prompt, few_shot
+        self.message_type = message_type
+        self.system_prompt = system_prompt
+        self.few_shot = few_shot
         prepare = partial(self.format_dataset, system_prompt=system_prompt, few_shot=few_shot)
         self.dataset = prepare_dataset(dataset, prepare)
         self.eval_dataset = prepare_dataset(eval_dataset, prepare)

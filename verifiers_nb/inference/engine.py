@@ -32,7 +32,7 @@ from .client import LogProbs, Reply
 from .decode import requested_tag
 from .requests import Options, PromptTokenizer, check_prompt, read_options
 from .scheduler import SampledSequence, Scheduler, StopDetector
-from .served_model import (
+from verifiers_nb.inference.served_model import (
     ServedModel,
     adapted_weights,
     context_length,
@@ -199,7 +199,9 @@ class EngineBase:
     """The base model of an engine, with the interface of OpenAI's client."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
-        self.engine, self.served, self.model = engine, engine.served, engine.model
+        self.engine = engine
+        self.served = engine.served
+        self.model = engine.model
         self.request_numbers = engine.request_numbers
         self.chat = SimpleNamespace(
             completions=SimpleNamespace(create=partial(complete_chat, self))

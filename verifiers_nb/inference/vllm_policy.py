@@ -31,7 +31,7 @@ import orjson
 from filelock import FileLock, Timeout
 from yarl import URL
 
-from .adapter_files import (
+from verifiers_nb.inference.adapter_files import (
     AdapterFolders,
     adapter_config,
     check_replicas,
@@ -40,7 +40,7 @@ from .adapter_files import (
 )
 from .adapter_versions import Version, Versions
 from .client import Reply, encode, is_given
-from .http import (
+from verifiers_nb.inference.http import (
     HTTPClient,
     as_timeout,
     make_session,
@@ -54,7 +54,7 @@ from .vllm_server import VLLMServer, serves
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-    from .adapter_files import Adapter
+    from verifiers_nb.inference.adapter_files import Adapter
 
 # %% ../../nbs/inference/16_vllm_policy.ipynb #cd543d20
 logger = logging.getLogger(__name__)
@@ -88,7 +88,8 @@ def served_model(client: HTTPClient) -> str:
     cards = call_server(client, "models")["data"]
     names = [card["id"] for card in cards if not card.get("parent")]
     if len(names) != 1:
-        listed = ", ".join(names[:5] + ["…"] * (len(names) > 5)) or "none"
+        more = ["…"] if len(names) > 5 else []
+        listed = ", ".join([*names[:5], *more]) or "none"
         choice = f"choose one with model=... ({listed})"
         raise ValueError(f"{client.base_url} serves {len(names)} models: {choice}")
     return names[0]
@@ -363,7 +364,9 @@ class VLLMClient(HTTPClient):
         super().__init__(base_url, api_key, model=model, **settings)
         self.model = model or served_model(self)
         self.versions, self.folders = Versions(self.model), AdapterFolders(adapter_dir)
-        self.max_loras, self.tolerance, self.proved = max_loras, tolerance, False
+        self.max_loras = max_loras
+        self.tolerance = tolerance
+        self.proved = False
         self.pushing, self.claimed = threading.RLock(), claim_lock(self.base_url)
         self.server = server
 

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from ..parsers.base import Parser
 from .rubric import Rubric
 from ..support.budget import judged_state, note_judge
-from ..support.calls import (
+from verifiers_nb.support.calls import (
     api_key,
     as_async_client,
     check_sampling_args,
@@ -29,7 +29,7 @@ from ..support.calls import (
     with_retries,
     without_retries,
 )
-from ..types import (
+from verifiers_nb.types import (
     Messages,
     RewardFunc,
     SamplingArgs,
@@ -162,7 +162,7 @@ class JudgeRubric(Rubric):
             logger.warning("In judge_sampling_args: %s", warning)
         self.judge_retries = judge_retries
         self.ask_once = AskedOnce(self.ask)
-        names = "judge judge_client judge_model judge_prompt judge_sampling_args".split()
+        names = ["judge", "judge_client", "judge_model", "judge_prompt", "judge_sampling_args"]
         self.class_objects |= {name: getattr(self, name) for name in names}
 
     async def judge(

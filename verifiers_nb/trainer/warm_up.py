@@ -30,7 +30,7 @@ from .examples import example_samples
 from .logprobs import batch_logprobs
 from .loop import train_step
 from .policy import suit_processor
-from .run_folder import (
+from verifiers_nb.trainer.run_folder import (
     METRICS,
     keep_metrics,
     last_checkpoint,
@@ -42,7 +42,7 @@ from .samples import StepBatch
 from .sharding import on_first
 
 if TYPE_CHECKING:
-    from .config import GRPOConfig
+    from verifiers_nb.trainer.config import GRPOConfig
 
 # %% ../../nbs/trainer/20_warm_up.ipynb #1513ace1
 def supervised_loss(
@@ -143,7 +143,10 @@ class WarmUp(ResumableTrainer):
     def __init__(
         self, owner: Any, samples: Sequence[Sample], args: GRPOConfig, size: int, digest: str
     ) -> None:
-        self.owner, self.samples, self.size, self.digest = owner, samples, size, digest
+        self.owner = owner
+        self.samples = samples
+        self.size = size
+        self.digest = digest
         super().__init__(owner.model, args, processing_class=owner.processing_class)
         self.run, self.first_weights = owner.run, owner.cold_weights
         replace_progress(self)

@@ -33,7 +33,7 @@ from ..envs.rollouts import run_sync
 from ..rubrics.rubric import Rubric, reward_name
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
-from .html import (
+from verifiers_nb.widgets.html import (
     fill,
     marked_text,
     widget_file,
@@ -41,7 +41,7 @@ from .html import (
 from .rollout_article import find_decoder
 from .rollout_query import messages_text
 from .rollout_source import RolloutSource, has_all_rollouts
-from .run import (
+from verifiers_nb.widgets.run import (
     Chart,
     Curve,
     CurveLook,
@@ -52,7 +52,7 @@ from .run import (
 from .view import Panel, Selection
 
 if TYPE_CHECKING:
-    from ..trainer.grpo import GRPOTrainer
+    from verifiers_nb.trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #f54b943e
 EQUAL = 1e-9  # rewards that are closer than this are the same
@@ -399,8 +399,10 @@ class RewardBench(Panel):
         scores[:, at] = values
         self.known, self.replaced[name] = replace(self.known, scores=scores), func
         self.tricks = []  # they were scored by the function before
-        failed = failed_note(errors, len(values))
-        self.notes[name] = f"replaced by {reward_name(func)}{'; it ' * bool(failed)}{failed}"
+        note = f"replaced by {reward_name(func)}"
+        if failed := failed_note(errors, len(values)):
+            note += f"; it {failed}"
+        self.notes[name] = note
         self.refresh()
 
     def rubric(self) -> Rubric:

@@ -28,20 +28,20 @@ from .branches import branch_env, split_at
 from .conversation import Reading, content_parts, decoder, spoken_messages
 from .html import PAGE_ROWS, fill, widget_file
 from .live_run import LiveRun, choose_inputs
-from .rollout_article import (
+from verifiers_nb.widgets.rollout_article import (
     VIEWS,
     article_html,
     find_decoder,
     write_rollouts,
 )
 from .rollout_query import ONLY, Query
-from .rollout_source import (
+from verifiers_nb.widgets.rollout_source import (
     RolloutSource,
     has_all_rollouts,
     start_following,
     written,
 )
-from .rollout_table import (
+from verifiers_nb.widgets.rollout_table import (
     RUN_SETTINGS,
     groups_html,
     query_html,
@@ -58,11 +58,11 @@ if TYPE_CHECKING:
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #0d3414b2
 def check_positions(env: Any, client: Any) -> None:
     """Raise `TypeError` if results were given as the environment or the client."""
-    wrong = [env] * (env is not None and not hasattr(env, "rubric"))
-    wrong += [client] * isinstance(client, (GenerateOutputs, str, Path))
-    if wrong:
-        call = "vf.RolloutExplorer(results=results), or with its environment (env, results=results)"
-        raise TypeError(f"Give {type(wrong[0]).__name__} by name: {call}.")
+    call = "vf.RolloutExplorer(results=results), or with its environment (env, results=results)"
+    if env is not None and not hasattr(env, "rubric"):
+        raise TypeError(f"Give {type(env).__name__} by name: {call}.")
+    if isinstance(client, (GenerateOutputs, str, Path)):
+        raise TypeError(f"Give {type(client).__name__} by name: {call}.")
 
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #0253ffa9
 GROW_SECONDS = 0.5  # between two drawings of answers that grow
@@ -354,7 +354,7 @@ class RolloutExplorer(Panel):
 
     def _make_client(self) -> Any:
         if self.client is None:
-            from ..inference.engine import EmbeddedEngine
+            from verifiers_nb.inference.engine import EmbeddedEngine
 
             self.model = self.model or SHIPPED_MODEL
             self.client = EmbeddedEngine(self.model)
