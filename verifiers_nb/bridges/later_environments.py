@@ -24,7 +24,7 @@ from functools import partial, wraps
 from random import Random
 from typing import Any
 
-from verifiers_nb.bridges.later_parts import (
+from .later_parts import (
     ERRORS,
     MESSAGES,
     PARTS,
@@ -61,7 +61,7 @@ from verifiers_nb.bridges.later_parts import (
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
 from ..envs.environment import merge_sampling_args, taken_options
-from verifiers_nb.envs.multiturn import (
+from ..envs.multiturn import (
     MultiTurnEnv,
     SingleTurnEnv,
     check_answer,
@@ -77,7 +77,7 @@ from ..envs.verifiers import current_version, is_since, verifiers_names
 from ..parsers.base import Parser, identity
 from ..rubrics.group import RubricGroup
 from ..rubrics.rubric import Rubric
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     Messages,
     SamplingArgs,

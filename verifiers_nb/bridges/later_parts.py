@@ -38,7 +38,7 @@ from ..envs.tool_env import ToolRubric, counter_of, total_tool_calls
 from ..envs.verifiers import current_version, is_since
 from ..parsers.base import Parser, assistant_texts, identity
 from ..parsers.think import BOX, ThinkParser
-from verifiers_nb.parsers.xml import (
+from ..parsers.xml import (
     FieldSpans,
     FieldTags,
     Judge,
@@ -52,7 +52,7 @@ from verifiers_nb.parsers.xml import (
 from ..rubrics.group import RubricGroup
 from ..rubrics.judge import JudgeRubric
 from ..rubrics.math import MathRubric
-from verifiers_nb.rubrics.rubric import (
+from ..rubrics.rubric import (
     ROW,
     Rubric,
     overrides,
@@ -61,7 +61,7 @@ from verifiers_nb.rubrics.rubric import (
     run_calls,
     score_columns,
 )
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     Messages,
     RewardFunc,

@@ -25,14 +25,14 @@ from ..envs.prompts import DEFAULTS, RolloutRows, repeated_rows, rollout_rows
 from ..envs.results import load_results
 from ..envs.rollouts import derive_seed
 from ..envs.statistics import example_keys
-from verifiers_nb.inference.tokens import (
+from ..inference.tokens import (
     TokenSequence,
     merge_turns,
     message_for_template,
     rollout_turns,
 )
 from ..rubrics.rubric import indices_of, score_many, score_row
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     GenerateOutputs,
     Messages,
@@ -155,7 +155,7 @@ def embedded_client(network: Any, tokenizer: Any) -> Any:
     """Return an embedded engine over a copy of a model in training, with or without an adapter."""
     from peft import PeftModel
 
-    from verifiers_nb.inference.engine import EmbeddedEngine
+    from ..inference.engine import EmbeddedEngine
 
     network = copy.deepcopy(network)
     network = network.unload() if isinstance(network, PeftModel) else network

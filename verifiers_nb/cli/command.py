@@ -281,7 +281,7 @@ def strict_json(value: Any) -> str:
 # %% ../../nbs/cli/00_command.ipynb #5142c907
 def write_whole(path: Path, text: str, mode: int = 0o666) -> None:
     """Replace a file in one step, so that a reader sees the old or the new file, never a part."""
-    from verifiers_nb.support.files import rewritten
+    from ..support.files import rewritten
 
     with rewritten(path, mode) as file:
         file.write(text.encode())

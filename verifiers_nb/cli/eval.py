@@ -22,7 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     end_on_sigterm,
@@ -33,7 +33,7 @@ from verifiers_nb.cli.command import (
     write_metadata,
 )
 from .eval_figures import Evaluation, figures_of, show
-from verifiers_nb.cli.eval_settings import (
+from .eval_settings import (
     EvalSettings,
     Metadata,
     new_folder,
@@ -42,7 +42,7 @@ from verifiers_nb.cli.eval_settings import (
     start_metadata,
 )
 from .report import meta_of_run, write_html_comparison, write_html_report
-from verifiers_nb.cli.settings import (
+from .settings import (
     ENDPOINTS_PATH,
     choose_endpoint,
     load,
@@ -57,8 +57,8 @@ from ..support.budget import Budget, budget_from, judge_totals
 from ..support.interval import Until, until_from
 
 if TYPE_CHECKING:
-    from verifiers_nb.envs.environment import Environment
-    from verifiers_nb.types import GenerateOutputs
+    from ..envs.environment import Environment
+    from ..types import GenerateOutputs
 
 # %% ../../nbs/cli/05_eval.ipynb #acaf369a
 def failure_text(error: Exception, settings: EvalSettings, folder: Path | None) -> str:
@@ -283,7 +283,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
     """Return a call's settings with an environment: the given one, or our own of a folder."""
     if "env" in given:
         return given
-    from verifiers_nb.environments.load import shipped_environments
+    from ..environments.load import shipped_environments
 
     env = str(read_metadata(Path(given["rescore"])).get("env_id")) if "rescore" in given else ""
     if env.replace("-", "_") in shipped_environments():
@@ -293,7 +293,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/cli/05_eval.ipynb #eb1f3900
 def rescore_folder(given: dict[str, Any]) -> Evaluation:
     """Score the rollouts of an evaluation again, and save them in a new folder inside its own."""
-    from verifiers_nb.envs.rescore import rescore
+    from ..envs.rescore import rescore
 
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None
@@ -326,7 +326,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given.get("offline"):
         os.environ["HF_HUB_OFFLINE"] = "1"
     if given.get("verbose"):
-        from verifiers_nb.types import setup_logging
+        from ..types import setup_logging
 
         setup_logging("DEBUG")
 

@@ -27,7 +27,7 @@ from shlex import quote
 from string import Template
 from typing import Any, NamedTuple
 
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     data_text,
@@ -116,7 +116,7 @@ class Known(NamedTuple):
 # %% ../../nbs/cli/13_init.ipynb #4bb87f47
 def known_environments(folder: str | Path = ENVIRONMENTS) -> list[Known]:
     """Return our environments, installed ones, and those in a folder, sorted by name."""
-    from verifiers_nb.environments.load import is_installed, list_environments, plugged_environments
+    from ..environments.load import is_installed, list_environments, plugged_environments
 
     found = {}
     for card in list_environments():
@@ -261,7 +261,7 @@ def install_main(argv: Sequence[str] | None = None) -> int:
 # %% ../../nbs/cli/13_init.ipynb #05edd5cf
 def ship_named(given: Any) -> int:
     """Write a package and, with --prove, check that stored rollouts score the same in it."""
-    from verifiers_nb.bridges.ship import prove_rewards, ship
+    from ..bridges.ship import prove_rewards, ship
 
     try:
         folder = given.output or f"shipped/{given.name}-{given.to}"

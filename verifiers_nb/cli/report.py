@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from verifiers_nb.cli.command import (
+from .command import (
     CommandError,
     CommandParser,
     load_metadata,
@@ -34,7 +34,7 @@ from verifiers_nb.cli.command import (
 )
 from ..envs.rescore import score_differences
 from ..envs.results import load_results, rollouts_file, without_failed
-from verifiers_nb.envs.statistics import (
+from ..envs.statistics import (
     count_troubles,
     distribution,
     example_keys,
@@ -44,7 +44,7 @@ from verifiers_nb.envs.statistics import (
     standard_error,
     trouble_lines,
 )
-from verifiers_nb.inference.columns import (
+from ..inference.columns import (
     as_number,
     column_keys,
     column_words,
@@ -52,7 +52,7 @@ from verifiers_nb.inference.columns import (
     text_counts,
 )
 from ..types import conversation, reasoning_note, reasoning_text
-from verifiers_nb.widgets.html import (
+from ..widgets.html import (
     Snapshot,
     escaped,
     marked_text,
@@ -65,7 +65,7 @@ from ..widgets.run import value_histogram
 from ..widgets.text_report import evaluation_text, is_training_run, training_text
 
 if TYPE_CHECKING:
-    from verifiers_nb.types import GenerateOutputs
+    from ..types import GenerateOutputs
 
 # %% ../../nbs/cli/02_report.ipynb #c1dfd96e
 @dataclass(frozen=True)

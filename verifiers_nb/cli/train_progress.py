@@ -21,7 +21,7 @@ from ..widgets.html import visible
 from ..widgets.run import RunHistory
 
 if TYPE_CHECKING:
-    from verifiers_nb.trainer.control import RunState
+    from ..trainer.control import RunState
 
 # %% ../../nbs/cli/11_train_progress.ipynb #eb4e1c24
 def facts_of_step(metrics: Mapping[str, Any], seconds_left: float | None) -> str:

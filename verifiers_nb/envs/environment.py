@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from verifiers_nb.envs.prompts import (
+from .prompts import (
     DatasetBuilder,
     Inputs,
     LazyDataset,
@@ -42,7 +42,7 @@ from ..inference import tokens
 from ..parsers.base import Parser
 from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.budget import Budget, MeteredClient
-from verifiers_nb.support.calls import (
+from ..support.calls import (
     as_async_client,
     check_sampling_args,
     request_arguments,
@@ -51,7 +51,7 @@ from verifiers_nb.support.calls import (
 from ..support.files import claimed
 from ..support.hooks import registered_hooks
 from ..support.interval import Until, until_from
-from verifiers_nb.types import (
+from ..types import (
     ChatMessage,
     GenerateOutputs,
     Info,
@@ -74,7 +74,7 @@ def rollout_client(client: Any, retries: int) -> Any:
     threads.
     """
     if "openai" in sys.modules:  # else it can't be an OpenAI client
-        from verifiers_nb.inference.http import as_http_client
+        from ..inference.http import as_http_client
 
         client = as_http_client(client, retries)
     return as_async_client(client)

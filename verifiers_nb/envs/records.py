@@ -94,7 +94,7 @@ def from_line(line: bytes) -> dict[str, Any]:
         record = orjson.loads(line)
     except ValueError:
         try:
-            record = loads(line)
+            record = loads(line.decode("utf-8-sig", "surrogatepass"))  # bytes may pass for UTF-16
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
     if not isinstance(record, dict) or not isinstance(record.get("index"), int):

@@ -28,7 +28,7 @@ from typing import Any
 
 import orjson
 
-from verifiers_nb.envs.records import (
+from .records import (
     INPUTS,
     check_fields,
     check_record,

@@ -39,7 +39,7 @@ from ..support.calls import give_up, is_transient, with_retries
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-    from verifiers_nb.inference.adapter_files import Adapter
+    from .adapter_files import Adapter
 
 # %% ../../nbs/inference/17_endpoints.ipynb #fe5dbbce
 PROVIDERS = {

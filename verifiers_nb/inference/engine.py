@@ -32,7 +32,7 @@ from .client import LogProbs, Reply
 from .decode import requested_tag
 from .requests import Options, PromptTokenizer, check_prompt, read_options
 from .scheduler import SampledSequence, Scheduler, StopDetector
-from verifiers_nb.inference.served_model import (
+from .served_model import (
     ServedModel,
     adapted_weights,
     context_length,

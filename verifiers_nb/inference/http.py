@@ -30,7 +30,7 @@ from weakref import WeakKeyDictionary
 import aiohttp
 from yarl import URL
 
-from verifiers_nb.inference.client import (
+from .client import (
     Exchange,
     Reply,
     connection_error,

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from verifiers_nb.inference.decode import (
+from .decode import (
     PAGE,
     Sampler,
     Sampling,

@@ -31,7 +31,7 @@ import orjson
 from filelock import FileLock, Timeout
 from yarl import URL
 
-from verifiers_nb.inference.adapter_files import (
+from .adapter_files import (
     AdapterFolders,
     adapter_config,
     check_replicas,
@@ -40,7 +40,7 @@ from verifiers_nb.inference.adapter_files import (
 )
 from .adapter_versions import Version, Versions
 from .client import Reply, encode, is_given
-from verifiers_nb.inference.http import (
+from .http import (
     HTTPClient,
     as_timeout,
     make_session,
@@ -54,7 +54,7 @@ from .vllm_server import VLLMServer, serves
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
-    from verifiers_nb.inference.adapter_files import Adapter
+    from .adapter_files import Adapter
 
 # %% ../../nbs/inference/16_vllm_policy.ipynb #cd543d20
 logger = logging.getLogger(__name__)

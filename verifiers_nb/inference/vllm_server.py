@@ -34,7 +34,7 @@ from tqdm import tqdm
 from .client import model_source
 from .vllm_log import ServerError, find_failure, log_lines, log_tail
 from .vllm_memory import machine_options, planned_cache, vllm_gpus
-from verifiers_nb.inference.vllm_options import (
+from .vllm_options import (
     HOST,
     chat_template,
     check_rank,

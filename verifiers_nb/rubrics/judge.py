@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from ..parsers.base import Parser
 from .rubric import Rubric
 from ..support.budget import judged_state, note_judge
-from verifiers_nb.support.calls import (
+from ..support.calls import (
     api_key,
     as_async_client,
     check_sampling_args,
@@ -29,7 +29,7 @@ from verifiers_nb.support.calls import (
     with_retries,
     without_retries,
 )
-from verifiers_nb.types import (
+from ..types import (
     Messages,
     RewardFunc,
     SamplingArgs,

@@ -18,7 +18,7 @@ from peft import PeftModel
 from .batching import MicroBatch
 from .config import GRPOConfig
 from .logprobs import batch_logprobs
-from verifiers_nb.trainer.loss import (
+from .loss import (
     LOSSES,
     Loss,
     high_entropy_mask,

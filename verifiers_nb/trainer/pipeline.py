@@ -36,7 +36,7 @@ from ..types import Rollout
 if TYPE_CHECKING:
     from datasets import Dataset
 
-    from verifiers_nb.envs.environment import Environment
+    from ..envs.environment import Environment
 
 # %% ../../nbs/trainer/10_pipeline.ipynb #7d1c2a90
 def give_turns(

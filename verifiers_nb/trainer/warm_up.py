@@ -30,7 +30,7 @@ from .examples import example_samples
 from .logprobs import batch_logprobs
 from .loop import train_step
 from .policy import suit_processor
-from verifiers_nb.trainer.run_folder import (
+from .run_folder import (
     METRICS,
     keep_metrics,
     last_checkpoint,
@@ -42,7 +42,7 @@ from .samples import StepBatch
 from .sharding import on_first
 
 if TYPE_CHECKING:
-    from verifiers_nb.trainer.config import GRPOConfig
+    from .config import GRPOConfig
 
 # %% ../../nbs/trainer/20_warm_up.ipynb #1513ace1
 def supervised_loss(

@@ -29,7 +29,7 @@ from typing import Any
 
 from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
 from ..types import Messages, reasoning_note, reasoning_text, tool_call_dict
-from verifiers_nb.widgets.html import (
+from .html import (
     MOST_DRAWN,
     Mark,
     escaped,

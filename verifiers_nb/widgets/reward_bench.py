@@ -33,7 +33,7 @@ from ..envs.rollouts import run_sync
 from ..rubrics.rubric import Rubric, reward_name
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
-from verifiers_nb.widgets.html import (
+from .html import (
     fill,
     marked_text,
     widget_file,
@@ -41,7 +41,7 @@ from verifiers_nb.widgets.html import (
 from .rollout_article import find_decoder
 from .rollout_query import messages_text
 from .rollout_source import RolloutSource, has_all_rollouts
-from verifiers_nb.widgets.run import (
+from .run import (
     Chart,
     Curve,
     CurveLook,
@@ -52,7 +52,7 @@ from verifiers_nb.widgets.run import (
 from .view import Panel, Selection
 
 if TYPE_CHECKING:
-    from verifiers_nb.trainer.grpo import GRPOTrainer
+    from ..trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #f54b943e
 EQUAL = 1e-9  # rewards that are closer than this are the same

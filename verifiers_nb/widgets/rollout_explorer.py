@@ -28,20 +28,20 @@ from .branches import branch_env, split_at
 from .conversation import Reading, content_parts, decoder, spoken_messages
 from .html import PAGE_ROWS, fill, widget_file
 from .live_run import LiveRun, choose_inputs
-from verifiers_nb.widgets.rollout_article import (
+from .rollout_article import (
     VIEWS,
     article_html,
     find_decoder,
     write_rollouts,
 )
 from .rollout_query import ONLY, Query
-from verifiers_nb.widgets.rollout_source import (
+from .rollout_source import (
     RolloutSource,
     has_all_rollouts,
     start_following,
     written,
 )
-from verifiers_nb.widgets.rollout_table import (
+from .rollout_table import (
     RUN_SETTINGS,
     groups_html,
     query_html,
@@ -354,7 +354,7 @@ class RolloutExplorer(Panel):
 
     def _make_client(self) -> Any:
         if self.client is None:
-            from verifiers_nb.inference.engine import EmbeddedEngine
+            from ..inference.engine import EmbeddedEngine
 
             self.model = self.model or SHIPPED_MODEL
             self.client = EmbeddedEngine(self.model)

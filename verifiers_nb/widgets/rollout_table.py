@@ -18,7 +18,7 @@ from typing import Any
 
 from ..inference.columns import Column, as_number
 from ..types import Messages
-from verifiers_nb.widgets.html import (
+from .html import (
     PAGE_ROWS,
     fill,
     number_text,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from ..envs.learnable import Learnable
 from ..trainer.control import CHANGEABLE
 from .conversation import differing
-from verifiers_nb.widgets.html import (
+from .html import (
     Mark,
     Snapshot,
     button,
@@ -40,7 +40,7 @@ from .inspection import step_files
 from .rollout_query import Row, last_text, messages_text, reward_notes
 from .rollout_source import start_following, written
 from .rollout_table import duration_text
-from verifiers_nb.widgets.run import (
+from .run import (
     HUGE,
     Chart,
     CurveLook,
@@ -62,8 +62,8 @@ from verifiers_nb.widgets.run import (
 from .view import Panel, has_subshells
 
 if TYPE_CHECKING:
-    from verifiers_nb.trainer.control import RunState
-    from verifiers_nb.trainer.grpo import GRPOTrainer
+    from ..trainer.control import RunState
+    from ..trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/widgets/14_training_dashboard.ipynb #c1dfd96e
 @dataclass
@@ -310,8 +310,8 @@ def run_folder(run: GRPOTrainer | str | Path) -> Path:
 # %% ../../nbs/widgets/14_training_dashboard.ipynb #7b52009b
 def evaluate_checkpoint(trainer: GRPOTrainer, step: int) -> dict[str, float]:
     """Evaluate the checkpoint of a step, then restore the trainer's weights."""
-    from verifiers_nb.trainer.checkpoints import learnt_weights, put_weights
-    from verifiers_nb.trainer.run_folder import find_checkpoint
+    from ..trainer.checkpoints import learnt_weights, put_weights
+    from ..trainer.run_folder import find_checkpoint
 
     if trainer.run.is_active:
         raise RuntimeError("A checkpoint can't be evaluated during the run: stop it first.")
