@@ -152,6 +152,7 @@ dashboard"""
     for name in ("loss", "zero_variance", "high", "training"):
         widget.get_by_role("button", name=name, exact=True).click()
     page.wait_for_function(f"{FIGURE}.layout.annotations.length === 10")
+    page.wait_for_function(f"{FIGURE}.layout.grid.columns === 2")  # three would leave one alone
     widget.get_by_text("loss is no usable number in 1 of 5,000 lines").wait_for()
 
     line = widget.locator(LINE).nth(1)

@@ -258,7 +258,9 @@ class RunControl:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Mark a block as the run; store how it ended, or its error, in the state."""
-        self.is_active, self.ended, self.error = True, "", None
+        self.is_active = True
+        self.ended = ""
+        self.error = None
         self.phase.enter("starting")
         try:
             yield
@@ -282,9 +284,15 @@ class RunControl:
             try:
                 self.result = run()
             except Exception as error:  # maybe before the run came to `running`
-                self.is_active, self.ended, self.error = False, "failed", error
+                self.is_active = False
+                self.ended = "failed"
+                self.error = error
                 logger.exception("The run failed at step %d.", self.step)
 
-        self.result, self.error, self.is_active, self.ended, self.wish = None, None, True, "", "go"
+        self.result = None
+        self.error = None
+        self.is_active = True
+        self.ended = ""
+        self.wish = "go"
         self.thread = threading.Thread(target=work, name="grpo-training", daemon=True)
         self.thread.start()

@@ -142,7 +142,10 @@ class WarmUp(ResumableTrainer):
     def __init__(
         self, owner: Any, samples: Sequence[Sample], args: GRPOConfig, size: int, digest: str
     ) -> None:
-        self.owner, self.samples, self.size, self.digest = owner, samples, size, digest
+        self.owner = owner
+        self.samples = samples
+        self.size = size
+        self.digest = digest
         super().__init__(owner.model, args, processing_class=owner.processing_class)
         self.run, self.first_weights = owner.run, owner.cold_weights
         replace_progress(self)

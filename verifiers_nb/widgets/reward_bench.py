@@ -401,8 +401,10 @@ class RewardBench(Panel):
         scores[:, at] = values
         self.known, self.replaced[name] = replace(self.known, scores=scores), func
         self.tricks = []  # they were scored by the function before
-        failed = failed_note(errors, len(values))
-        self.notes[name] = f"replaced by {reward_name(func)}{'; it ' * bool(failed)}{failed}"
+        note = f"replaced by {reward_name(func)}"
+        if failed := failed_note(errors, len(values)):
+            note += f"; it {failed}"
+        self.notes[name] = note
         self.refresh()
 
     def rubric(self) -> Rubric:

@@ -59,11 +59,11 @@ if TYPE_CHECKING:
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #0d3414b2
 def check_positions(env: Any, client: Any) -> None:
     """Raise `TypeError` if results were given as the environment or the client."""
-    wrong = [env] * (env is not None and not hasattr(env, "rubric"))
-    wrong += [client] * isinstance(client, (GenerateOutputs, str, Path))
-    if wrong:
-        call = "vf.RolloutExplorer(results=results), or with its environment (env, results=results)"
-        raise TypeError(f"Give {type(wrong[0]).__name__} by name: {call}.")
+    call = "vf.RolloutExplorer(results=results), or with its environment (env, results=results)"
+    if env is not None and not hasattr(env, "rubric"):
+        raise TypeError(f"Give {type(env).__name__} by name: {call}.")
+    if isinstance(client, (GenerateOutputs, str, Path)):
+        raise TypeError(f"Give {type(client).__name__} by name: {call}.")
 
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #0253ffa9
 GROW_SECONDS = 0.5  # between two drawings of answers that grow

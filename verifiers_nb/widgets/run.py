@@ -230,7 +230,7 @@ def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[dict[s
     is_smoothed, measured = smoothing > 0 and not is_dots, name
     if is_smoothed:
         measured, name = (name, "smoothed") if name == MEASURED else (f"{name} measured", name)
-    lines = [(measured, curve.points, 0.3)] * is_smoothed
+    lines = [(measured, curve.points, 0.3)] if is_smoothed else []
     lines += [(name, smooth(curve.points, smoothing) if is_smoothed else curve.points, 1.0)]
     made = []
     for label, points, opacity in lines:
@@ -294,7 +294,8 @@ def trace_path(trace: Mapping[str, Any], place: ToPercent, most: int = 240) -> s
     places, is_dots = [place(*point) for point in points], trace["mode"] == "markers"
     drawn = ("h0M" if is_dots else "L").join(f"{x:.2f} {y:.1f}" for x, y in places)
     kind = "dots" if is_dots else "raw" if trace["opacity"] < 1 else "curve"
-    return f"<path class='{kind} hue-{trace['meta']}' d='M{drawn}{'h0' * is_dots}'/>"
+    end = "h0" if is_dots else ""
+    return f"<path class='{kind} hue-{trace['meta']}' d='M{drawn}{end}'/>"
 
 # %% ../../nbs/widgets/13_run.ipynb #4d134bc0
 def curve_words(curve: Curve) -> str:

@@ -146,7 +146,7 @@ draw_part = partial(fill, "training_dashboard.html")
 def key_figures_html(view: DashboardState) -> str:
     """Draw step, reward, speed, time left and memory as figures with their names."""
     history, state, most = view.history, view.state, view.state.max_steps if view.state else 0
-    figures = {"Step": f"{view.step:,}" + f" of {most:,}" * (most > 0)}
+    figures = {"Step": f"{view.step:,} of {most:,}" if most > 0 else f"{view.step:,}"}
     if (reward := history.last("reward")) is not None:
         figures["Reward"] = f"{reward:.3f}" if abs(reward) < 1000 else figure_text(reward)
     if (speed := history.last("tokens_per_second")) is not None:
