@@ -41,8 +41,8 @@ def audit_status(report: AuditReport) -> int:
 # %% ../../nbs/cli/16_audit.ipynb #7aad0621
 def finding_row(finding: Finding) -> tuple[str, str]:
     """Return a finding as cells: severity and kind, then message, example and remedy."""
-    labelled = {"example": finding.example, "remedy": finding.remedy}
-    lines = [f"{label}: {one_row_text(text)}" for label, text in labelled.items() if text]
+    labelled = {"example": finding.short_example(), "remedy": finding.remedy}
+    lines = [f"{label}: {one_row_text(text, 500)}" for label, text in labelled.items() if text]
     return f"{finding.severity}\n{finding.kind}", "\n".join(
         [one_row_text(finding.message, 600), *lines]
     )

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from ..envs.findings import SEVERITIES, AuditReport, count_text
 from .html import Snapshot, fill, marked_text, widget_file
-from .view import Panel
+from .view import Panel, RunIdentity, identity_of
 
 # %% ../../nbs/widgets/17_audit_page.ipynb #fb6efb1c
 AUDIT_CSS = widget_file("audit_page.css")
@@ -28,11 +28,9 @@ def audit_drawing(
     `opened` is a trick's number.
     """
     findings = [each for each in report.findings if chosen in ("all", each.severity)]
-    given = findings, count_text(report.findings), chosen, opened, live
-    drawn = fill("audit_page.html", "page", report, *given)
-    if opened is not None:
-        drawn += marked_text(report.tricks[opened].text, label="Trick")
-    return drawn
+    text = "" if opened is None else marked_text(report.tricks[opened].text, label="Trick")
+    given = findings, count_text(report.findings), chosen, opened, text, live
+    return fill("audit_page.html", "page", report, *given)
 
 # %% ../../nbs/widgets/17_audit_page.ipynb #ca768896
 def page_html(report: AuditReport) -> str:
@@ -66,6 +64,10 @@ class AuditPage(Panel):
         """Open the text of a trick; raises `IndexError` if there is none."""
         self.report.tricks[number]
         self.change(opened=number)
+
+    def identity(self) -> RunIdentity:
+        """Return what was audited, where it is known."""
+        return identity_of(None, self.handed.model, self.handed.env)
 
     def drawing(self, live: bool) -> str:
         """Draw the page."""
