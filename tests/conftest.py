@@ -38,7 +38,7 @@ WEEKLY = (
 
 # What takes half a minute or more, the longest first: begun last, it would let the other workers wait.
 LONGEST = """
-vllm_server browser test_processes.py test_training.py test_quick_start.py test_ship.py test_docs.py tutorials/110_train_the_shipped_model
+vllm_server browser test_processes.py test_training.py test_quick_start.py test_ship.py test_v1.py test_docs.py tutorials/110_train_the_shipped_model
 test_types.py test_wheel.py test_cli_train.py test_drills.py test_kernels.py
 tutorials/109_several_gpus_and_servers test_environments.py test_interruption.py test_cli_eval.py
 test_colab.py test_tinker.py test_peers.py test_tools.py test_sandbox.py test_verifiers.py test_structural_tags.py trainer/22_grpo

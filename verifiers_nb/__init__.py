@@ -93,6 +93,7 @@ _EXPORTS = {
     "bridges.ship": "ship prove_rewards prime_config",
     "bridges.tinker": "TinkerTrainer",
     "bridges.record": "record AgentEnv",
+    "bridges.v1": "V1Env",
     "widgets.inspection": "inspect_text survey_completions",
     "widgets.format_inspector": "FormatInspector",
     "widgets.rollout_explorer": "RolloutExplorer",
@@ -131,8 +132,8 @@ _NAMESPACES = {
     "MeanSequence " + _EXPORTS["cli.report"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
-    # your runs and environments in other trainers
-    "engines": "TinkerTrainer prime_config to_trl",
+    # your runs and environments in other trainers, and their tasksets here
+    "engines": "TinkerTrainer prime_config to_trl V1Env",
     "losses": _EXPORTS["trainer.advantage"] + " " + _EXPORTS["trainer.loss"],
     "prompts": "THINK_BOXED_SYSTEM_PROMPT BOXED_SYSTEM_PROMPT DEFAULT_JUDGE_PROMPT",
 }

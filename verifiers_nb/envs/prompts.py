@@ -182,7 +182,9 @@ class RolloutRows(Sequence[Rollout]):
     """
 
     def __init__(self, read: RowReader, rows: Sequence[int], groups: Sequence[int]) -> None:
-        self.read, self.rows, self.groups = read, rows, groups
+        self.read = read
+        self.rows = rows
+        self.groups = groups
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -38,7 +38,17 @@ NOT_STORED = {*INPUTS, *ELSEWHERE, ANSWERS}
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the record of a finished rollout: its inputs, its completion and its scores."""
-    names = "index prompt answer task info completion reward metrics error".split()
+    names = [
+        "index",
+        "prompt",
+        "answer",
+        "task",
+        "info",
+        "completion",
+        "reward",
+        "metrics",
+        "error",
+    ]
     return {
         **{name: getattr(rollout, name) for name in names},
         "completion": plain_messages(rollout.completion),

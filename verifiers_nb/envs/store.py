@@ -129,7 +129,9 @@ class AppendedFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.is_new, self.process = path, not path.exists(), os.getpid()
+        self.path = path
+        self.is_new = not path.exists()
+        self.process = os.getpid()
         self.file = path.open("ab", buffering=0)
         self.opened = os.fstat(self.file.fileno())
         self.size = self.opened.st_size

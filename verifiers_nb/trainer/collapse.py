@@ -78,7 +78,9 @@ class CollapseWatch:
     """
 
     def __init__(self) -> None:
-        self.best, self.spread, self.last_good = -math.inf, 0.0, 0
+        self.best = -math.inf
+        self.spread = 0.0
+        self.last_good = 0
         self.before: float | None = None
         self.entropy: float | None = None
         self.found: Collapse | None = None

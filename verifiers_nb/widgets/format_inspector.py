@@ -33,6 +33,7 @@ from .inspection import (
     Inspection,
     Listed,
     contract_of,
+    identity_of_results,
     insert,
     inspect_text,
     inspected_text,
@@ -41,7 +42,7 @@ from .inspection import (
     survey_completions,
     survey_html,
 )
-from .view import Panel, Selection
+from .view import Panel, RunIdentity, Selection
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #c1dfd96e
 def inspection_marks(seen: Inspection) -> list[Mark]:
@@ -120,6 +121,8 @@ class FormatInspector(Panel):
         completions = stored_results(rollouts)
         handed = rollouts if results_place(rollouts) else completions
         self.handed = Selection(env, handed if holds_rollouts(handed) else None)
+        form = type(self.contract.source).__name__
+        self._identity = identity_of_results(self.handed.results, env, form)
         self.survey = survey_completions(self.contract, () if completions is None else completions)
         self.listed: Listed | None = None
         self.at: int | None = None
@@ -239,6 +242,10 @@ class FormatInspector(Panel):
         self.survey.read()
         self.diagnose()
         return self.still()
+
+    def identity(self) -> RunIdentity:
+        """Return what is shown: whose completions, and the format."""
+        return self._identity
 
     def drawing(self, live: bool) -> str:
         """Draw the text that is shown, and the completions."""
