@@ -31,6 +31,7 @@ WEEKLY = (
     "tests/test_peer_names.py::test_the_stored_names_are_those_of_the_packages",
     "tests/test_peers.py",
     "tests/test_ship.py::test_rewards_stay_the_same_elsewhere",
+    "tests/test_v1.py",
     "tests/test_wheel.py::test_dev",
     "tests/test_wheel.py::test_envs",
     "tests/test_wheel.py::test_train",
