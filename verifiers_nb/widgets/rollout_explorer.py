@@ -36,10 +36,10 @@ from .rollout_article import (
 )
 from .rollout_query import ONLY, Query
 from .rollout_source import (
+    OpenTable,
     RolloutSource,
     has_all_rollouts,
     start_following,
-    written,
 )
 from .rollout_table import (
     RUN_SETTINGS,
@@ -49,7 +49,7 @@ from .rollout_table import (
     rows_html,
     run_html,
 )
-from .rollouts import prompt_groups, table_learnable
+from .rollouts import RolloutTable, prompt_groups, table_learnable
 from .view import Panel, Selection
 
 if TYPE_CHECKING:
@@ -107,38 +107,30 @@ class RolloutExplorer(Panel):
         self.interrupted: LiveRun | None = None  # a stopped run, while rollouts branch off
         self._due = False
         self._turned = True  # to the page of the rollout that is shown
-        self._read_step(None)
-        self._followed = written(self.source.place) if self.source.place else []
-        self._rest_until = 0.0
+        self.opened = OpenTable(self.source)
+        self.at, self.pinned = None, None
         super().__init__()
         if self.source.place:
             start_following(self)
 
     # View
 
-    def _read_step(self, step: int | None) -> None:
-        steps = self.source.steps()
-        step = steps[-1] if steps and step is None else step
-        self.table, self.step = self.source.table(step), step
-        self.page, self.at, self.pinned, self._stamp = 0, None, None, self._written()
+    @property
+    def table(self) -> RolloutTable:
+        """The table of all rollouts."""
+        return self.opened.table
 
-    def _written(self) -> int | None:
-        """Return when the file that is shown was last written."""
-        path = self.source.path(self.step)
-        return path.stat().st_mtime_ns if path and path.exists() else None
-
-    def _read_again(self) -> None:
-        """Read a file that was written to since, as by training or an evaluation."""
-        written = self._written() if self._stamp else None
-        if written and written != self._stamp:
-            self.table, self._stamp = self.source.table(self.step), written
-            shown, count = (self.at, self.pinned), len(self.table)
-            self.at, self.pinned = (each if (each or 0) < count else None for each in shown)
+    @property
+    def step(self) -> int | None:
+        """The step of a training run that is shown."""
+        return self.opened.step
 
     def refresh(self) -> None:
         """Draw the state again; may be called from any thread."""
         with self.lock:
-            self._read_again()
+            if self.opened.read_again():
+                shown, count = (self.at, self.pinned), len(self.table)
+                self.at, self.pinned = (each if (each or 0) < count else None for each in shown)
             self.selected = self.table.select(self.query)
             if self.at is None and self.selected:
                 self.at = self.selected[0]
@@ -159,20 +151,17 @@ class RolloutExplorer(Panel):
 
         Return whether to keep polling.
         """
-        place = None if self.is_hidden or self.comm is None else self.source.place
-        began = time.monotonic()
-        if place and began > self._rest_until and (now := written(place)) != self._followed:
-            self._followed = now
-            self.refresh()
-            # A long file takes long to read, and the kernel has other work.
-            self._rest_until = time.monotonic() + 4 * (time.monotonic() - began)
+        if self.comm is not None and not self.is_hidden and self.opened.has_changed():
+            with self.opened.rest_after():
+                self.refresh()
         return self.comm is not None
 
     def show_step(self, step: int | None = None) -> None:
         """Show the rollouts of a step of a training run, by default of the latest."""
         if not self.source.steps():
             raise ValueError("These are not the rollouts of a training run: they have no steps.")
-        self._read_step(step)
+        self.opened.open(step)
+        self.page, self.at, self.pinned = 0, None, None
         self.refresh()
 
     def select(self, **changes: Any) -> list[int]:
@@ -309,7 +298,8 @@ class RolloutExplorer(Panel):
         parent: int | None = None,
     ) -> LiveRun:  # fmt: skip
         records: list[dict[str, Any]] = []
-        table, self._stamp = self.table, None  # rollouts added here are in no file
+        table = self.table
+        self.opened.stay()  # rollouts added here are in no file
 
         def finish(record: dict[str, Any], state: State) -> None:
             records.append(record)

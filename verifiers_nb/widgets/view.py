@@ -227,6 +227,11 @@ class Panel(ipywidgets.VBox):
         self.view.close()
         self.view = self.make_view(self.view)
 
+    def tell(self, notice: str, failed: bool = False) -> None:
+        """Show a result or an error where the last press was; safe to call from any thread."""
+        self.notice, self.failed = notice, failed
+        self.refresh()
+
     def change(self, **state: Any) -> None:
         """Set attributes, and draw."""
         for name, value in state.items():
