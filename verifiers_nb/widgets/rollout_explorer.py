@@ -10,8 +10,11 @@ __all__ = ['GROW_SECONDS', 'check_positions', 'RolloutExplorer']
 
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #77de68da
 import math
+import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,9 @@ from .rollout_article import (
     VIEWS,
     article_html,
     find_decoder,
+    find_tokenizer,
+    first_prompt,
+    prompt_html,
     write_rollouts,
 )
 from .rollout_query import ONLY, Query
@@ -48,8 +54,15 @@ from .rollout_table import (
     read_setting,
     rows_html,
     run_html,
+    summary_html,
 )
-from .rollouts import RolloutTable, prompt_groups, table_learnable
+from .rollouts import (
+    RolloutTable,
+    prompt_groups,
+    reward_bins,
+    scored_rows,
+    table_learnable,
+)
 from .view import Panel, Selection
 
 if TYPE_CHECKING:
@@ -105,7 +118,7 @@ class RolloutExplorer(Panel):
         self.edited: tuple[int, str] | None = None
         self.file_name = "rollouts.jsonl"
         self.interrupted: LiveRun | None = None  # a stopped run, while rollouts branch off
-        self._due = False
+        self._due = self._loads = False
         self._turned = True  # to the page of the rollout that is shown
         self.opened = OpenTable(self.source)
         self.at, self.pinned = None, None
@@ -383,6 +396,15 @@ class RolloutExplorer(Panel):
         parts = {**self.query.parts, name: (given["low"], given["high"])}
         self.select(**(given if name == "reward" else {"parts": parts}))
 
+    def list_bin(self, number: int) -> None:
+        """List only the rollouts whose reward is in a bar of the histogram, or no longer these."""
+        rewards = [row.reward for row in scored_rows(self.table)]
+        chosen = reward_bins(rewards, self.verdict().most)[number]
+        bounds = {"low": chosen.low, "high": chosen.high}
+        if (self.query.low, self.query.high) == (chosen.low, chosen.high):
+            bounds = {"low": -math.inf, "high": math.inf}
+        self.select(**bounds)
+
     def pick(self, column: str, text: str) -> None:
         """List only the rollouts whose column has this text, or no longer only these."""
         values = {**self.query.values, column: text}
@@ -431,12 +453,35 @@ class RolloutExplorer(Panel):
         path = self.source.path(self.step) if self.step is not None else None
         whole = path is None or has_all_rollouts(path)
         steps = self.source.steps(), self.step, whole, live
-        drawn = run, steps, query, self._listed_html(live), self._articles(live), VIEWS, live
-        return fill("rollout_explorer.html", "explorer", self, *drawn)
+        seen = self.verdict()
+        above = run, steps, summary_html(table, seen, live), seen, self._preview_html()
+        drawn = query, self._listed_html(live), self._articles(live), VIEWS, live
+        return fill("rollout_explorer.html", "explorer", self, *above, *drawn)
 
     def verdict(self) -> Learnable:
         """Return whether GRPO can learn from these rollouts, and else what to try."""
         return table_learnable(self.table, self.env and self.env.rubric)
+
+    def _preview_html(self) -> str:
+        """Draw the first prompt as the model will see it, while there are no rollouts."""
+        asked = None if self.env is None or self.table.rows else first_prompt(self.env)
+        return prompt_html(*asked, self._prompt_tokenizer()) if asked else ""
+
+    def _prompt_tokenizer(self) -> Any:
+        """Return the tokenizer of the model; a thread loads it, and draws, if that takes long."""
+        known = self.tokenizer or getattr(getattr(self.client, "served", None), "tokenizer", None)
+        model = self.model or ("" if self.client else SHIPPED_MODEL)
+        if known is not None or "transformers" in sys.modules:
+            return known or find_tokenizer(model)
+        if not self._loads:
+            self._loads = True
+            threading.Thread(target=self._load_tokenizer, args=(model,), daemon=True).start()
+        return None
+
+    def _load_tokenizer(self, model: str) -> None:
+        with suppress(ImportError):  # without the extra that has transformers, messages are shown
+            if find_tokenizer(model) is not None:
+                self.refresh()
 
     def _listed_html(self, live: bool) -> str:
         listing = live, self.rows, self.query.pattern
@@ -511,6 +556,10 @@ class RolloutExplorer(Panel):
     def on_clear(self, data: Mapping[str, str]) -> None:
         """Remove the bounds of a score."""
         self.bound_score(data["score"], low="", high="")
+
+    def on_bin(self, data: Mapping[str, str]) -> None:
+        """List the rollouts that a bar counts, or all again."""
+        self.list_bin(int(data["bin"]))
 
     def on_pick(self, data: Mapping[str, str]) -> None:
         """Show only rollouts with this value of a column."""

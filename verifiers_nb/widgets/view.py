@@ -175,6 +175,7 @@ class Panel(ipywidgets.VBox):
         if self.below is not None:
             self.below.close()
         self.below, panel.above = panel, self
+        panel.add_class("vf-below")
         self.children = [*self.controls, self.view, panel]
         self.refresh()
 
