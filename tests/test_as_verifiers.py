@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import verifiers_nb as vf
-from verifiers_nb.cli.tui import find_rollouts, find_runs
+from verifiers_nb.cli.saved_runs import find_rollouts, find_runs
 
 # The public names of verifiers 0.1.3 by module; what only its own server, trainer and screens use is left out.
 NAMES = {
@@ -75,7 +75,7 @@ def load_environment(**kwargs) -> vf.Environment:
 """
 PLAY = r"""
 import verifiers_nb as vf
-from verifiers_nb.cli.tui import find_rollouts, find_runs
+from verifiers_nb.cli.saved_runs import find_rollouts, find_runs
 env = vf.load_environment("their_sums")
 assert (env.env_id, env.env_args) == ("their_sums", {})
 client = vf.ScriptedClient("<answer>\\boxed{4}</answer>")

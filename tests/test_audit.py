@@ -4,6 +4,7 @@ import configparser
 import itertools
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -382,6 +383,42 @@ def test_solve_writes_what_the_answer_alone_does_not():
     env = single(spelled)
     assert "gold_fails" in [each.kind for each in vf.audit(env, progress=False).findings]
     assert vf.audit(env, progress=False, solve=lambda row: f"It is {row.answer}!").ok
+
+
+def tagged_text(text, *tags):
+    found = (re.search(rf"<{tag}>\n(.*?)\n</{tag}>", text, re.DOTALL) for tag in tags)
+    return next((each[1].strip() for each in found if each), "")
+
+
+class Referee:
+    """Gives a verdict on a response that is the reference, and another on all others."""
+
+    def __init__(self, same, other):
+        self.same, self.other = same, other
+        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self.create))
+
+    async def create(self, messages, **kwargs):
+        text = messages[0]["content"]
+        right = tagged_text(text, "reference_answer", "right_label")
+        response = tagged_text(text, "response")
+        verdict = self.same if right.lower() == response.lower() else self.other
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=verdict))])
+
+
+JUDGED = {
+    "self-reward": ("<score>10</score>", "<score>0</score>"),
+    "simpleqa": ("A", "B"),
+    "toxicity-explanation": ("<score>10</score>", "<score>0</score>"),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_an_environment_with_a_good_judge_has_no_findings(name):
+    named = {"model_name": "judge"} if name == "self-reward" else {}
+    env = vf.load_environment(name, offline=True, **named)
+    env.rubric.judge_client = Referee(*JUDGED[name])
+    report = vf.audit(env, n=4, judge_calls=120, progress=False)
+    assert report.honest == 1.0 and report.ok, report
 
 
 class Answers:

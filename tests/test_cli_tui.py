@@ -14,15 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from verifiers_nb.cli.tui import (
+from verifiers_nb.cli.saved_runs import (
     ORDERS,
-    RolloutList,
-    TerminalBrowser,
     find_rollouts,
     ordered_places,
     read_rollout,
     search_rollouts,
 )
+from verifiers_nb.cli.tui import RolloutList, TerminalBrowser
 
 COUNT = 100_000
 

@@ -25,7 +25,8 @@ USE = """
 import sys
 import verifiers_nb as vf
 from verifiers_nb.cli.report import meta_of_run, report_html
-from verifiers_nb.cli.tui import ORDERS, find_rollouts, ordered_places, read_rollout, scores_line
+from verifiers_nb.cli.rollout_text import scores_line
+from verifiers_nb.cli.saved_runs import ORDERS, find_rollouts, ordered_places, read_rollout
 from verifiers_nb.widgets.rollout_explorer import RolloutExplorer
 
 path = sys.argv[1]

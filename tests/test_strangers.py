@@ -44,7 +44,7 @@ def test_looking_at_results_imports_nothing(
         (folder / "metadata.json").write_text(json.dumps(about))
 
     async def look() -> list[str]:
-        from verifiers_nb.cli.tui import find_runs
+        from verifiers_nb.cli.saved_runs import find_runs
 
         said = []
         for run in find_runs(tmp_path):

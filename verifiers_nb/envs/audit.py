@@ -33,7 +33,7 @@ from .audit_truth import (
 from .environment import Environment
 from .findings import AuditReport, Finding, PaidText, joined_reports, worst_first
 from .multiturn import SingleTurnEnv
-from .trials import NOT_ASKED, Judges, Trials
+from .trials import NO_NETWORK, NOT_ASKED, Judges, Trials
 from ..types import Rollout
 
 # %% ../../nbs/envs/26_audit.ipynb #9b11f316
@@ -57,6 +57,9 @@ def why_unknown(case: Case) -> str:
     A judge or the network would have to be asked.
     """
     why = next((payment.error for payment in case.payments if payment.unknown), "")
+    asked = any(payment.asked_network for payment in case.payments)
+    if asked and not any(payment.reward for payment in case.payments):
+        why = why or NO_NETWORK
     if not why:
         return ""
     only = f"Only the rows were checked, since the rewards could not be computed: {why}."
@@ -79,6 +82,8 @@ def add_late_notes(case: Case, report: AuditReport) -> None:
         report.notes.append(
             "Some trials were not made: give more judge_calls, or mend what ended their process."
         )
+    if any(payment.asked_network for _, payment in case.paid):
+        report.notes.append("A reward function asked for the network, which its trials don't have.")
     report.notes.append(
         f"Right completions were written as {case.how}; they earn {case.honest:.2f} of "
         f"{case.most:g}."
@@ -215,8 +220,9 @@ def free_truth(env: Environment, report: AuditReport, rng: random.Random) -> Non
     try:
         _, warm = trials.pay([(0, str(rows[0].answer))] * 2)  # the first may import a library
         count = int(FREE_SECONDS / (TRIALS_OF_A_ROW * max(warm.seconds, 1e-3)))
-        if warm.error or count < 2:
-            why = warm.error or f"a reward takes {warm.seconds:.2f} s"
+        asked = NO_NETWORK if warm.asked_network else ""
+        if warm.error or asked or count < 2:
+            why = warm.error or asked or f"a reward takes {warm.seconds:.2f} s"
             report.notes.append(f"Right and wrong answers were not tried: {why}.")
             return
         case = make_case(env, rows[:count], trials, None, rng)

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['THOUGHT', 'SHAPES', 'LONG_THOUGHT', 'Write', 'LONGEST_WRITTEN', 'write_fields', 'has_fields', 'ways_to_write',
            'fill_shape', 'Case', 'mean_reward', 'best_way', 'audited_rows', 'as_script', 'script_turn', 'best_samples',
-           'right_from_samples', 'recorded', 'listed_answers', 'take_alternatives', 'make_case']
+           'right_from_samples', 'recorded', 'listed_answers', 'take_alternatives', 'most_paid', 'make_case']
 
 # %% ../../nbs/envs/21_audit_case.ipynb #4220200a
 import random
@@ -216,6 +216,19 @@ def take_alternatives(
             if payment.reward > payments[at].reward:
                 right[at], payments[at] = write(each), payment
 
+# %% ../../nbs/envs/21_audit_case.ipynb #29277ecf
+def most_paid(env: Environment, payments: Sequence[Payment]) -> float:
+    """Return the highest reward that the weights allow; a penalty is at best 0."""
+    rubric = env.rubric
+    weights = zip(rubric.get_reward_func_names(), rubric.get_reward_weights(), strict=False)
+    most = 0.0
+    for name, weight in weights:
+        scores = [payment.metrics.get(name, 0.0) for payment in payments]
+        is_penalty = max(scores) <= 0 and min(scores) < 0
+        if not is_penalty:
+            most += max(weight, 0.0)
+    return max(most, *(payment.reward for payment in payments), 0.0)
+
 # %% ../../nbs/envs/21_audit_case.ipynb #a060b6c4
 def make_case(
     env: Environment,
@@ -238,8 +251,7 @@ def make_case(
     payments = ask([*enumerate(right)])
     if not solve:
         take_alternatives(rows, right, payments, write, ask)
-    weights = [weight for weight in env.rubric.get_reward_weights() if weight > 0]
-    most = max(sum(weights), *(payment.reward for payment in payments), 0.0)
+    most = most_paid(env, payments)
     case = Case(env, rows, ask, write, how, right, payments, most, rng, paid, samples)
     right_from_samples(case)
     return case

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROWS', 'SHOWN_END', 'NO_LEAK', 'EACH_ONCE', 'WITH_ANSWER', 'ANSWER_LABELS', 'LONG_ANSWER', 'USUAL_LIMIT',
-           'Count', 'prompt_text', 'digest', 'answers_by_prompt', 'example_prompt', 'audit_prompts', 'audit_repetition',
-           'names_answer', 'ends_with_answer', 'shows_itself', 'audit_named_answers', 'audit_empty', 'about_tokens',
-           'audit_lengths', 'audit_rows']
+__all__ = ['MOST_ROWS', 'NO_LEAK', 'EACH_ONCE', 'WITH_ANSWER', 'ANSWER_LABELS', 'LONG_ANSWER', 'WITHOUT_ANSWER', 'MANY_ANSWERS',
+           'USUAL_LIMIT', 'Count', 'prompt_text', 'digest', 'answers_by_prompt', 'example_prompt', 'audit_prompts',
+           'audit_repetition', 'names_answer', 'ends_with_answer', 'shows_itself', 'audit_named_answers', 'has_answer',
+           'rows_with_answer', 'audit_readable_answers', 'audit_empty', 'about_tokens', 'audit_lengths', 'audit_rows']
 
 # %% ../../nbs/envs/20_audit_data.ipynb #b2336698
 import re
@@ -21,7 +21,7 @@ from typing import Any
 from unicodedata import normalize
 
 from .environment import Environment
-from .findings import Finding, shown_text
+from .findings import Finding
 from .learnable import share
 from .multiturn import SingleTurnEnv
 from .prompts import repeated_rows
@@ -54,13 +54,10 @@ def answers_by_prompt(dataset: Any, most: int = MOST_ROWS) -> dict[bytes, list[s
     return found
 
 # %% ../../nbs/envs/20_audit_data.ipynb #1b746e0a
-SHOWN_END = 250  # letters of a prompt's end, where its question is
-
-
 def example_prompt(dataset: Any, wanted: Container[bytes]) -> str:
-    """Return the first prompt of a dataset whose digest is wanted, as Python writes its end."""
+    """Return the first prompt of a dataset whose digest is wanted, as Python writes it."""
     texts = (prompt_text(row.prompt) for row in repeated_rows(dataset))
-    return next((shown_text(text[-SHOWN_END:]) for text in texts if digest(text) in wanted), "")
+    return next((repr(text) for text in texts if digest(text) in wanted), "")
 
 # %% ../../nbs/envs/20_audit_data.ipynb #a8d79e0b
 NO_LEAK = (
@@ -98,7 +95,7 @@ def audit_repetition(answers: Mapping[bytes, Sequence[str]], dataset: Any) -> li
         message = f"{share(len(differing), len(answers))} prompts have several answers."
         severity = "error" if len(differing) > 0.01 * len(answers) else "warning"
         key, found = next(iter(differing.items()))
-        several = " and ".join(map(shown_text, sorted({*found})[:3]))
+        several = " and ".join(map(repr, sorted({*found})[:3]))
         example = f"{example_prompt(dataset, {key})} has the answers {several}"
         findings.append(Finding("conflicting_answers", severity, message, example, EACH_ONCE))
     if repeated := total - len(answers):
@@ -110,7 +107,9 @@ def audit_repetition(answers: Mapping[bytes, Sequence[str]], dataset: Any) -> li
     return findings
 
 # %% ../../nbs/envs/20_audit_data.ipynb #e31a3775
-ANSWER_LABELS = "answer|solution|correct|result|label|target|gold|reference|expected output"
+ANSWER_LABELS = (
+    "answer|solution|correct|result|label|target|gold|reference|expected output|hint|key|truth"
+)
 
 
 def names_answer(prompt: str, answer: str) -> bool:
@@ -120,6 +119,7 @@ def names_answer(prompt: str, answer: str) -> bool:
 
 # %% ../../nbs/envs/20_audit_data.ipynb #350dc9c2
 LONG_ANSWER = 60  # a longer one may be the text that the prompt is about
+WITHOUT_ANSWER = "leave the answer out of the prompt, the system prompt and the examples"
 
 
 def ends_with_answer(prompt: str, answer: str) -> bool:
@@ -156,11 +156,49 @@ def audit_named_answers(rows: Sequence[Rollout]) -> Iterable[Finding]:
     ]
     if len(named) > len(rows) / 10:
         message = f"{share(len(named), len(rows))} prompts name their answer."
-        remedy = "leave the answer out of the prompt, the system prompt and the examples"
         severity = "error" if len(named) > len(rows) / 2 else "warning"
         text, answer = pairs[named[0]]
-        example = f"{shown_text(text[-SHOWN_END:])} has {shown_text(answer)}"
-        yield Finding("answer_in_prompt", severity, message, example, remedy)
+        example = f"{text!r} has {answer!r}"
+        yield Finding("answer_in_prompt", severity, message, example, WITHOUT_ANSWER)
+
+# %% ../../nbs/envs/20_audit_data.ipynb #7615b835
+MANY_ANSWERS = 8  # a classification has fewer
+
+
+def has_answer(text: str, answer: str) -> bool:
+    """Return whether a text has an answer, not as a part of another word."""
+    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+
+# %% ../../nbs/envs/20_audit_data.ipynb #3686ebc9
+def rows_with_answer(rows: Sequence[Rollout], is_own: bool) -> list[Rollout]:
+    """Return the rows whose short answer is in their prompt: in its last message, or before it."""
+    found = []
+    for row in rows:
+        if isinstance(row.prompt, str):
+            text = row.prompt if is_own else ""
+        else:
+            text = prompt_text(row.prompt[-1:] if is_own else row.prompt[:-1])
+        if len(str(row.answer)) <= LONG_ANSWER and has_answer(text, str(row.answer).strip()):
+            found.append(row)
+    return found
+
+# %% ../../nbs/envs/20_audit_data.ipynb #c6f45aa2
+def audit_readable_answers(rows: Sequence[Rollout]) -> Iterable[Finding]:
+    """Find answers that can be read in the system prompt, in examples, or in the question."""
+    answered = [row for row in rows if str(row.answer).strip()]
+    answers = dict.fromkeys(str(row.answer) for row in answered)
+    if len(answers) < max(MANY_ANSWERS, len(answered) / 2):
+        return
+    places = {
+        "warning": (False, "have their answer in the system prompt or in the examples"),
+        "note": (True, "have their answer in the question, as in a task that is to read a text"),
+    }
+    for severity, (is_own, where) in places.items():
+        found = rows_with_answer(answered, is_own)
+        if len(found) > len(rows) / 2:
+            message = f"{share(len(found), len(rows))} prompts {where}."
+            example = f"{prompt_text(found[0].prompt)!r} has {found[0].answer!r}"
+            yield Finding("answer_in_prompt", severity, message, example, WITHOUT_ANSWER)
 
 # %% ../../nbs/envs/20_audit_data.ipynb #9b102729
 def audit_empty(env: Environment, rows: Sequence[Rollout]) -> Iterable[Finding]:
@@ -172,7 +210,7 @@ def audit_empty(env: Environment, rows: Sequence[Rollout]) -> Iterable[Finding]:
     if empty and reads_answer and not (len(empty) == len(rows) and has_other):
         message = f"{share(len(empty), len(rows))} rows have no answer."
         severity = "error" if len(empty) > len(rows) / 10 else "warning"
-        example = f"{shown_text(prompt_text(empty[0].prompt))} has the answer {empty[0].answer!r}"
+        example = f"{prompt_text(empty[0].prompt)!r} has the answer {empty[0].answer!r}"
         yield Finding("empty_answer", severity, message, example, WITH_ANSWER)
 
 # %% ../../nbs/envs/20_audit_data.ipynb #e870e1a8
@@ -207,7 +245,7 @@ def audit_lengths(
             "error" if long > len(rows) / 2 else "warning" if long > len(rows) / 20 else "note"
         )
         remedy = f"GRPOConfig(max_prompt_length={max(lengths)}), or shorter prompts"
-        example = shown_text(prompt_text(rows[lengths.index(max(lengths))].prompt))
+        example = repr(prompt_text(rows[lengths.index(max(lengths))].prompt))
         yield Finding("too_long", severity, message, example, remedy)
 
 # %% ../../nbs/envs/20_audit_data.ipynb #2d65836d
@@ -221,5 +259,5 @@ def audit_rows(
     """Return what is wrong with the first `most` prompts of an environment, and with some rows."""
     return [
         *audit_prompts(env, most), *audit_empty(env, rows), *audit_named_answers(rows),
-        *audit_lengths(rows, count, limit),
+        *audit_readable_answers(rows), *audit_lengths(rows, count, limit),
     ]  # fmt: skip

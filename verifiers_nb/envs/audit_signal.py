@@ -211,9 +211,9 @@ def check_truncated(seen: Learnable, samples: Sequence[Rollout], limit: int) -> 
         return
     message = f"{share(seen.cut_off, seen.rollouts)} samples are cut off at {limit:,} tokens."
     cut = next(each for each in samples if ran_out_of_tokens(each.state, each.completion))
-    end = f"…{paid_example(said(cut.completion)[-120:], cut.reward)}"
+    example = paid_example(said(cut.completion), cut.reward)
     severity = "error" if seen.cut_off > 0.5 * seen.rollouts else "warning"
-    yield Finding("truncated", severity, message, end, f"GRPOConfig(max_tokens={2 * limit})")
+    yield Finding("truncated", severity, message, example, f"GRPOConfig(max_tokens={2 * limit})")
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #798cceb9
 def within_groups(samples: Sequence[Rollout], read: Callable[[Rollout], float]) -> list[float]:

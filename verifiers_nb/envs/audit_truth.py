@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 
 from .audit_case import Case, listed_answers, mean_reward
-from .findings import Finding, one_row_text, paid_example, shown_text
+from .findings import Finding, one_row_text, paid_example
 from .learnable import share
 from .trials import Payment, Trial
 
@@ -41,7 +41,7 @@ def check_raises(case: Case) -> Iterable[Finding]:
         severity = "error" if on_right or lost else "warning"
         if all(script is None for script, _ in failed):  # an API always answers with a message
             severity = "note"
-        example = f"{shown_text(script)}: {one_row_text(payment.error, 200)}"
+        example = f"{script!r}: {one_row_text(payment.error, 200)}"
         remedy = "rubric.add_reward_func(func, isolate=True), or return 0.0 for such a text"
         yield Finding("raises", severity, message, example, remedy)
 
@@ -263,7 +263,8 @@ def check_speed(case: Case) -> Iterable[Finding]:
         example = paid_example(case.right[0], case.payments[0].reward)
         remedy = "@functools.cache for what is the same in all rollouts"
         yield Finding("slow", "warning", message, example, remedy)
-    trials: list[Trial] = [(0, case.write("a " * (length // 2))) for length in (4_000, 16_000)]
+    lines = "and so on, " * 1_500  # "a a a" would be a product to a reader of formulas
+    trials: list[Trial] = [(0, case.write(lines[:length])) for length in (4_000, 16_000)]
     short, long = case.ask(trials)
     if not long.unknown and long.seconds > 0.1 and long.seconds > 8 * short.seconds:
         message = (

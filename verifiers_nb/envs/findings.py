@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SEVERITIES', 'LONGEST_SHOWN', 'Finding', 'PaidText', 'one_row_text', 'shown_text', 'paid_example', 'worst_first',
+__all__ = ['SEVERITIES', 'LONGEST_SHOWN', 'without_middle', 'Finding', 'PaidText', 'one_row_text', 'paid_example', 'worst_first',
            'AuditReport', 'finding_text', 'count_text', 'report_text', 'joined_reports']
 
 # %% ../../nbs/envs/19_findings.ipynb #538edbe1
@@ -17,15 +17,24 @@ from typing import Any
 
 from ..support.hooks import registered_hooks
 
+# %% ../../nbs/envs/19_findings.ipynb #49b653bc
+def without_middle(text: str, most: int) -> str:
+    """Return a text of about `most` characters: of a longer one, both ends and what is between."""
+    half = most // 2
+    if len(text) <= most:
+        return text
+    return f"{text[:half]} … {len(text) - 2 * half:,} characters … {text[-half:]}"
+
 # %% ../../nbs/envs/19_findings.ipynb #2498b1d7
 SEVERITIES = ("error", "warning", "note")
+LONGEST_SHOWN = 300
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
     """A fault of an environment. `severity` is one of `SEVERITIES`.
 
-    `example` is a text, as Python writes it, and what it earns.
+    `example` is a whole text, as Python writes it, so that one can paste it, and what it earns.
     """
 
     kind: str
@@ -33,6 +42,10 @@ class Finding:
     message: str
     example: str = ""
     remedy: str = ""
+
+    def short_example(self, most: int = LONGEST_SHOWN) -> str:
+        """Return the example, without its middle if it is long."""
+        return without_middle(self.example, most)
 
 # %% ../../nbs/envs/19_findings.ipynb #515146c5
 @dataclass(frozen=True, slots=True)
@@ -55,24 +68,10 @@ def one_row_text(text: str, most: int = 160) -> str:
     row = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in row)
     return row if len(row) <= most else row[: most - 1] + "…"
 
-# %% ../../nbs/envs/19_findings.ipynb #49b653bc
-LONGEST_SHOWN = 300
-
-
-def shown_text(text: Any) -> str:
-    """Return a text, or the turns of a script, as Python writes it, so that one can paste it.
-
-    Of a long one, the middle is left out.
-    """
-    shown, half = repr(text), LONGEST_SHOWN // 2
-    if len(shown) <= LONGEST_SHOWN:
-        return shown
-    return f"{shown[:half]} … {len(shown) - 2 * half:,} characters … {shown[-half:]}"
-
 # %% ../../nbs/envs/19_findings.ipynb #e6c7acfd
 def paid_example(text: Any, reward: float) -> str:
-    """Return a text that one can paste, and what it earns."""
-    return f"{shown_text(text)} earns {reward:g}"
+    """Return a text, or the turns of a script, as one can paste it, and what it earns."""
+    return f"{text!r} earns {reward:g}"
 
 # %% ../../nbs/envs/19_findings.ipynb #a9796b57
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
@@ -120,7 +119,7 @@ class AuditReport:
 def finding_text(finding: Finding) -> str:
     """Return a finding as lines of plain text."""
     lines = [f"{finding.severity.upper():8}{finding.kind}: {finding.message}"]
-    labelled = {"example": finding.example, "remedy": finding.remedy}
+    labelled = {"example": finding.short_example(), "remedy": finding.remedy}
     lines += [f"{label:>8}: {one_row_text(text, 500)}" for label, text in labelled.items() if text]
     return "\n".join(lines)
 

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Trial', 'NO_NETWORK', 'LOOK_UPS', 'SENDS', 'NOT_ASKED', 'UNASKED', 'PATIENCE', 'Payment', 'refuse_network',
-           'close_network', 'Question', 'Judges', 'ask_through', 'pay_played', 'pay', 'is_isolated', 'serve_trials',
-           'Trials']
+__all__ = ['Trial', 'NO_NETWORK', 'LOOK_UPS', 'UNREACHED', 'NOT_ASKED', 'UNASKED', 'PATIENCE', 'Payment', 'refuse_network',
+           'refuse_sockets', 'drop_connections', 'close_network', 'Question', 'Judges', 'ask_through', 'pay_played',
+           'pay', 'is_isolated', 'serve_trials', 'Trials']
 
 # %% ../../nbs/envs/17_trials.ipynb #ed054777
 import asyncio
@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any, TypeAlias
@@ -28,6 +29,7 @@ from .environment import Environment
 from .multiturn import MultiTurnEnv, Script, ScriptedClient, initial_state
 from .rollouts import run_sync, score_group
 from ..rubrics.judge import JudgeRubric
+from ..support.confine import refuse_network_calls
 from ..types import Rollout, settled
 
 # %% ../../nbs/envs/17_trials.ipynb #ffce8b0a
@@ -38,7 +40,8 @@ Trial: TypeAlias = "tuple[int, Script | None]"
 class Payment:
     """What a trial was paid; `error` says why a reward function or the rollout failed, or is "".
 
-    `unknown`: a judge or the network would have to be asked, and may not be.
+    `unknown`: a judge or the network would have to be asked, and may not be. `asked_network`:
+    whether the network was asked for, even if the function went on without it.
     """
 
     reward: float = 0.0
@@ -46,25 +49,58 @@ class Payment:
     error: str = ""
     seconds: float = 0.0
     unknown: bool = False
+    asked_network: bool = False
 
 # %% ../../nbs/envs/17_trials.ipynb #62853aac
 NO_NETWORK = "a trial of a reward has no network"
 
 
-def refuse_network(*_: Any, **__: Any) -> Any:
-    """Raise `OSError`: the process of the trials has no network."""
+def refuse_network(attempts: list[str], *_: Any, **__: Any) -> Any:
+    """Add to the attempts, and raise `OSError`: the process of the trials has no network."""
+    attempts.append(NO_NETWORK)
     raise OSError(NO_NETWORK)
 
 # %% ../../nbs/envs/17_trials.ipynb #b636766b
 LOOK_UPS = ("getaddrinfo", "gethostbyname", "gethostbyname_ex", "gethostbyaddr", "getnameinfo")
-SENDS = ("connect", "connect_ex", "sendto", "sendmsg")
+UNREACHED = (-1, socket.AF_INET, socket.AF_INET6)  # -1: by default
 
 
-def close_network() -> None:
-    """Make this process refuse every connection, datagram and look-up of a name."""
-    for owner, names in ((socket, LOOK_UPS), (socket.socket, SENDS)):
-        for name in names:
-            setattr(owner, name, refuse_network)
+def refuse_sockets(attempts: list[str]) -> None:
+    """Make Python refuse look-ups of names, and sockets but for those between processes."""
+    make: Any = socket.socket.__init__
+
+    def make_local(
+        self: Any, family: int = -1, type: int = -1, proto: int = -1, fileno: int | None = None
+    ) -> None:
+        if fileno is None and family in UNREACHED:
+            refuse_network(attempts)
+        make(self, family, type, proto, fileno)
+
+    for name in LOOK_UPS:
+        setattr(socket, name, partial(refuse_network, attempts))
+    socket.socket.__init__ = make_local  # type: ignore[method-assign]
+
+# %% ../../nbs/envs/17_trials.ipynb #5a1321c4
+def drop_connections() -> None:
+    """Replace the connections that this process inherited by files without content."""
+    for name in os.listdir("/dev/fd"):
+        with suppress(OSError), socket.socket(fileno=os.dup(int(name))) as inherited:
+            if inherited.family in UNREACHED:
+                nothing = os.open(os.devnull, os.O_RDWR)
+                os.dup2(nothing, int(name))
+                os.close(nothing)
+
+# %% ../../nbs/envs/17_trials.ipynb #327b2536
+def close_network() -> list[str]:
+    """Take the network from this process, and on Linux from every program that it starts.
+
+    Returns a list, to which each attempt of this process will be added.
+    """
+    attempts: list[str] = []
+    drop_connections()
+    refuse_sockets(attempts)
+    refuse_network_calls()
+    return attempts
 
 # %% ../../nbs/envs/17_trials.ipynb #4bb18b5b
 @dataclass(frozen=True, slots=True)
@@ -167,7 +203,7 @@ def serve_trials(
     os.setsid()
     others.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    close_network()
+    attempts = close_network()
     ask_through(pipe, env)
     own, forks = os.getpid(), list[int]()
     os.register_at_fork(before=lambda: None if is_isolated() else forks.append(1))
@@ -186,6 +222,9 @@ def serve_trials(
                         replace(each, error="a reward function forked its process") for each in paid
                     ]
                     forks.clear()
+                if attempts:
+                    paid = [replace(each, asked_network=True) for each in paid]
+                    attempts.clear()
                 pipe.send(paid)
 
 # %% ../../nbs/envs/17_trials.ipynb #022b3110

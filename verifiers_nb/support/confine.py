@@ -9,9 +9,10 @@ from __future__ import annotations
 __all__ = ['NEWNS', 'NEWIPC', 'NEWUSER', 'NEWNET', 'NOBODY', 'SYSTEM', 'DEVICES', 'HIDDEN', 'READ_FILE', 'READ_FOLDER',
            'WRITE_FOLDER', 'FOLDERS', 'REFUSED', 'OWN_PROCESS_ONLY', 'CLONE', 'CLONE3', 'ARCHITECTURES',
            'REFUSED_COMMANDS', 'RIGHTS_AND_TIMES', 'LOAD', 'EQUAL', 'AT_LEAST', 'ANY_BIT', 'RETURN', 'CALL_NUMBER',
-           'ARCHITECTURE', 'FIRST_ARGUMENT', 'ALLOW', 'NOT_PERMITTED', 'NOT_IMPLEMENTED', 'set_limits', 'check',
-           'enter_user_namespace', 'readable', 'without', 'mount', 'show_at', 'enter_own_root', 'close_files',
-           'drop_capabilities', 'call_numbers', 'filter_program', 'refuse_calls', 'missing_guards', 'confine', 'main']
+           'ARCHITECTURE', 'FIRST_ARGUMENT', 'ALLOW', 'NOT_PERMITTED', 'NOT_IMPLEMENTED', 'NO_NEW_PRIVILEGES',
+           'UNIX_SOCKET', 'set_limits', 'check', 'enter_user_namespace', 'readable', 'without', 'mount', 'show_at',
+           'enter_own_root', 'close_files', 'drop_capabilities', 'call_numbers', 'filter_program', 'install_filter',
+           'refuse_calls', 'network_filter', 'refuse_network_calls', 'missing_guards', 'confine', 'main']
 
 # %% ../../nbs/support/03_confine.ipynb #77de68da
 import ctypes
@@ -258,14 +259,52 @@ def filter_program(machine: str, pid: int, own_root: bool) -> list[tuple[int, in
     # A filter can't see the flags of clone3; libraries use clone where clone3 is missing.
     return program + [(EQUAL, 0, 1, CLONE3), (RETURN, 0, 0, NOT_IMPLEMENTED), allow]
 
-# %% ../../nbs/support/03_confine.ipynb #fa35e192
-def refuse_calls(libc: ctypes.CDLL, own_root: bool) -> None:
-    """Refuse new processes, sockets and access to other processes from now on."""
-    program = filter_program(os.uname().machine, os.getpid(), own_root)
+# %% ../../nbs/support/03_confine.ipynb #11c40fea
+def install_filter(libc: ctypes.CDLL, program: Sequence[tuple[int, int, int, int]]) -> None:
+    """Filter the system calls of this process and of all that it starts, from now on."""
     code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in program))
     header = struct.pack("HP", len(program), ctypes.addressof(code))
     set_seccomp, with_filter = 22, 2
     check(libc.prctl(set_seccomp, with_filter, header, 0, 0))
+
+# %% ../../nbs/support/03_confine.ipynb #fa35e192
+def refuse_calls(libc: ctypes.CDLL, own_root: bool) -> None:
+    """Refuse new processes, sockets and access to other processes from now on."""
+    install_filter(libc, filter_program(os.uname().machine, os.getpid(), own_root))
+
+# %% ../../nbs/support/03_confine.ipynb #5fdae7da
+NO_NEW_PRIVILEGES = 38  # programs get no rights from setuid files; a filter requires this
+UNIX_SOCKET = 1
+
+
+def network_filter(machine: str) -> list[tuple[int, int, int, int]]:
+    """Return a filter that refuses sockets, but for those between processes of this machine."""
+    if machine not in ARCHITECTURES:
+        raise OSError(f"no filter for {machine}")
+    column, architecture = ARCHITECTURES[machine]
+    refuse, allow = (RETURN, 0, 0, NOT_PERMITTED), (RETURN, 0, 0, ALLOW)
+    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), refuse]
+    program += [(LOAD, 0, 0, CALL_NUMBER), (AT_LEAST, 0, 1, 0x40000000), refuse]  # the x32 calls
+    program += [(EQUAL, 0, 1, REFUSED["io_uring_setup"][column]), refuse]
+    program += [(EQUAL, 1, 0, REFUSED["socket"][column]), allow]
+    return program + [(LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 0, 1, UNIX_SOCKET), allow, refuse]
+
+# %% ../../nbs/support/03_confine.ipynb #7507b39f
+def refuse_network_calls() -> bool:
+    """Refuse this process and all that it starts new sockets that reach beyond this machine.
+
+    Returns whether the machine has such a filter.
+    """
+    if sys.platform != "linux":
+        return False
+    libc = ctypes.CDLL(None, use_errno=True)
+    try:
+        program = network_filter(os.uname().machine)
+        check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
+        install_filter(libc, program)
+    except OSError:
+        return False
+    return True
 
 # %% ../../nbs/support/03_confine.ipynb #bc6a6376
 def missing_guards(guards: Collection[str]) -> list[str]:
@@ -297,10 +336,9 @@ def confine(
         "calls": lambda: refuse_calls(libc, "root" in guards),
     }
     if sys.platform == "linux":
-        die_with_parent, no_new_privileges = 1, 38
+        die_with_parent = 1
         libc.prctl(die_with_parent, signal.SIGKILL, 0, 0, 0)
-        # Programs get no rights from setuid files; Landlock and the filter require this.
-        check(libc.prctl(no_new_privileges, 1, 0, 0, 0))
+        check(libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0))
         cores = sorted(os.sched_getaffinity(0))  # on one core, numeric libraries start no threads
         os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
         for name, step in steps.items():

@@ -28,11 +28,9 @@ def audit_drawing(
     `opened` is a trick's number.
     """
     findings = [each for each in report.findings if chosen in ("all", each.severity)]
-    given = findings, count_text(report.findings), chosen, opened, live
-    drawn = fill("audit_page.html", "page", report, *given)
-    if opened is not None:
-        drawn += marked_text(report.tricks[opened].text, label="Trick")
-    return drawn
+    text = "" if opened is None else marked_text(report.tricks[opened].text, label="Trick")
+    given = findings, count_text(report.findings), chosen, opened, text, live
+    return fill("audit_page.html", "page", report, *given)
 
 # %% ../../nbs/widgets/17_audit_page.ipynb #ca768896
 def page_html(report: AuditReport) -> str:
