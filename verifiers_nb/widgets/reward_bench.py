@@ -229,9 +229,10 @@ def read_scores(
             rows.append((scores, rollout.reward, step, group, is_valid, len(said)))
     if not rows:
         raise ValueError("There is no complete step of rollouts yet: wait for the first.")
-    table, rewards, *others = map(np.array, zip(*rows, strict=True))
+    table, rewards, steps, members, valid, lengths = map(np.array, zip(*rows, strict=True))
     scores = np.nan_to_num(table.astype(float), posinf=0.0, neginf=0.0)
-    return StoredScores(scores, rewards.astype(float), *others, texts)
+    paid = rewards.astype(float)
+    return StoredScores(scores, paid, steps, members, valid, lengths, texts)
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #7bca2e82
 def reward_chart(effects: RewardEffects, most: tuple[float, float]) -> Chart | None:

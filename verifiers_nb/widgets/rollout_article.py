@@ -98,16 +98,16 @@ def first_prompt(env: Any) -> tuple[Messages, Any] | None:
     return rows[0]["prompt"], tools
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #de84389f
-def prompt_html(prompt: Messages, tools: Any, tokenizer: Any) -> str:
+def prompt_html(prompt: Messages, tools: Any, tokenizer: Any, live: bool = False) -> str:
     """Draw a prompt as a model will see it; as messages without a tokenizer or a template."""
     if isinstance(prompt, str):
-        return fill("rollout_explorer.html", "prompt", marked_text(prompt, label="Prompt"), 0)
+        return fill("rollout_explorer.html", "prompt", marked_text(prompt, label="Prompt"), 0, True)
     with suppress(Exception):  # a template may refuse these messages
         ids = template_ids(tokenizer, prompt, tools, True)
         text = marked_text(tokenizer.decode(ids), label="Prompt")
-        return fill("rollout_explorer.html", "prompt", text, len(ids))
+        return fill("rollout_explorer.html", "prompt", text, len(ids), True)
     drawn = conversation_html(prompt, [])
-    return fill("rollout_explorer.html", "prompt", drawn, 0)
+    return fill("rollout_explorer.html", "prompt", drawn, 0, False, live and tokenizer is None)
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #5fc64139
 def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:

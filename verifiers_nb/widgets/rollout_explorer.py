@@ -10,11 +10,8 @@ __all__ = ['GROW_SECONDS', 'check_positions', 'RolloutExplorer']
 
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #77de68da
 import math
-import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,7 +115,8 @@ class RolloutExplorer(Panel):
         self.edited: tuple[int, str] | None = None
         self.file_name = "rollouts.jsonl"
         self.interrupted: LiveRun | None = None  # a stopped run, while rollouts branch off
-        self._due = self._loads = False
+        self._due = False
+        self.template: Any = None  # a tokenizer that was loaded to show the first prompt
         self._turned = True  # to the page of the rollout that is shown
         self.opened = OpenTable(self.source)
         self.at, self.pinned = None, None
@@ -454,7 +452,7 @@ class RolloutExplorer(Panel):
         whole = path is None or has_all_rollouts(path)
         steps = self.source.steps(), self.step, whole, live
         seen = self.verdict()
-        above = run, steps, summary_html(table, seen, live), seen, self._preview_html()
+        above = run, steps, summary_html(table, seen, live), seen, self._preview_html(live)
         drawn = query, self._listed_html(live), self._articles(live), VIEWS, live
         return fill("rollout_explorer.html", "explorer", self, *above, *drawn)
 
@@ -462,26 +460,21 @@ class RolloutExplorer(Panel):
         """Return whether GRPO can learn from these rollouts, and else what to try."""
         return table_learnable(self.table, self.env and self.env.rubric)
 
-    def _preview_html(self) -> str:
+    def _preview_html(self, live: bool) -> str:
         """Draw the first prompt as the model will see it, while there are no rollouts."""
         asked = None if self.env is None or self.table.rows else first_prompt(self.env)
-        return prompt_html(*asked, self._prompt_tokenizer()) if asked else ""
+        return prompt_html(*asked, self._prompt_tokenizer(), live) if asked else ""
 
     def _prompt_tokenizer(self) -> Any:
-        """Return the tokenizer of the model; a thread loads it, and draws, if that takes long."""
-        known = self.tokenizer or getattr(getattr(self.client, "served", None), "tokenizer", None)
-        model = self.model or ("" if self.client else SHIPPED_MODEL)
-        if known is not None or "transformers" in sys.modules:
-            return known or find_tokenizer(model)
-        if not self._loads:
-            self._loads = True
-            threading.Thread(target=self._load_tokenizer, args=(model,), daemon=True).start()
-        return None
+        """Return the tokenizer of the model, if it is loaded already: loading takes seconds."""
+        served = getattr(getattr(self.client, "served", None), "tokenizer", None)
+        return self.tokenizer or served or self.template
 
-    def _load_tokenizer(self, model: str) -> None:
-        with suppress(ImportError):  # without the extra that has transformers, messages are shown
-            if find_tokenizer(model) is not None:
-                self.refresh()
+    def apply_template(self) -> None:
+        """Load the tokenizer of the model, and show the first prompt after its chat template."""
+        self.template = find_tokenizer(self.model or ("" if self.client else SHIPPED_MODEL))
+        if self.template is None:
+            raise ValueError("The tokenizer of this model is not on this machine: give tokenizer=.")
 
     def _listed_html(self, live: bool) -> str:
         listing = live, self.rows, self.query.pattern
@@ -560,6 +553,10 @@ class RolloutExplorer(Panel):
     def on_bin(self, data: Mapping[str, str]) -> None:
         """List the rollouts that a bar counts, or all again."""
         self.list_bin(int(data["bin"]))
+
+    def on_template(self, data: Mapping[str, str]) -> None:
+        """Show the first prompt as the model will see it."""
+        self.apply_template()
 
     def on_pick(self, data: Mapping[str, str]) -> None:
         """Show only rollouts with this value of a column."""
