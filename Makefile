@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install demo demo-real lab run notebooks test test-gpu test-ui export docs dist clean
+.PHONY: help install demo demo-real lab run notebooks test test-all test-gpu test-ui export docs dist clean
 
 NEWEST_FIRST := python3 python3.14 python3.13 python3.12 python3.11 python
 IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
@@ -64,6 +64,9 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules, README an
 	@$(PY) -m ruff format --check .
 
 test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
+	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 4 -m "not weekly"
+
+test-all: $(COMPLETE) notebooks ## The same, and whether other packages still agree, each in its own environment
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 4
 
 test-gpu: ## Only what needs a GPU: tests and figures, in at most 8 minutes

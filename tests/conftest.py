@@ -23,6 +23,19 @@ SECOND_TRY = {
     "test_kernel_versions.py": "before 7.4 ipykernel may leave a request unread until the next one (ipykernel#1554)",
 }
 
+# What asks other packages, each in an environment of its own, whether this library still agrees with them: it changes
+# when they are released, not with each commit here. `make test` leaves it to `make test-all`, which runs each week.
+WEEKLY = (
+    "tests/browser/test_kernel_versions.py",
+    "tests/test_colab.py::test_it_installs_beside_torch",
+    "tests/test_peer_names.py::test_the_stored_names_are_those_of_the_packages",
+    "tests/test_peers.py",
+    "tests/test_ship.py::test_rewards_stay_the_same_elsewhere",
+    "tests/test_wheel.py::test_dev",
+    "tests/test_wheel.py::test_envs",
+    "tests/test_wheel.py::test_train",
+)
+
 # What takes half a minute or more, the longest first: begun last, it would let the other workers wait.
 LONGEST = """
 vllm_server browser test_processes.py test_training.py test_quick_start.py test_ship.py test_docs.py tutorials/110_train_the_shipped_model
@@ -50,12 +63,15 @@ def place(item: pytest.Item) -> int:
     return LONGEST.index(name) if name in LONGEST else len(LONGEST)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest reads the marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put long work first, and give a second try to what needs it."""
+    """Put long work first, and mark what needs a second try and what can wait for the week's end."""
     items.sort(key=place)
     for item in items:
         if item.path.name in SECOND_TRY:
             item.add_marker(pytest.mark.flaky(reruns=1))
+        if item.nodeid.startswith(WEEKLY):
+            item.add_marker(pytest.mark.weekly)
 
 
 def pytest_collection_finish() -> None:

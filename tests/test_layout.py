@@ -49,6 +49,7 @@ BY_NAME = {
     "envs.verifiers": "any public name, as an alias of the package",
     "verifiers.base": "a verifier of the registry",
 }
+TRUTHS = ("bool", "any", "all", "isinstance", "hasattr")
 TEST = re.compile(r"\btest_(eq|fail|close|ne|is|shuffled|stdout|warns)\b|\bassert\b")
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -272,6 +273,51 @@ def test_exported_lines_have_at_most_100_columns() -> None:
         if len(line) > 100
     ]
     assert not long, "\n".join(long)
+
+
+def golf(node: ast.AST) -> bool:
+    """Say whether an expression repeats a text or a list by a truth value, or splits a list from a text."""
+    if isinstance(node, ast.Call):
+        func = node.func
+        text = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Constant)
+        return text and func.attr == "split" and not node.args
+    if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
+        return False
+    for repeated, times in ((node.left, node.right), (node.right, node.left)):
+        plain = isinstance(repeated, ast.Constant) and isinstance(repeated.value, str)
+        decides = isinstance(times, ast.Call) and getattr(times.func, "id", "") in TRUTHS
+        if (plain or isinstance(repeated, ast.JoinedStr | ast.List)) and (
+            decides or isinstance(times, ast.Compare | ast.BoolOp)
+        ):
+            return True
+    return False
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("'x' * bool(y)", True),
+        ("[f'{x}'] * (y > 0)", True),
+        ("any(y) * ['x']", True),
+        ("'a b'.split()", True),
+        ("'x' * y", False),
+        ("[0] * len(y)", False),
+        ("'a,b'.split(',')", False),
+        ("y * (x > 0)", False),
+    ],
+)
+def test_golf_is_found(code: str, found: bool) -> None:
+    assert golf(ast.parse(code, mode="eval").body) == found
+
+
+def test_no_exported_line_is_golf() -> None:
+    found = [
+        f"{module}:{node.lineno}: {ast.unparse(node)[:80]}"
+        for module in exporting()
+        for node in ast.walk(tree(module))
+        if golf(node)
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_no_function_is_longer_than_40_lines() -> None:

@@ -57,7 +57,7 @@ def check_run(folder: Path) -> None:
 
 
 def test_quick_start_learns(tmp_path: Path) -> None:
-    """Half of it runs in JupyterLab, too, with another seed: tests/browser/test_lab.py."""
+    """Its first steps run in JupyterLab, too, with another seed: tests/browser/test_lab.py."""
     nb = nbformat.read(NOTEBOOK, 4)
     set_parameters(nb, output_dir="run", seed=0)
     run_notebook(nb, tmp_path / "executed.ipynb", tmp_path)

@@ -805,8 +805,7 @@ def test_the_last_good_checkpoint_is_named(
     assert "learning rate of 1 " in line and "checkpoint-4:" in line
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("rate", [3e-4, 1e-3, 3e-3])
+@pytest.mark.parametrize(("rate", "seed"), [(3e-4, 0), (1e-3, 1), (3e-3, 2)])
 def test_a_healthy_run_raises_no_alarm(
     rate: float, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

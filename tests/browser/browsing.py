@@ -69,6 +69,17 @@ def close_notebooks(page) -> None:
     page.evaluate(CLOSE)
 
 
+def command(page, name: str, **values: str) -> None:
+    """Have JupyterLab do what one of its commands does, and wait until it is done.
+
+    What the command returns stays in the page: a notebook, written out, has half a megabyte.
+    """
+    page.evaluate(
+        "async ([name, values]) => { await jupyterapp.commands.execute(name, values); }",
+        [name, values],
+    )
+
+
 @contextmanager
 def no_script_errors(page) -> Iterator[None]:
     """Refuse errors that the scripts of a page raise meanwhile, but for JupyterLab's own."""
@@ -101,7 +112,7 @@ def write_and_open(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None
     nbformat.write(nb, lab.folder / name)
     if page.evaluate("'jupyterapp' in globalThis"):
         close_notebooks(page)
-        page.evaluate("path => jupyterapp.commands.execute('docmanager:open', { path })", name)
+        command(page, "docmanager:open", path=name)
     else:
         open_notebook(lab, page, name)
     page.wait_for_function(READY, arg=name, timeout=120_000, polling=200)
@@ -116,7 +127,7 @@ def start_all(lab: Lab, page, name: str, nb: nbformat.NotebookNode) -> None:
 
 def run_again(page) -> None:
     """Run every cell of the notebook that is shown, in the kernel that it has, and refuse any error."""
-    page.evaluate("jupyterapp.commands.execute('notebook:clear-all-cell-outputs')")
+    command(page, "notebook:clear-all-cell-outputs")
     page.evaluate("void jupyterapp.commands.execute('notebook:run-all-cells')")
     wait_for_end(page)
 
@@ -188,8 +199,7 @@ def show(page, element, name: str, widths: Sequence[int] = (1280,)) -> None:
     SHOTS.mkdir(parents=True, exist_ok=True)
     size = page.viewport_size
     for theme in ("Dark", "Light"):
-        change = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
-        page.evaluate(change, f"JupyterLab {theme}")
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
         page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
         for width in widths:
             page.set_viewport_size({"width": width, "height": size["height"]})

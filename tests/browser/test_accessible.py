@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .browsing import live_widget, show
+from .browsing import command, live_widget, show
 from .everything import FAINT
 
 pytestmark = pytest.mark.browser
@@ -80,8 +80,7 @@ def test_names_and_contrast(notebook, page) -> None:
     assert sum(role == "button" for role, _ in found) > 30
     faint: list[str] = []
     for theme in ("Light", "Dark"):
-        change = "theme => jupyterapp.commands.execute('apputils:change-theme', {theme})"
-        page.evaluate(change, f"JupyterLab {theme}")
+        command(page, "apputils:change-theme", theme=f"JupyterLab {theme}")
         page.locator(f"body[data-jp-theme-name='JupyterLab {theme}']").wait_for(state="attached")
         page.wait_for_timeout(500)  # colours move to their new values
         for place in page.locator(f"{LIVE}, .vf-control").all():

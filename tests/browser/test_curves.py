@@ -38,6 +38,13 @@ def make(name, speed, steps):
         (folder / "rollouts" / f"step-{step:05d}.jsonl").write_text(text)
 make("fast", 300, 5000)
 make("slow", 900, 5000)
+with pathlib.Path("fast/metrics.jsonl").open("a") as file:
+    for event in ({"event": "changed", "note": "learning rate 0.0001"}, {"event": "paused"}, {"event": "forked", "note": "from <b>"}):
+        print(json.dumps({"step": 2500, "time": 1.7e9, **event}), file=file)
+for step in range(50, 5001, 50):
+    checkpoint = pathlib.Path(f"fast/checkpoint-{step}")
+    checkpoint.mkdir(exist_ok=True)
+    (checkpoint / "trainer_state.json").write_text("{}")
 """
 LINE = ".js-plotly-plot .trace path.js-line"
 FIGURE = "document.querySelector('.js-plotly-plot')"
@@ -98,6 +105,14 @@ dashboard"""
     assert hover.count() == widget.locator("i.vf-cross").count() == 6
     said = hover.first.text_content()
     assert all(name in said for name in ("step 2,", "fast 1", "slow 0", " (")), said
+    told = widget.locator("em.vf-cross").text_content()
+    happened = "checkpoint at 2,500 · changed learning rate 0.0001 at 2,500"
+    assert told == f"{happened} · forked from <b> at 2,500 · paused at 2,500", told
+    assert page.evaluate(f"{FIGURE}.layout.shapes.length") == 24  # one of each kind in each chart
+    assert widget.locator(".shapelayer path").count() == 24
+    widget.get_by_text("changed at 2,500 (learning rate 0.0001)").wait_for()
+    widget.get_by_text("checkpoint 100 times, last at 4,850, 4,900, 4,950, 5,000").wait_for()
+    assert widget.get_by_role("link", name="fast").get_attribute("href") == "./fast"
     assert "in training" not in said and widget.locator(".hoverlayer .legend").count() == 0
     title, value = (each.bounding_box() for each in (hover.nth(1), hover.first))
     assert value["x"] + value["width"] <= title["x"] + title["width"]
@@ -137,6 +152,7 @@ dashboard"""
     for name in ("loss", "zero_variance", "high", "training"):
         widget.get_by_role("button", name=name, exact=True).click()
     page.wait_for_function(f"{FIGURE}.layout.annotations.length === 10")
+    page.wait_for_function(f"{FIGURE}.layout.grid.columns === 2")  # three would leave one alone
     widget.get_by_text("loss is no usable number in 1 of 5,000 lines").wait_for()
 
     line = widget.locator(LINE).nth(1)

@@ -7,7 +7,7 @@ import pytest
 from nbconvert import HTMLExporter
 from nbformat.sign import NotebookNotary
 
-from .browsing import KERNEL, NOTEBOOK, live_widget, open_notebook, picture, save
+from .browsing import KERNEL, NOTEBOOK, command, live_widget, open_notebook, picture, save
 
 pytestmark = pytest.mark.browser
 
@@ -98,13 +98,13 @@ def test_the_last_picture_is_saved(pressed_and_saved, page, lab, browser, tmp_pa
 
 def test_widget_state_that_was_saved(notebook, page, lab) -> None:
     """With JupyterLab's own setting, the view comes back as it was, and says that it has no kernel."""
-    toggle = "jupyterapp.commands.execute('@jupyter-widgets/jupyterlab-manager:saveWidgetState')"
+    toggle = "@jupyter-widgets/jupyterlab-manager:saveWidgetState"
     notebook("state.ipynb", COUNTER)
     live_widget(page, "Counter").get_by_role("button", name="More").click()
     page.get_by_role("region", name="Counter").get_by_text("pressed 1 times").wait_for()
-    page.evaluate(toggle)
+    command(page, toggle)
     save(page)
-    page.evaluate(toggle)
+    command(page, toggle)
     page.evaluate("jupyterapp.serviceManager.sessions.shutdownAll()")
     open_notebook(lab, page, "state.ipynb")
     widget = page.get_by_role("region", name="Counter")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from .browsing import close_notebooks, live_widget, save
+from .browsing import close_notebooks, command, live_widget, save
 
 pytestmark = pytest.mark.browser
 
@@ -73,7 +73,7 @@ def test_widget_survives_a_reload(notebook, page, lab) -> None:
     widget = page.get_by_role("region", name="Rows")
     widget.locator("tr[data-row='2']").click()
     widget.get_by_text("chosen ['2']").wait_for()
-    page.evaluate("jupyterapp.commands.execute('docmanager:save')")
+    command(page, "docmanager:save")
     page.reload()
     widget = live_widget(page, "Rows")
     widget.get_by_text("chosen ['2']").wait_for(timeout=60_000)
@@ -91,7 +91,7 @@ def test_a_notebook_that_is_closed_and_opened_again_keeps_its_pictures(notebook,
     live_widget(page, "Rows")
     save(page)
     close_notebooks(page)
-    page.evaluate("jupyterapp.commands.execute('docmanager:open', { path: 'closed.ipynb' })")
+    command(page, "docmanager:open", path="closed.ipynb")
     widget = live_widget(page, "Rows")
     widget.locator("tr[data-row='3']").click()
     widget.get_by_text("chosen ['3']").wait_for()
@@ -128,7 +128,7 @@ def test_a_view_that_the_page_gave_up_to_load_is_replaced(notebook, page) -> Non
     save(page)
     close_notebooks(page)
     page.evaluate(GIVE_UP)
-    page.evaluate("jupyterapp.commands.execute('docmanager:open', { path: 'late.ipynb' })")
+    command(page, "docmanager:open", path="late.ipynb")
     page.wait_for_function("gaveUp")
     widget = live_widget(page, "Rows")
     widget.locator("tr[data-row='3']").click()

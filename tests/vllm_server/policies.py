@@ -6,7 +6,8 @@ import asyncio
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -101,6 +102,19 @@ async def until_running(
         return running(server) >= count
 
     await until(computing)
+
+
+@contextmanager
+def frozen(client: VLLMClient) -> Iterator[None]:
+    """Hold back what the server computes: no request in flight ends before what is done meanwhile.
+
+    Else each would have to be so long that it outlasts a push on the busiest machine.
+    """
+    call_server(client, "/sleep?level=0&mode=keep", {})
+    try:
+        yield
+    finally:
+        call_server(client, "/wake_up?tags=scheduling", {})
 
 
 def settle() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from policies import (
     adapters,
     complete,
     folders,
+    frozen,
     running,
     settle,
     until,
@@ -114,13 +116,14 @@ def test_the_base_model_among_adapters(
     """vLLM's CPU kernels give a row without an adapter somebody else's; no answer of ours shows it."""
 
     async def run() -> list[Any]:
-        first = asyncio.ensure_future(complete(client, 1200, n=16))
+        first = asyncio.ensure_future(complete(client, 300, n=16))
         await until_running(vllm_server, 16, [first])
         await asyncio.to_thread(client.push, policy.train(1))
         policy.keep(1)
-        second = [asyncio.ensure_future(complete(client, 600, seed)) for seed in range(4)]
+        second = [asyncio.ensure_future(complete(client, 300, seed)) for seed in range(4)]
         await until(lambda: client.versions.current.in_flight == 4)
-        await asyncio.to_thread(client.push, None)
+        with frozen(client):
+            await asyncio.to_thread(client.push, None)
         third = [asyncio.ensure_future(complete(client, 30, seed)) for seed in range(4)]
         return await asyncio.gather(first, *second, *third)
 
@@ -146,9 +149,10 @@ def test_a_version_goes_when_its_last_request_is_answered(
     async def run() -> Any:
         await asyncio.to_thread(client.push, policy.train(1))
         policy.keep(1)
-        slow = asyncio.ensure_future(complete(client, 1200, n=8))
+        slow = asyncio.ensure_future(complete(client, 300, n=8))
         await until_running(vllm_server, 8, [slow])
-        await asyncio.to_thread(client.push, policy.train(2))
+        with frozen(client):
+            await asyncio.to_thread(client.push, policy.train(2))
         policy.keep(2)
         quick = await complete(client, 10)
         assert not slow.done()
@@ -168,8 +172,9 @@ def test_a_push_waits_for_a_free_slot(client: VLLMClient, policy: Policy, vllm_s
 
     async def run() -> list[Any]:
         asked = []
-        for number, tokens in ((1, 1000), (2, 1900)):  # each outlasts a push on a busy machine
-            await asyncio.to_thread(client.push, policy.train(number))
+        for number, tokens in ((1, 200), (2, 900)):  # the second outlasts a push on a busy machine
+            with frozen(client) if asked else nullcontext():
+                await asyncio.to_thread(client.push, policy.train(number))
             policy.keep(number)
             request = asyncio.ensure_future(complete(client, tokens, n=8))
             request.add_done_callback(lambda _, number=number: ended.append(f"request {number}"))
@@ -342,7 +347,7 @@ def test_sleep_and_wake(client: VLLMClient, policy: Policy, vllm_server: Any) ->
     asyncio.run(complete(client, 8, prompt=prompt))
 
     async def run() -> Any:
-        asked = asyncio.ensure_future(complete(client, 1500))
+        asked = asyncio.ensure_future(complete(client, 400))
         await until_running(vllm_server, 1, [asked])
         await asyncio.to_thread(client.sleep)
         slow = await asked  # it is let finish

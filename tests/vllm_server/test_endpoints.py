@@ -61,7 +61,7 @@ def test_an_evaluation_outlives_the_loss_of_a_server(
     def evaluate() -> None:
         rows = env.get_eval_dataset()
         rows = rows.select([i % len(rows) for i in range(160)])
-        arguments = {"max_tokens": 120, "seed": 0, "extra_body": {"ignore_eos": True}}
+        arguments = {"max_tokens": 60, "seed": 0, "extra_body": {"ignore_eos": True}}
         outputs.append(env.generate(rows, both, both.model, arguments, max_concurrent=48))
 
     evaluation = threading.Thread(target=evaluate)

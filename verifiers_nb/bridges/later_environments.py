@@ -87,7 +87,7 @@ from ..types import (
 )
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #206e565b
-REQUEST = "state prompt client model oai_tools sampling_args".split()
+REQUEST = ["state", "prompt", "client", "model", "oai_tools", "sampling_args"]
 
 
 def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, Any]:
@@ -154,7 +154,7 @@ async def play_older_turns(env: Any, state: LaterState, **kwargs: Any) -> None:
         messages += answered
 
 # %% ../../nbs/bridges/02_later_environments.ipynb #5d1a7c30
-OLDER_CALL = "client model prompt answer task info sampling_args".split()
+OLDER_CALL = ["client", "model", "prompt", "answer", "task", "info", "sampling_args"]
 
 
 def from_row(own: Any) -> Any:

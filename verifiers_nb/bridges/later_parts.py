@@ -98,7 +98,7 @@ class LaterMessage(dict[str, Any]):
 # %% ../../nbs/bridges/01_later_parts.ipynb #27ec26c4
 MESSAGES = {
     role: type(f"{role.title()}Message", (LaterMessage,), {"preset": {"role": role}})
-    for role in "system user assistant tool text".split()
+    for role in ["system", "user", "assistant", "tool", "text"]
 }
 PARTS = {
     kind: type(name, (LaterMessage,), {"preset": {"type": kind}})
@@ -164,7 +164,12 @@ async def call_hooks(env: Any, kind: str, *given: Any) -> None:
         await maybe_await(getattr(env, name), *given)
 
 # %% ../../nbs/bridges/01_later_parts.ipynb #c717514a
-LATER_HOOKS = "add_trajectory_step render_completion get_prompt_messages add_model_response".split()
+LATER_HOOKS = [
+    "add_trajectory_step",
+    "render_completion",
+    "get_prompt_messages",
+    "add_model_response",
+]
 # What the first argument of some hooks became
 LATER_FIRST = {"is_completed": "state", "get_model_response": "state", "rollout": "input"}
 
@@ -324,7 +329,9 @@ async def later_state(
     row["info"] = row["info"] or {}
     state = LaterState(initial_state(**row, message_type=env.message_type))
     state.update(client=client, model=model, trajectory=[], trajectory_id=uuid4().hex)
-    state.run_args, state.is_later, state.first_prompt = sampling_args, env.is_later, row["prompt"]
+    state.run_args = sampling_args
+    state.is_later = env.is_later
+    state.first_prompt = row["prompt"]
     state["sampling_args"] = copy.deepcopy(sampling_args or {})
     state["oai_tools"] = state["info"].get("oai_tools") or env.oai_tools
     state["timing"] = dict(start_time=time.time(), generation_ms=0.0, scoring_ms=0.0, total_ms=0.0)

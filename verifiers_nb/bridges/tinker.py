@@ -67,10 +67,18 @@ def tinker_loss(args: GRPOConfig) -> tuple[str, dict[str, float] | None]:
     return "importance_sampling", None
 
 # %% ../../nbs/bridges/04_tinker.ipynb #64c673b4
-AT_DEFAULT = (
-    "entropy_coef delta importance_sampling_level importance_sampling_mode importance_floor "
-    "temperature repetition_penalty presence_penalty frequency_penalty top_entropy_quantile"
-).split()
+AT_DEFAULT = [
+    "entropy_coef",
+    "delta",
+    "importance_sampling_level",
+    "importance_sampling_mode",
+    "importance_floor",
+    "temperature",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "top_entropy_quantile",
+]
 
 
 def check_tinker(args: GRPOConfig) -> None:

@@ -141,8 +141,9 @@ def trl_columns(outputs: GenerateOutputs, end: int) -> dict[str, list[Any]]:
         else:
             start = sequence.mask.index(1)
             score = score_row(outputs, index)
-        cut = (sequence.ids[start:], sequence.logprobs[start:], sequence.mask[start:])
-        rows.append((sequence.ids[:start], *cut, score))
+        prompt, completion = sequence.ids[:start], sequence.ids[start:]
+        logprobs, mask = sequence.logprobs[start:], sequence.mask[start:]
+        rows.append((prompt, completion, logprobs, mask, score))
     columns = dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))
     if not any(columns[SCORES]):
         error = outputs.state[0].get("error") or "no response had token ids"

@@ -254,7 +254,9 @@ class Presses:
     def __init__(
         self, leave: Callable[[], None], stop: Callable[[], None] = lambda: None, seconds: float = 1
     ) -> None:
-        self.leave, self.stop, self.seconds = leave, stop, seconds
+        self.leave = leave
+        self.stop = stop
+        self.seconds = seconds
         self.asked, self.first = False, 0.0
         self.before = {s: signal.signal(s, self) for s in (signal.SIGINT, signal.SIGTERM)}
 
@@ -333,7 +335,10 @@ def one_row(text: str, most: int) -> str:
     return row if len(row) <= most else row[: most - 1] + "…"
 
 # %% ../../nbs/cli/00_command.ipynb #56c933ac
-COMMANDS = {name: f"{name}:main" for name in "audit demo eval init report train tui vllm".split()}
+COMMANDS = {
+    name: f"{name}:main"
+    for name in ["audit", "demo", "eval", "init", "report", "train", "tui", "vllm"]
+}
 COMMANDS |= {"install": "init:install_main", "ship": "init:ship_main"}
 
 # %% ../../nbs/cli/00_command.ipynb #7c1e9d02

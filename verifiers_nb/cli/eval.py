@@ -307,8 +307,9 @@ def rescore_folder(given: dict[str, Any]) -> Evaluation:
         write_metadata(home, metadata)
         evaluation = Evaluation(settings, found.after, metadata, home, rescored=found)
         if settings.report:
-            runs = (meta_of_run(before), found.before), (meta_of_run(metadata), found.after)
-            evaluation.report = write_html_comparison(home / "comparison.html", *runs)
+            earlier = meta_of_run(before), found.before
+            later = meta_of_run(metadata), found.after
+            evaluation.report = write_html_comparison(home / "comparison.html", earlier, later)
     except (OSError, ValueError) as error:
         raise CommandError(str(error)) from error
     return evaluation

@@ -157,7 +157,9 @@ def git_requirement(address: str, branch: str | None, subfolder: str = "") -> st
         address = "ssh://" + address.replace(":", "/", 1)
     address = address if address.startswith("git+") else f"git+{address}"
     fragment = f"subdirectory={subfolder}" if subfolder else fragment
-    return address + f"@{branch}" * bool(branch) + f"#{fragment}" * bool(fragment)
+    if branch:
+        address += f"@{branch}"
+    return f"{address}#{fragment}" if fragment else address
 
 # %% ../../nbs/cli/13_init.ipynb #eca159fe
 def requirements_of(packages: Sequence[str]) -> list[str]:

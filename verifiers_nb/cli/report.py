@@ -118,7 +118,20 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
         spread = [figure(stats[key]) for key in ("std", "p5", "p25", "p50", "p75", "p95")]
         cells = [figure(stats["mean"]), error, *adds, *spread, value_histogram(values, name)]
         rows.append([f"<b>{escaped(name)}</b>", *cells])
-    head = "score mean error weight adds std 5% 25% median 75% 95% distribution".split()
+    head = [
+        "score",
+        "mean",
+        "error",
+        "weight",
+        "adds",
+        "std",
+        "5%",
+        "25%",
+        "median",
+        "75%",
+        "95%",
+        "distribution",
+    ]
     return table(head, rows, "Reward by part", numbers=range(1, 11))
 
 # %% ../../nbs/cli/02_report.ipynb #0a14d4c9
@@ -192,7 +205,8 @@ def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str
         f"<p>expected: <code>{escaped(answer)}</code></p>" if answer else "",
         *(f"<p>the judge on {escaped(name)}: {escaped(said)}</p>" for name, said in reasons),
     ]
-    return f"<details{' open' * open_}><summary>{head}</summary>{''.join(body)}</details>"
+    state = " open" if open_ else ""
+    return f"<details{state}><summary>{head}</summary>{''.join(body)}</details>"
 
 # %% ../../nbs/cli/02_report.ipynb #0716d970
 MOST_ROLLOUTS = 5

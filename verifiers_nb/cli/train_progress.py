@@ -54,11 +54,17 @@ class StepDisplay:
     def __init__(self, history: RunHistory, drawn: bool) -> None:
         from rich.progress import BarColumn, Progress, TextColumn
 
-        steps = TextColumn("step {task.completed:.0f}/{task.total:.0f}")
-        columns = steps, BarColumn(bar_width=None), TextColumn("{task.description}", markup=False)
-        self.bar = Progress(*columns, disable=not drawn, expand=True)
+        self.bar = Progress(
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.description}", markup=False),
+            disable=not drawn,
+            expand=True,
+        )
         self.task = self.bar.add_task("starting", total=0)
-        self.history, self.drawn, self.seen = history, drawn, time.time()
+        self.history = history
+        self.drawn = drawn
+        self.seen = time.time()
 
     def show(self, state: RunState) -> None:
         """Show new steps and evaluations."""

@@ -183,6 +183,8 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
                 check_taken(load, [*env_args])
                 made: Any = load(**env_args)
                 warn_of_unread(load, made, [*env_args])
+                with suppress(AttributeError):  # its name, for widgets
+                    made.env_id = getattr(made, "env_id", "") or env_id
                 for hook in registered_hooks("imports"):
                     hook.loaded(made, env_id, env_args)
                 return made
@@ -208,9 +210,15 @@ CARD_COLUMNS = ("environment", "what it asks", "tags", "turns", "judge", "packag
 def card_cells(card: EnvironmentCard) -> tuple[str, ...]:
     """Return the cells of a card's row."""
     arguments = "<br>".join(f"`{argument}`".replace("|", "\\|") for argument in card.arguments)
-    turns, judge = "several" if card.multi_turn else "one", "yes" if card.judge else "no"
-    plain = (", ".join(card.tags), turns, judge, ", ".join(card.packages))
-    return (f"`{card.id}`", card.summary, *plain, arguments)
+    return (
+        f"`{card.id}`",
+        card.summary,
+        ", ".join(card.tags),
+        "several" if card.multi_turn else "one",
+        "yes" if card.judge else "no",
+        ", ".join(card.packages),
+        arguments,
+    )
 
 # %% ../../nbs/environments/00_load.ipynb #a8cb7f4f
 class EnvironmentList(list[EnvironmentCard]):

@@ -75,13 +75,14 @@ def accuracy(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -
     return float(bool(given) and given in map(plain_answer, answers))
 
 # %% ../../nbs/environments/mmmu.ipynb #0716d970
-SUBJECTS = (
-    "Accounting Agriculture Architecture_and_Engineering Art Art_Theory Basic_Medical_Science "
-    "Biology Chemistry Clinical_Medicine Computer_Science Design "
-    "Diagnostics_and_Laboratory_Medicine Economics Electronics Energy_and_Power Finance "
-    "Geography History Literature Manage Marketing Materials Math Mechanical_Engineering Music "
-    "Pharmacy Physics Psychology Public_Health Sociology"
-).split()
+SUBJECTS = [
+    "Accounting", "Agriculture", "Architecture_and_Engineering", "Art", "Art_Theory",
+    "Basic_Medical_Science", "Biology", "Chemistry", "Clinical_Medicine", "Computer_Science",
+    "Design", "Diagnostics_and_Laboratory_Medicine", "Economics", "Electronics",
+    "Energy_and_Power", "Finance", "Geography", "History", "Literature", "Manage", "Marketing",
+    "Materials", "Math", "Mechanical_Engineering", "Music", "Pharmacy", "Physics", "Psychology",
+    "Public_Health", "Sociology",
+]  # fmt: skip
 
 # %% ../../nbs/environments/mmmu.ipynb #9e6a55b6
 def load_environment(

@@ -59,7 +59,9 @@ class ActionEnv(MultiTurnEnv):
             raise ValueError(f"max_format_errors must be at least 1, not {max_format_errors}.")
         if isinstance(end_commands, str):
             raise TypeError(f"end_commands must be a list of words, not {end_commands!r}.")
-        self.reader, self.commands, self.strict = action_parser(parser), commands, strict
+        self.reader = action_parser(parser)
+        self.commands = commands
+        self.strict = strict
         self.execute, self.end_commands = execute, end_commands
         self.max_format_errors = max_format_errors
         if isinstance(self.reader, FunctionCallingParser):

@@ -30,7 +30,6 @@ from .learnable import (
     advice_for,
     learnable_rollouts,
     least_group_size,
-    ran_out_of_tokens,
     share,
     success_interval,
     teaching_share,
@@ -38,6 +37,7 @@ from .learnable import (
 from .prompts import RolloutRows
 from .rollouts import run_sync
 from .trials import Judges, Trials
+from ..inference.columns import ran_out_of_tokens
 from ..rubrics.rubric import indices_of
 from ..types import Rollout
 
@@ -210,7 +210,7 @@ def check_truncated(seen: Learnable, samples: Sequence[Rollout], limit: int) -> 
     if seen.cut_off <= 0.1 * seen.rollouts:
         return
     message = f"{share(seen.cut_off, seen.rollouts)} samples are cut off at {limit:,} tokens."
-    cut = next(each for each in samples if ran_out_of_tokens(each.state, each.completion))
+    cut = next(each for each in samples if ran_out_of_tokens(each.state))
     example = paid_example(said(cut.completion), cut.reward)
     severity = "error" if seen.cut_off > 0.5 * seen.rollouts else "warning"
     yield Finding("truncated", severity, message, example, f"GRPOConfig(max_tokens={2 * limit})")
@@ -239,7 +239,7 @@ EVEN = 0.1  # lengths that vary less, as a share of their mean, don't matter
 
 def check_length(samples: Sequence[Rollout]) -> Iterable[Finding]:
     """Find rewards that follow the length of answers within groups."""
-    whole = [each for each in samples if not ran_out_of_tokens(each.state, each.completion)]
+    whole = [each for each in samples if not ran_out_of_tokens(each.state)]
     if len(whole) < 8:
         return
     rewards = within_groups(whole, lambda sample: sample.reward)

@@ -200,7 +200,9 @@ class Environment(ABC):
         if dataset is None and eval_dataset is None:
             raise ValueError("Either dataset or eval_dataset must be provided")
         check_protocol(message_type, bool(system_prompt or few_shot))
-        self.message_type, self.system_prompt, self.few_shot = message_type, system_prompt, few_shot
+        self.message_type = message_type
+        self.system_prompt = system_prompt
+        self.few_shot = few_shot
         prepare = partial(self.format_dataset, system_prompt=system_prompt, few_shot=few_shot)
         self.dataset = prepare_dataset(dataset, prepare)
         self.eval_dataset = prepare_dataset(eval_dataset, prepare)

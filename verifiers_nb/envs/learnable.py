@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['EQUAL_REWARDS', 'NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable',
-           'most_possible', 'learnable_rewards', 'learnable', 'ran_out_of_tokens', 'Advice', 'found_and_cut',
-           'what_is_learnt', 'advice_for', 'nothing_learnt', 'learnable_rollouts', 'learnable_results',
-           'warn_of_results', 'chance_equal', 'teaching_share', 'least_group_size', 'success_interval']
+           'most_possible', 'learnable_rewards', 'learnable', 'Advice', 'found_and_cut', 'what_is_learnt', 'advice_for',
+           'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
+           'teaching_share', 'least_group_size', 'success_interval']
 
 # %% ../../nbs/envs/18_learnable.ipynb #d5bad4b8
 import logging
@@ -20,7 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..inference.columns import answers_of, finish_reason, is_cut_off
+from ..inference.columns import ran_out_of_tokens
 from ..rubrics.rubric import indices_of
 from ..types import GenerateOutputs, Rollout
 
@@ -120,8 +120,9 @@ def learnable_rewards(
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
     most = max(most, high)
     solved = sum(reward >= most - EQUAL_REWARDS for reward in rewards) if most > 0 else 0
-    counts = len(rewards), len(several), sum(differ), low, high, most, solved
-    return Learnable(*counts, cut_off, answered, tag)
+    return Learnable(
+        len(rewards), len(several), sum(differ), low, high, most, solved, cut_off, answered, tag
+    )
 
 # %% ../../nbs/envs/18_learnable.ipynb #45736760
 def learnable(
@@ -140,16 +141,9 @@ def learnable(
     parser = parser or getattr(rubric, "parser", None)
     tag = answer_name(parser)
     answered = sum(finds_answer(parser, completions[at]) for at in kept) if tag else None
-    cut_off = sum(ran_out_of_tokens(states[at], completions[at]) for at in kept)
+    cut_off = sum(ran_out_of_tokens(states[at]) for at in kept)
     paid, members = [rewards[at] for at in kept], [groups[at] for at in kept]
     return learnable_rewards(paid, members, most_possible(rubric), cut_off, answered, tag)
-
-# %% ../../nbs/envs/18_learnable.ipynb #f69a9ab9
-def ran_out_of_tokens(state: Mapping[str, Any], completion: Any) -> bool:
-    """Return whether an answer of a rollout was cut off at its limit of tokens."""
-    with suppress(AttributeError, LookupError, TypeError, ValueError):  # others may have written it
-        return is_cut_off(finish_reason(completion, answers_of(state)))
-    return False
 
 # %% ../../nbs/envs/18_learnable.ipynb #b5c3971d
 class Advice(NamedTuple):
@@ -253,8 +247,10 @@ def learnable_results(results: GenerateOutputs, rubric: Any = None) -> Learnable
     """
     good = [at for at, error in enumerate(results.errors) if not error]
     keys = [repr((results.task[at], results.prompt[at], results.answer[at])) for at in good]
-    columns = [results.state[at] for at in good], [results.completion[at] for at in good]
-    return learnable([results.reward[at] for at in good], keys, *columns, rubric)
+    rewards = [results.reward[at] for at in good]
+    states = [results.state[at] for at in good]
+    completions = [results.completion[at] for at in good]
+    return learnable(rewards, keys, states, completions, rubric)
 
 # %% ../../nbs/envs/18_learnable.ipynb #98cc2e0a
 def warn_of_results(results: GenerateOutputs, rubric: Any) -> None:

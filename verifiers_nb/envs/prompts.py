@@ -22,7 +22,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import orjson
 
 from ..rubrics.rubric import copied, group_ids
-from ..types import ChatMessage, GenerateInputs, Info, Rollout, cleanup_messages
+from ..types import (
+    ChatMessage,
+    GenerateInputs,
+    Info,
+    Rollout,
+    cleanup_messages,
+    without_surrogates,
+)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -77,6 +84,7 @@ def with_prompts(
     if question_key not in columns:
         found = f"it has {sorted(columns)}"
         raise ValueError(f"The dataset needs a 'prompt' or a {question_key!r} column; {found}.")
+    system_prompt, few_shot = without_surrogates(system_prompt), without_surrogates(few_shot)
     prompts = [chat_prompt(question, system_prompt, few_shot) for question in dataset[question_key]]
     # As Arrow's array: of a list, datasets makes a fingerprint that takes ten times as long.
     return dataset.add_column("prompt", pa.array(prompts))
@@ -125,13 +133,19 @@ class LazyDataset:
 
 # %% ../../nbs/envs/00_prompts.ipynb #d2b17574
 def as_dataset(data: Any) -> Dataset:
-    """Return a dataset, or a list of dicts as one; raises `TypeError` for anything else."""
+    """Return a dataset, or a list of dicts as one; raises `TypeError` for anything else.
+
+    Half an emoji, which a dataset can't hold, becomes "�".
+    """
     if not isinstance(data, dict) and hasattr(data, "column_names") and hasattr(data, "__len__"):
         return data
     if isinstance(data, (list, tuple)) and all(isinstance(row, dict) for row in data):
         from datasets import Dataset
 
-        return Dataset.from_list(list(data))
+        try:
+            return Dataset.from_list(list(data))
+        except UnicodeEncodeError:
+            return Dataset.from_list(without_surrogates(list(data)))
     hint = f"a {type(data).__name__}: give a datasets.Dataset or a list of dicts"
     if isinstance(data, str):
         hint = f"a name: load it first, with datasets.load_dataset({data!r}, split='train')"
@@ -168,7 +182,9 @@ class RolloutRows(Sequence[Rollout]):
     """
 
     def __init__(self, read: RowReader, rows: Sequence[int], groups: Sequence[int]) -> None:
-        self.read, self.rows, self.groups = read, rows, groups
+        self.read = read
+        self.rows = rows
+        self.groups = groups
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -38,7 +38,17 @@ NOT_STORED = {*INPUTS, *ELSEWHERE, ANSWERS}
 
 def rollout_record(rollout: Rollout) -> dict[str, Any]:
     """Return the record of a finished rollout: its inputs, its completion and its scores."""
-    names = "index prompt answer task info completion reward metrics error".split()
+    names = [
+        "index",
+        "prompt",
+        "answer",
+        "task",
+        "info",
+        "completion",
+        "reward",
+        "metrics",
+        "error",
+    ]
     return {
         **{name: getattr(rollout, name) for name in names},
         "completion": plain_messages(rollout.completion),
@@ -84,7 +94,7 @@ def from_line(line: bytes) -> dict[str, Any]:
         record = orjson.loads(line)
     except ValueError:
         try:
-            record = loads(line)
+            record = loads(line.decode("utf-8-sig", "surrogatepass"))  # bytes may pass for UTF-16
         except RecursionError as error:
             raise ValueError("it is nested too deeply") from error
     if not isinstance(record, dict) or not isinstance(record.get("index"), int):

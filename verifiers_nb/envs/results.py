@@ -251,7 +251,9 @@ class StoredColumn(Sequence[Any]):
     """One column of stored rollouts."""
 
     def __init__(self, rollouts: StoredRollouts, name: str) -> None:
-        self.rollouts, self.name, self.read = rollouts, name, READ_COLUMN[name]
+        self.rollouts = rollouts
+        self.name = name
+        self.read = READ_COLUMN[name]
 
     def __len__(self) -> int:
         return len(self.rollouts)

@@ -81,7 +81,10 @@ def without_none(value: Any) -> Any:
 
 # %% ../../nbs/envs/03_store.ipynb #0c6e31e3
 def input_digest(value: Any) -> str:
-    """Return a digest of a plain value; the addresses of objects don't count."""
+    """Return a digest of a plain value; addresses of objects, and keys that are None, don't count.
+
+    A dataset adds such keys to its rows, so `{"a": None}` and `{}` are the same row.
+    """
     text = re.sub(r" at 0x[0-9a-fA-F]+", "", dumps(without_none(value), sort_keys=True))
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
@@ -126,7 +129,9 @@ class AppendedFile:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.is_new, self.process = path, not path.exists(), os.getpid()
+        self.path = path
+        self.is_new = not path.exists()
+        self.process = os.getpid()
         self.file = path.open("ab", buffering=0)
         self.opened = os.fstat(self.file.fileno())
         self.size = self.opened.st_size

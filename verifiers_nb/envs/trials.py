@@ -245,7 +245,9 @@ class Trials:
         seconds: float | None = None,
         judges: Judges | None = None,
     ) -> None:
-        self.env, self.rows, self.seconds = env, rows, seconds or PATIENCE
+        self.env = env
+        self.rows = rows
+        self.seconds = seconds or PATIENCE
         self.judges = judges or Judges()
         self.process: Any = None
         self.ended = 0  # how often a trial ended its process

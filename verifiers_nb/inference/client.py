@@ -259,8 +259,18 @@ def get_model_and_tokenizer(
 
 # %% ../../nbs/inference/00_client.ipynb #f615bbff
 OFTEN_LEFT_OUT = frozenset(
-    "annotations audio content function_call logprobs refusal service_tier system_fingerprint "
-    "tool_calls usage".split()
+    {
+        "annotations",
+        "audio",
+        "content",
+        "function_call",
+        "logprobs",
+        "refusal",
+        "service_tier",
+        "system_fingerprint",
+        "tool_calls",
+        "usage",
+    }
 )
 
 
@@ -435,11 +445,22 @@ def read_answer(exchange: Exchange, content: bytes) -> Reply:
     raise openai.APIResponseValidationError(cast(Any, exchange), body, message=message)
 
 # %% ../../nbs/inference/00_client.ipynb #af3e1334
-UNSERVED = (
-    "use_dora modules_to_save rank_pattern alpha_pattern lora_bias target_parameters "
-    "trainable_token_indices layer_replication alora_invocation_tokens use_qalora use_bdlora "
-    "arrow_config kasa_config monteclora_config"
-).split()
+UNSERVED = [
+    "use_dora",
+    "modules_to_save",
+    "rank_pattern",
+    "alpha_pattern",
+    "lora_bias",
+    "target_parameters",
+    "trainable_token_indices",
+    "layer_replication",
+    "alora_invocation_tokens",
+    "use_qalora",
+    "use_bdlora",
+    "arrow_config",
+    "kasa_config",
+    "monteclora_config",
+]
 
 
 def check_adapter(config: PeftConfig) -> None:

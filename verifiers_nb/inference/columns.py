@@ -7,8 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'answer_facts', 'are_facts',
-           'answers_of', 'token_count', 'finish_reason', 'reasoning_characters', 'Column', 'column_values',
-           'column_words', 'column_keys', 'columns_of', 'as_number', 'text_counts']
+           'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason', 'ran_out_of_tokens',
+           'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys', 'columns_of', 'as_number',
+           'text_counts']
 
 # %% ../../nbs/inference/19_columns.ipynb #dc33393e
 import math
@@ -71,6 +72,20 @@ def are_facts(answer: Any) -> bool:
         and isinstance(answer.get("tokens") or 0, int)
     )
 
+# %% ../../nbs/inference/19_columns.ipynb #7cc73018
+def turn_facts(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the facts about the answer of a turn of tokens."""
+    return {"finish_reason": turn["finish_reason"], "tokens": len(turn["completion_ids"])}
+
+
+def facts_of_each(read: Callable[[Any], dict[str, Any]], answers: Any) -> list[dict[str, Any]]:
+    """Return what `read` finds in each of `answers`, which may have any shape."""
+    found = []
+    for answer in answers if isinstance(answers, (list, tuple)) else ():
+        with suppress(AttributeError, LookupError, TypeError, ValueError):
+            found.append(read(answer))
+    return [facts for facts in found if are_facts(facts)]
+
 # %% ../../nbs/inference/19_columns.ipynb #a3733228
 ANSWERS = "sampled_answers"  # where a stored rollout has the facts
 
@@ -80,18 +95,10 @@ def answers_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     They come from the responses, or what was stored of them, or else from the turns of tokens.
     """
-    answers = []
-    for response in state.get("responses") or ():
-        with suppress(AttributeError, LookupError, TypeError, ValueError):  # it may have any shape
-            answers.append(answer_facts(response))
-    if answers or ANSWERS in state:
-        stored = state.get(ANSWERS)
-        return answers or (list(filter(are_facts, stored)) if isinstance(stored, list) else [])
-    with suppress(LookupError, TypeError):
-        for turn in state.get("turns") or ():
-            tokens = len(turn["completion_ids"])
-            answers.append({"finish_reason": turn["finish_reason"], "tokens": tokens})
-    return list(filter(are_facts, answers))
+    found = facts_of_each(answer_facts, state.get("responses"))
+    if found or ANSWERS in state:
+        return found or facts_of_each(dict, state.get(ANSWERS))
+    return facts_of_each(turn_facts, state.get("turns"))
 
 # %% ../../nbs/inference/19_columns.ipynb #1b0aed34
 Answers = Sequence[Mapping[str, Any]]
@@ -107,6 +114,11 @@ def finish_reason(completion: Messages, answers: Answers) -> str | None:
     reasons = [answer["finish_reason"] for answer in answers if answer.get("finish_reason")]
     cut = [reason for reason in reasons if is_cut_off(reason)]
     return cut[0] if cut else reasons[-1] if reasons else None
+
+# %% ../../nbs/inference/19_columns.ipynb #de8e4340
+def ran_out_of_tokens(state: Mapping[str, Any]) -> bool:
+    """Return whether an answer of a rollout was cut off at its limit of tokens."""
+    return is_cut_off(finish_reason("", answers_of(state)))
 
 # %% ../../nbs/inference/19_columns.ipynb #e6f1292d
 def reasoning_characters(completion: Messages, answers: Answers) -> int | None:

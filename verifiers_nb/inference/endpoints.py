@@ -34,7 +34,7 @@ from .adapter_versions import Version
 from .client import Reply
 from .http import HTTPClient, running_loop
 from .vllm_policy import VLLMClient, call_server
-from ..support.calls import is_transient, with_retries
+from ..support.calls import give_up, is_transient, with_retries
 
 if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
@@ -151,7 +151,9 @@ class Endpoints:
         for client in clients:
             client.retries = 0  # requests go to another server instead
         self.endpoints = [Backend(client) for client in clients]
-        self.patience, self.retries, self.check_every = patience, retries, check_every
+        self.patience = patience
+        self.retries = retries
+        self.check_every = check_every
         self.model: str = clients[0].model
         self.version, self.folders = 0, AdapterFolders()
         self.folder: Path | None = None
@@ -228,9 +230,8 @@ def no_server_error(endpoints: Endpoints) -> ConnectionError:
     """Return the error for the case that all servers are out."""
     backends = endpoints.endpoints
     reasons = "; ".join(f"{each.client.base_url}: {each.out}" for each in backends)
-    error = ConnectionError(f"none of the {len(backends)} servers is available: {reasons}")
-    error.given_up = True  # type: ignore[attr-defined]
-    return error
+    message = f"none of the {len(backends)} servers is available: {reasons}"
+    return give_up(ConnectionError(message))
 
 # %% ../../nbs/inference/17_endpoints.ipynb #4f33419d
 async def wait_for_endpoint(endpoints: Endpoints) -> Backend:

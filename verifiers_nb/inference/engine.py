@@ -199,7 +199,9 @@ class EngineBase:
     """The base model of an engine, with the interface of OpenAI's client."""
 
     def __init__(self, engine: EmbeddedEngine) -> None:
-        self.engine, self.served, self.model = engine, engine.served, engine.model
+        self.engine = engine
+        self.served = engine.served
+        self.model = engine.model
         self.request_numbers = engine.request_numbers
         self.chat = SimpleNamespace(
             completions=SimpleNamespace(create=partial(complete_chat, self))

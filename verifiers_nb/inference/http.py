@@ -225,7 +225,10 @@ class HTTPClient:
         max_reply_mb: float = MAX_REPLY_MB,
     ) -> None:
         self.base_url = str(base_url).rstrip("/") + "/"
-        self.api_key, self.model, self.timeout, self.retries = api_key, model, timeout, retries
+        self.api_key = api_key
+        self.model = model
+        self.timeout = timeout
+        self.retries = retries
         authorization = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self.headers = {"Content-Type": "application/json", **authorization, **(headers or {})}
         self.completions = SimpleNamespace(create=partial(self.create, self.url("completions")))

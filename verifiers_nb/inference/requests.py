@@ -17,7 +17,7 @@ from typing import Any
 
 from .decode import Sampling
 from .tokens import message_for_template, need_template
-from ..types import content_text
+from ..types import content_text, without_surrogates
 
 # %% ../../nbs/inference/03_requests.ipynb #2cf016dc
 OFF: tuple[Any, ...] = (False, 0, {})
@@ -125,16 +125,17 @@ class PromptTokenizer:
         if not isinstance(prompt, str):
             return list(prompt)
         with self.lock:
-            return self.need_tokenizer()(prompt).input_ids
+            return self.need_tokenizer()(without_surrogates(prompt)).input_ids
 
     def encode_chat(self, messages: Sequence[Any], options: Options) -> list[int]:
         """Return the ids of messages in the chat template, up to where the answer begins."""
         if not messages:
             raise ValueError("messages is empty: a chat request needs at least one message")
         need_template(self.need_tokenizer())
+        messages = without_surrogates([*map(text_message, messages)])
         with self.lock:
             return self.need_tokenizer().apply_chat_template(
-                [message_for_template(dict(text_message(message))) for message in messages],
+                [message_for_template(dict(message)) for message in messages],
                 **({"tools": list(options.tools)} if options.tools else {}),
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,

@@ -131,12 +131,25 @@ def chat_format(text: Mapping[str, Any]) -> dict[str, Any]:
 
 # %% ../../nbs/inference/20_responses.ipynb #e05cf8aa
 CONVERTED = frozenset(
-    "input instructions tools tool_choice text reasoning max_output_tokens".split()
+    {"input", "instructions", "tools", "tool_choice", "text", "reasoning", "max_output_tokens"}
 )
 MEANINGLESS = frozenset(
-    "model stream stream_options store metadata user safety_identifier service_tier truncation "
-    "prompt_cache_key prompt_cache_options prompt_cache_retention max_tool_calls "
-    "previous_response_id".split()
+    {
+        "model",
+        "stream",
+        "stream_options",
+        "store",
+        "metadata",
+        "user",
+        "safety_identifier",
+        "service_tier",
+        "truncation",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "max_tool_calls",
+        "previous_response_id",
+    }
 )
 INCLUDED = ("reasoning.encrypted_content",)
 

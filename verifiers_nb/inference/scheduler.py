@@ -44,7 +44,9 @@ class StopDetector:
 
     def __init__(self, decode: Callable[[list[int]], str], stops: tuple[str, ...]):
         self.decode, self.stops = decode, stops
-        self.tail, self.begin, self.read = "", 0, 0
+        self.tail = ""
+        self.begin = 0
+        self.read = 0
 
     def __call__(self, token_ids: list[int]) -> bool:
         """Return whether the ids so far, one more than at the last call, complete a stop string."""
@@ -286,7 +288,9 @@ class Scheduler:
         for name, limit in (("threads", threads or 1), ("max_batch_size", max_batch_size)):
             if limit < 1:
                 raise ValueError(f"{name} is {limit}, it must be 1 or more")
-        self.model, self.batch, self.closed = model, Batch(model), False
+        self.model = model
+        self.batch = Batch(model)
+        self.closed = False
         self.wave: list[SampledSequence] = []  # of this iteration of an event loop
         self.inbox, self.waiting = list[SampledSequence](), list[SampledSequence]()
         self.max_batch_size = self.most = max_batch_size

@@ -88,7 +88,8 @@ def served_model(client: HTTPClient) -> str:
     cards = call_server(client, "models")["data"]
     names = [card["id"] for card in cards if not card.get("parent")]
     if len(names) != 1:
-        listed = ", ".join(names[:5] + ["…"] * (len(names) > 5)) or "none"
+        more = ["…"] if len(names) > 5 else []
+        listed = ", ".join([*names[:5], *more]) or "none"
         choice = f"choose one with model=... ({listed})"
         raise ValueError(f"{client.base_url} serves {len(names)} models: {choice}")
     return names[0]
@@ -363,7 +364,9 @@ class VLLMClient(HTTPClient):
         super().__init__(base_url, api_key, model=model, **settings)
         self.model = model or served_model(self)
         self.versions, self.folders = Versions(self.model), AdapterFolders(adapter_dir)
-        self.max_loras, self.tolerance, self.proved = max_loras, tolerance, False
+        self.max_loras = max_loras
+        self.tolerance = tolerance
+        self.proved = False
         self.pushing, self.claimed = threading.RLock(), claim_lock(self.base_url)
         self.server = server
 

@@ -136,14 +136,18 @@ class VLLMServer(AbstractContextManager["VLLMServer"]):
     def __init__(
         self, model: str, command: list[str], env: dict[str, str], reserved: socket.socket
     ):
-        self.model, self.command, self.port = model, command, reserved.getsockname()[1]
+        self.model = model
+        self.command = command
+        self.port = reserved.getsockname()[1]
         self.url = f"http://{HOST}:{self.port}/v1"
         self.api_key = env.get("VLLM_API_KEY") or secrets.token_urlsafe(24)
         self.env = {**env, "VLLM_API_KEY": self.api_key}
         self.log = Path(tempfile.gettempdir(), f"vllm-{secrets.token_hex(4)}.log")
         self.guards: list[subprocess.Popen[bytes]] = []
         self.close = weakref.finalize(self, end_server, self.guards, reserved, os.getpid())
-        self.starts, self.restarts_left, self.timeout = 0, 0, 1800.0
+        self.starts = 0
+        self.restarts_left = 0
+        self.timeout = 1800.0
         self.serving = threading.Event()
         self.error: Exception | None = None  # why it has ended for good
         self.started = self.answered = 0.0

@@ -164,7 +164,7 @@ class Parser:
             return None
         last = completion[-1]
         text = last.get("content")
-        if self.reads_thinking and (len(last) > 2 or not isinstance(text, str)):
+        if (len(last) > 2 or not isinstance(text, str)) and self.reads_thinking:
             text = text_with_thinking(last)  # most messages have a role and a text only
         return self.parse(text)
 

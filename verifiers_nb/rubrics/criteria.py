@@ -317,7 +317,9 @@ class RankingJudge(SchemaJudge):
     def __init__(
         self, criteria: Sequence[Any] | str, seed: int = 0, repeat: bool = False, **kwargs: Any
     ) -> None:
-        self.criteria, self.seed, self.repeat = as_criteria(criteria), seed, repeat
+        self.criteria = as_criteria(criteria)
+        self.seed = seed
+        self.repeat = repeat
         super().__init__(**kwargs)
         functions: Any = [self.ranking, self.ranking_agreement]  # they score a group
         self.add_reward_func(functions[0])

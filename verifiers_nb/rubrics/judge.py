@@ -162,7 +162,7 @@ class JudgeRubric(Rubric):
             logger.warning("In judge_sampling_args: %s", warning)
         self.judge_retries = judge_retries
         self.ask_once = AskedOnce(self.ask)
-        names = "judge judge_client judge_model judge_prompt judge_sampling_args".split()
+        names = ["judge", "judge_client", "judge_model", "judge_prompt", "judge_sampling_args"]
         self.class_objects |= {name: getattr(self, name) for name in names}
 
     async def judge(

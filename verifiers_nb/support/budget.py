@@ -162,7 +162,9 @@ class MeteredClient:
     """A client that asks a budget before each request, and counts responses under `model`."""
 
     def __init__(self, client: Any, budget: Budget, model: str) -> None:
-        self.client, self.budget, self.model_name = client, budget, model
+        self.client = client
+        self.budget = budget
+        self.model_name = model
         chat = getattr(getattr(client, "chat", None), "completions", None)
         text = getattr(client, "completions", None)
         chat, text = (

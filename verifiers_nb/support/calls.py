@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE', 'run_breakers',
-           'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES',
-           'is_transient', 'seconds_until', 'retry_after', 'with_retries', 'Breaker', 'with_breaker', 'without_retries',
-           'request_arguments', 'meant_by', 'check_sampling_args', 'create_in_thread', 'is_coroutine',
-           'as_async_client', 'api_key', 'without_secrets']
+__all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE',
+           'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME',
+           'SECRET_SHAPES', 'give_up', 'was_given_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
+           'is_without_connection', 'Breaker', 'with_breaker', 'without_retries', 'request_arguments', 'meant_by',
+           'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -37,8 +37,23 @@ from tenacity import (
 
 from .threads import Threads
 
+# %% ../../nbs/support/01_calls.ipynb #7ae85588
+E = TypeVar("E", bound=BaseException)
+
+
+def give_up(error: E) -> E:
+    """Mark an error as the last of its request, so that no caller sends the request again."""
+    error.given_up = True  # type: ignore[attr-defined]
+    return error
+
+
+def was_given_up(error: BaseException) -> bool:
+    """Return whether the request of an error was given up."""
+    return getattr(error, "given_up", False)
+
 # %% ../../nbs/support/01_calls.ipynb #c1dfd96e
 TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+# Names, because the libraries of these classes are imported only when they are used.
 TRANSIENT_TYPES = frozenset(
     {"APIConnectionError", "APITimeoutError", "TransportError", "ClientConnectionError"}
 )
@@ -48,10 +63,9 @@ NO_MONEY = "insufficient_quota"
 def is_transient(error: BaseException) -> bool:
     """Return whether the same request may succeed after this error.
 
-    False for an error after which `with_retries` has given up, so that outer callers don't retry
-    it.
+    False for one after which the request was given up.
     """
-    if getattr(error, "given_up", False):
+    if was_given_up(error):
         return False
     if (status := getattr(error, "status_code", None)) is not None:
         return status in TRANSIENT_STATUS and getattr(error, "code", None) != NO_MONEY
@@ -115,8 +129,16 @@ async def with_retries(request: Callable[[], Awaitable[T]], retries: int) -> T:
     try:
         return await attempts(attempt)
     except Exception as error:
-        error.given_up = True  # type: ignore[attr-defined]
+        give_up(error)
         raise
+
+# %% ../../nbs/support/01_calls.ipynb #2839c5a8
+def is_without_connection(error: BaseException) -> bool:
+    """Return whether OpenAI's client, or ours, got no connection.
+
+    False for a subclass of its error, which is that of slow answers.
+    """
+    return type(error).__name__ == "APIConnectionError"
 
 # %% ../../nbs/support/01_calls.ipynb #86b2f453
 BEFORE_PROBE = 1.0  # seconds
@@ -146,11 +168,10 @@ class Breaker:
         try:
             answer = await request()
         except Exception as error:
-            if type(error).__name__ == "APIConnectionError":  # its subclass is that of slow answers
+            if is_without_connection(error):
                 self.suspect = True
                 if probes:
-                    self.error = error
-                    error.given_up = True  # type: ignore[attr-defined]
+                    self.error = give_up(error)
             raise
         self.suspect = False
         return answer
@@ -184,24 +205,25 @@ def request_arguments(
     return arguments
 
 # %% ../../nbs/support/01_calls.ipynb #b223a9fd
-SAMPLING_NAMES = frozenset(
-    # of OpenAI's API
-    "audio best_of echo extra_body extra_headers extra_query frequency_penalty function_call "
-    "functions logit_bias logprobs max_completion_tokens max_tokens metadata modalities model n "
-    "parallel_tool_calls prediction presence_penalty prompt_cache_key prompt_cache_retention "
-    "reasoning reasoning_effort response_format safety_identifier seed service_tier stop store "
-    "stream stream_options suffix temperature timeout tool_choice tools top_logprobs top_p user "
-    "verbosity web_search_options "
-    # of vLLM and other servers
-    "add_generation_prompt add_special_tokens allowed_token_ids bad_words cache_salt "
-    "chat_template chat_template_kwargs continue_final_message documents ignore_eos "
-    "include_reasoning include_stop_str_in_output kv_transfer_params length_penalty "
-    "logits_processors min_p min_tokens mm_processor_kwargs priority prompt_logprobs provider "
-    "repetition_penalty request_id return_token_ids return_tokens_as_token_ids "
-    "skip_special_tokens spaces_between_special_tokens stop_token_ids structured_outputs "
-    "thinking top_k truncate_prompt_tokens typical_p use_beam_search vllm_xargs guided_json "
-    "guided_regex guided_choice guided_grammar".split()
-)
+SAMPLING_NAMES = frozenset({  # of OpenAI's API, then of vLLM and other servers
+    "audio", "best_of", "echo", "extra_body", "extra_headers", "extra_query",
+    "frequency_penalty", "function_call", "functions", "logit_bias", "logprobs",
+    "max_completion_tokens", "max_tokens", "metadata", "modalities", "model", "n",
+    "parallel_tool_calls", "prediction", "presence_penalty", "prompt_cache_key",
+    "prompt_cache_retention", "reasoning", "reasoning_effort", "response_format",
+    "safety_identifier", "seed", "service_tier", "stop", "store", "stream", "stream_options",
+    "suffix", "temperature", "timeout", "tool_choice", "tools", "top_logprobs", "top_p", "user",
+    "verbosity", "web_search_options",
+    "add_generation_prompt", "add_special_tokens", "allowed_token_ids", "bad_words",
+    "cache_salt", "chat_template", "chat_template_kwargs", "continue_final_message",
+    "documents", "ignore_eos", "include_reasoning", "include_stop_str_in_output",
+    "kv_transfer_params", "length_penalty", "logits_processors", "min_p", "min_tokens",
+    "mm_processor_kwargs", "priority", "prompt_logprobs", "provider", "repetition_penalty",
+    "request_id", "return_token_ids", "return_tokens_as_token_ids", "skip_special_tokens",
+    "spaces_between_special_tokens", "stop_token_ids", "structured_outputs", "thinking",
+    "top_k", "truncate_prompt_tokens", "typical_p", "use_beam_search", "vllm_xargs",
+    "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+})  # fmt: skip
 MEANT_NAMES = {
     "temp": "temperature",
     "max_new_tokens": "max_tokens",

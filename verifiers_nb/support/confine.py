@@ -159,8 +159,9 @@ def close_files(libc: ctypes.CDLL, folder: str, paths: Sequence[str], own_root: 
     if version < 3:
         raise OSError("Landlock is missing or too old: it takes Linux 6.2 or newer")
     files, network, signals_and_sockets = (1 << (16 if version > 4 else 15)) - 1, 3, 3
-    handled = (files, network if version > 3 else 0, signals_and_sockets if version > 5 else 0)
-    attributes = struct.pack("QQQ", *handled)
+    network = network if version > 3 else 0
+    signals_and_sockets = signals_and_sockets if version > 5 else 0
+    attributes = struct.pack("QQQ", files, network, signals_and_sockets)
     size = 24 if version > 5 else 16 if version > 3 else 8
     check(rules := libc.syscall(create, attributes, size, 0))
     opened = [(path, READ_FOLDER if os.path.isdir(path) else READ_FILE) for path in paths]
@@ -359,8 +360,8 @@ def main() -> None:
     names of the guards instead. It is not run if its parent, which is named by number, has died.
     """
     folder, seconds, memory_mb, file_mb, parent, prefixes, mode = sys.argv[1:]
-    amounts = float(seconds), int(memory_mb), int(file_mb)
-    guards = confine(folder, *amounts, prefixes.split(os.pathsep))
+    paths = prefixes.split(os.pathsep)
+    guards = confine(folder, float(seconds), int(memory_mb), int(file_mb), paths)
     if mode == "report":
         print(*guards)
     elif mode == "strict" and (missing := missing_guards(guards)):

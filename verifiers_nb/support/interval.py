@@ -29,7 +29,9 @@ class MeanSequence:
 
     def __init__(self, half: float, confidence: float = 0.95) -> None:
         self.half, self.threshold = half, math.log(2 / (1 - confidence))
-        self.count, self.total, self.squares = 0, 0.5, 0.25
+        self.count = 0
+        self.total = 0.5
+        self.squares = 0.25
         self.weights = self.weighted = self.penalty = 0.0
         self.low, self.high = 0.0, 1.0
 

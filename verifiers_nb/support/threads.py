@@ -155,7 +155,9 @@ class Threads:
     """
 
     def __init__(self, most: int = 512) -> None:
-        self.most, self.count, self.started = most, 0, 0
+        self.most = most
+        self.count = 0
+        self.started = 0
         self.jobs: SimpleQueue[ThreadJob] = SimpleQueue()
         self.done = DoneJobs()
         # Loops that call `grow`; the weak references let go of one that was closed early.
@@ -280,7 +282,9 @@ class Requests:
     """
 
     def __init__(self, now: float) -> None:
-        self.began, self.longest, self.told = now, 0.0, False
+        self.began = now
+        self.longest = 0.0
+        self.told = False
         self.pending: dict[FrameType, float] = {}
         self.ended: list[float] = []
         self.written: list[tuple[float, int]] = []

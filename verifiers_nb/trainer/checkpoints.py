@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'EMPTY_EPOCH', 'CHANGES', 'keep_own_state', 'share_state', 'set_learning_rate', 'FollowRequests', 'end_run',
            'learnt_weights', 'put_weights', 'settings_to_store', 'batch_or_stop', 'without_empty_epoch', 'stop_note',
-           'ResumableTrainer']
+           'note_requests', 'ResumableTrainer']
 
 # %% ../../nbs/trainer/16_checkpoints.ipynb #77de68da
 import copy
@@ -17,7 +17,7 @@ import logging
 import os
 import shutil
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,7 @@ from ..support.calls import without_secrets
 from ..support.files import check_unclaimed, claimed
 from .control import InterruptGuard, RunControl, RunStopped
 from .run_folder import (
+    append_metrics,
     check_whole,
     find_checkpoint,
     flush,
@@ -160,6 +161,16 @@ def stop_note(step: int) -> str:
         return "stopped before the end of the first step: nothing is saved"
     return f"stopped; the checkpoint of step {step} is complete"
 
+# %% ../../nbs/trainer/16_checkpoints.ipynb #b1c3cb85
+def note_requests(trainer: Any, paused: bool, changes: Mapping[str, float]) -> None:
+    """Write that a run paused, and what was changed, to its metrics."""
+    step = trainer.state.global_step
+    if paused:
+        append_metrics(trainer.folder, step, {"event": "paused"})
+    if changes:
+        note = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in changes.items())
+        append_metrics(trainer.folder, step, {"event": "changed", "note": note})
+
 # %% ../../nbs/trainer/16_checkpoints.ipynb #2d0065be
 CHANGES = "changes.json"
 
@@ -248,8 +259,10 @@ class ResumableTrainer(Trainer):
     def take_requests(self) -> dict[str, float]:
         """Pause or stop if that was requested; return the requested changes of settings."""
         with self.guard.open():
-            self.run.hold()
-        return self.run.take_changes()
+            paused = self.run.hold()
+        changes = self.run.take_changes()
+        note_requests(self, paused, changes)
+        return changes
 
     def apply_changes(self, changes: dict[str, float]) -> None:
         """Change settings between two steps."""

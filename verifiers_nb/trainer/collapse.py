@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FAR_KL', 'FAR_LAG', 'FAR_ENTROPY', 'LOW_ENTROPY', 'FALL', 'logged', 'signs_of_collapse', 'Collapse', 'CollapseWatch']
+__all__ = ['FAR_KL', 'LOST_KL', 'FAR_LAG', 'FAR_ENTROPY', 'LOW_ENTROPY', 'FALL', 'logged', 'signs_of_collapse', 'Collapse',
+           'CollapseWatch']
 
 # %% ../../nbs/trainer/17_collapse.ipynb #880a1c9d
 import math
@@ -22,6 +23,7 @@ def logged(metrics: Mapping[str, Any], name: str) -> float | None:
 
 # %% ../../nbs/trainer/17_collapse.ipynb #84756313
 FAR_KL = 1.0  # nats per token; healthy runs stay far below
+LOST_KL = 10.0  # no text of the policy is left
 FAR_LAG = 0.3  # nats per token between a stale policy and the present one
 FAR_ENTROPY = 3.0  # times the entropy at the start, or a quarter of it
 LOW_ENTROPY = 0.25
@@ -76,7 +78,9 @@ class CollapseWatch:
     """
 
     def __init__(self) -> None:
-        self.best, self.spread, self.last_good = -math.inf, 0.0, 0
+        self.best = -math.inf
+        self.spread = 0.0
+        self.last_good = 0
         self.before: float | None = None
         self.entropy: float | None = None
         self.found: Collapse | None = None
@@ -91,7 +95,9 @@ class CollapseWatch:
         self.spread = max(self.spread, logged(metrics, "reward_std") or 0.0)
         if self.entropy is None:
             self.entropy = logged(metrics, "entropy")
-        if self.best - recent <= FALL * max(abs(self.best), self.spread):
+        is_lost = (logged(metrics, "kl") or 0.0) > LOST_KL
+        usual = abs(self.best) if is_lost else max(abs(self.best), self.spread)
+        if self.best - recent <= FALL * usual:
             self.best = max(self.best, recent)
             self.last_good = step - 1 - int(logged(metrics, "staleness/max") or 0)
             self.found = None

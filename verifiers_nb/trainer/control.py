@@ -235,14 +235,19 @@ class RunControl:
         self.step = self.first_step = step
         self.max_steps, self.started = max_steps, self.phase.worked()
 
-    def hold(self) -> None:
-        """Wait during a pause; raise `RunStopped` after a request to stop."""
+    def hold(self) -> bool:
+        """Wait during a pause; raise `RunStopped` after a request to stop.
+
+        Return whether there was a pause.
+        """
         with self.changed:
-            if self.wish == "pause":
+            paused = self.wish == "pause"
+            if paused:
                 with self.phase("paused"):
                     self.changed.wait_for(lambda: self.wish != "pause")
             if self.wish == "stop":
                 raise RunStopped
+        return paused
 
     def take_changes(self) -> dict[str, float]:
         """Return the requested changes of settings, and clear them."""
@@ -253,7 +258,9 @@ class RunControl:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Mark a block as the run; store how it ended, or its error, in the state."""
-        self.is_active, self.ended, self.error = True, "", None
+        self.is_active = True
+        self.ended = ""
+        self.error = None
         self.phase.enter("starting")
         try:
             yield
@@ -277,9 +284,15 @@ class RunControl:
             try:
                 self.result = run()
             except Exception as error:  # maybe before the run came to `running`
-                self.is_active, self.ended, self.error = False, "failed", error
+                self.is_active = False
+                self.ended = "failed"
+                self.error = error
                 logger.exception("The run failed at step %d.", self.step)
 
-        self.result, self.error, self.is_active, self.ended, self.wish = None, None, True, "", "go"
+        self.result = None
+        self.error = None
+        self.is_active = True
+        self.ended = ""
+        self.wish = "go"
         self.thread = threading.Thread(target=work, name="grpo-training", daemon=True)
         self.thread.start()

@@ -47,6 +47,7 @@ from .checkpoints import (
     ResumableTrainer,
     batch_or_stop,
     end_run,
+    note_requests,
 )
 from .checks import (
     RewardWatch,
@@ -393,7 +394,8 @@ class GRPOTrainer(ResumableTrainer):
                 return generation, rollouts
             except CancelledError:
                 with self.guard.open():
-                    self.run.hold()
+                    paused = self.run.hold()
+                note_requests(self, paused, {})
 
     def sync_policy(self) -> None:
         """Give the sampler the adapter as it is after the last finished step."""

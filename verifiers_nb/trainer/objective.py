@@ -72,8 +72,14 @@ def token_losses(
     loss, clipped = found if isinstance(found, tuple) else (found, torch.zeros_like(old).bool())
     if "sampler_logprobs" in given:  # it corrects for the sampler itself
         return loss, clipped
-    correction = (args.importance_cap, args.importance_sampling_mode, args.importance_floor)
-    weights = importance_weights(old, batch.sampler_logprobs, *correction, batch.sequences)
+    weights = importance_weights(
+        old,
+        batch.sampler_logprobs,
+        args.importance_cap,
+        args.importance_sampling_mode,
+        args.importance_floor,
+        batch.sequences,
+    )
     return loss * weights, clipped
 
 # %% ../../nbs/trainer/06_objective.ipynb #0ade7c2c

@@ -280,8 +280,8 @@ class RolloutPipeline:
         step = number * args.parts * args.num_iterations + 1
         rows = repeated_rows(self.order[number], args.num_generations, side_by_side=True)
         sampling_args = args.sampling_args(derive_seed(args.seed, step))
-        given = (rows, self.client, self.client.model, sampling_args)
-        made = self.env.make_run(*given, budget=self.budget)
+        model = self.client.model
+        made = self.env.make_run(rows, self.client, model, sampling_args, budget=self.budget)
         run = TrainingRun(**{f.name: getattr(made, f.name) for f in fields(made) if f.init})
         path = self.folder / f"step-{step:05d}.jsonl"
         run.store = open_store(path, run)
@@ -344,7 +344,9 @@ class PolicyVersions:
     pushed: tuple[int, int] | None = None  # a model and its step
 
     def __init__(self, client: Any, sleeps: bool | str = False) -> None:
-        self.client, self.sleeps, self.step_of = client, sleeps, dict[int, int]()
+        self.client = client
+        self.sleeps = sleeps
+        self.step_of = dict[int, int]()
         # A client of one's own may only know how to sleep with its weights in place.
         self.sleep_settings = {"weights": True} if sleeps == "all" else {}
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'file_digest', 'flush', 'write_manifest', 'file_faults', 'is_needed',
            'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state',
-           'find_checkpoint', 'keep_metrics', 'has_steps', 'set_aside', 'copy_past']
+           'find_checkpoint', 'keep_metrics', 'append_metrics', 'has_steps', 'set_aside', 'copy_past']
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #a3da9ac5
 import hashlib
@@ -16,9 +16,11 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from transformers.trainer_callback import TrainerState
 
@@ -177,6 +179,16 @@ def keep_metrics(output_dir: str | Path, until: int) -> None:
                     if json.loads(line)["step"] <= until and "train_runtime" not in line:
                         out.write(f"{line}\n".encode())
 
+# %% ../../nbs/trainer/14_run_folder.ipynb #93c80639
+def append_metrics(output_dir: str | Path, step: int, values: Mapping[str, Any]) -> None:
+    """Append a line with `step`, `time` and values to a run's metrics; log an error instead."""
+    line = json.dumps({"step": step, "time": time.time(), **values})
+    try:
+        with (Path(output_dir) / METRICS).open("a") as file:
+            file.write(f"{line}\n")
+    except OSError as error:
+        logger.error("The metrics of step %d are not written: %s.", step, error)
+
 # %% ../../nbs/trainer/14_run_folder.ipynb #5d20b8f3
 def has_steps(metrics: Path) -> bool:
     """Return whether a file has metrics of a step from 1 on.
@@ -229,7 +241,10 @@ def copy_past(checkpoint: str | Path, folder: str | Path) -> Path:
             shutil.copytree(checkpoint, fresh / checkpoint.name)
             if (metrics := checkpoint.parent / METRICS).exists():
                 shutil.copy(metrics, fresh / METRICS)
-                keep_metrics(fresh, until=read_state(checkpoint).global_step)
+                step = read_state(checkpoint).global_step
+                keep_metrics(fresh, until=step)
+                note = f"from {checkpoint.parent.name}"
+                append_metrics(fresh, step, {"event": "forked", "note": note})
     except OSError as error:  # shutil's own has a list of what it could not copy
         why = error.strerror or error.args[0][0][-1]
         said = f"The fork can't be written to {folder}: {why}. The run that it leaves is as it was."

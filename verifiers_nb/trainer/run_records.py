@@ -11,10 +11,8 @@ __all__ = ['logger', 'HAVE_TABLES', 'MetricsFile', 'mean_metrics', 'write_advant
            'speed_metrics']
 
 # %% ../../nbs/trainer/15_run_records.ipynb #f55f197d
-import json
 import logging
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -32,7 +30,7 @@ from transformers.trainer_callback import PrinterCallback, ProgressCallback
 from ..envs.records import from_line, to_line
 from ..support.files import rewritten
 from ..support.memory import best_device
-from .run_folder import METRICS, keep_metrics
+from .run_folder import append_metrics, keep_metrics
 from ..types import Rollout, conversation, print_prompt_completions_sample
 
 # %% ../../nbs/trainer/15_run_records.ipynb #45c2498c
@@ -54,14 +52,8 @@ class MetricsFile(TrainerCallback):
             keep_metrics(args.output_dir, until=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        if not state.is_world_process_zero:
-            return
-        line = json.dumps({"step": state.global_step, "time": time.time(), **(logs or {})})
-        try:
-            with (Path(args.output_dir) / METRICS).open("a") as file:
-                file.write(line + "\n")
-        except OSError as error:
-            logger.error("The metrics of step %d are not written: %s.", state.global_step, error)
+        if state.is_world_process_zero:
+            append_metrics(args.output_dir, state.global_step, logs or {})
 
 # %% ../../nbs/trainer/15_run_records.ipynb #f1183c75
 def mean_metrics(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -135,8 +135,10 @@ def attend_in_spans(
     query: Any, key: Any, value: Any, shared: SharedPrompts, window: int | None, **settings: Any
 ) -> torch.Tensor:
     """Return causal attention in the layout `shared`, with one call per span: [T, heads, D]."""
-    taken = take(query, shared.queries), take(key, shared.keys), take(value, shared.keys)
-    outputs = [attend(q, k, v, window, **settings) for q, k, v in zip(*taken, strict=True)]
+    queries = take(query, shared.queries)
+    keys, values = take(key, shared.keys), take(value, shared.keys)
+    spans = zip(queries, keys, values, strict=True)
+    outputs = [attend(q, k, v, window, **settings) for q, k, v in spans]
     rows = torch.cat([out.transpose(1, 2).flatten(0, 1) for out in outputs])
     return rows.index_select(0, shared.order)
 
@@ -190,10 +192,11 @@ def shared_prompt_attention(
             "share_prompts=False."
         )
     query, key = query.to(value.dtype), key.to(value.dtype)  # rotating leaves them in fp32
-    given = (query, key, value, shared_prompts, sliding_window)
+    shared, window = shared_prompts, sliding_window
     if takes_all_lengths(query, key, value, dropout):
-        return attend_at_once(*given, scaling)[None], None
-    return attend_in_spans(*given, dropout_p=dropout, scale=scaling)[None], None
+        return attend_at_once(query, key, value, shared, window, scaling)[None], None
+    out = attend_in_spans(query, key, value, shared, window, dropout_p=dropout, scale=scaling)
+    return out[None], None
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #0716d970
 SHARED = "sdpa_shared_prompts"

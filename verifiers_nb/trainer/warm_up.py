@@ -15,7 +15,6 @@ import copy
 import hashlib
 import json
 import random
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from .logprobs import batch_logprobs
 from .loop import train_step
 from .policy import suit_processor
 from .run_folder import (
-    METRICS,
+    append_metrics,
     keep_metrics,
     last_checkpoint,
     read_state,
@@ -143,7 +142,10 @@ class WarmUp(ResumableTrainer):
     def __init__(
         self, owner: Any, samples: Sequence[Sample], args: GRPOConfig, size: int, digest: str
     ) -> None:
-        self.owner, self.samples, self.size, self.digest = owner, samples, size, digest
+        self.owner = owner
+        self.samples = samples
+        self.size = size
+        self.digest = digest
         super().__init__(owner.model, args, processing_class=owner.processing_class)
         self.run, self.first_weights = owner.run, owner.cold_weights
         replace_progress(self)
@@ -218,9 +220,7 @@ def write_metrics(owner: Any, step: int, metrics: Mapping[str, float]) -> None:
     """Append metrics to the file of a run, and show them as its last ones."""
     owner.run.metrics = dict(metrics)
     if owner.state.is_world_process_zero:
-        line = json.dumps({"step": step, "time": time.time(), **metrics})
-        with (owner.folder / METRICS).open("a") as file:
-            file.write(line + "\n")
+        append_metrics(owner.folder, step, metrics)
 
 # %% ../../nbs/trainer/20_warm_up.ipynb #a64e2c18
 def run_warm_up(

@@ -49,10 +49,28 @@ def is_picture(url: str) -> bool:
     return len(url) <= MOST_PICTURE and PICTURE.match(url) is not None
 
 # %% ../../nbs/widgets/10_conversation.ipynb #64f30cfc
-MATHML = set(
-    "math mrow mi mn mo ms mtext mspace mfrac msqrt mroot msup msub msubsup mover munder "
-    "munderover mtable mtr mtd".split()
-)
+MATHML = {
+    "math",
+    "mrow",
+    "mi",
+    "mn",
+    "mo",
+    "ms",
+    "mtext",
+    "mspace",
+    "mfrac",
+    "msqrt",
+    "mroot",
+    "msup",
+    "msub",
+    "msubsup",
+    "mover",
+    "munder",
+    "munderover",
+    "mtable",
+    "mtr",
+    "mtd",
+}
 MOST_FORMULA = 2000  # characters
 
 
@@ -60,7 +78,7 @@ def mathml_html(node: Any) -> str:
     """Write a tree of MathML as HTML: the elements of `MATHML` and escaped text."""
     inside = escaped(html.unescape(node.text or "")) + "".join(map(mathml_html, node))
     name = node.tag.rpartition("}")[2]
-    display = ' display="block"' * (node.get("display") == "block")
+    display = ' display="block"' if node.get("display") == "block" else ""
     drawn = f"<{name}{display}>{inside}</{name}>" if name in MATHML else inside
     return drawn + escaped(html.unescape(node.tail or ""))
 
@@ -347,7 +365,8 @@ def colour_marks(edges: Sequence[int], shades: Sequence[tuple[int, float]]) -> l
     for (hue, tint), run in groupby(range(len(shades)), key=shades.__getitem__):
         tokens = [*run]
         start, end = edges[tokens[0]], edges[tokens[-1] + 1]
-        marks += [Mark(start, end, "token", hue=hue, tint=tint)] * (tint > 0)
+        if tint > 0:
+            marks.append(Mark(start, end, "token", hue=hue, tint=tint))
     return marks
 
 # %% ../../nbs/widgets/10_conversation.ipynb #fa719242

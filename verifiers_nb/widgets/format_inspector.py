@@ -33,13 +33,14 @@ from .inspection import (
     Listed,
     contract_of,
     given_rollouts,
+    identity_of_results,
     insert,
     inspect_text,
     inspected_text,
     survey_completions,
     survey_html,
 )
-from .view import Panel, Selection
+from .view import Panel, RunIdentity, Selection
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #c1dfd96e
 def inspection_marks(seen: Inspection) -> list[Mark]:
@@ -114,6 +115,8 @@ class FormatInspector(Panel):
             self.handed = Selection(env, rollouts if found.place else completions)
         else:
             self.handed = Selection(env)
+        form = type(self.contract.source).__name__
+        self._identity = identity_of_results(self.handed.results, env, form)
         self.survey = survey_completions(self.contract, () if completions is None else completions)
         self.listed: Listed | None = None
         self.at: int | None = None
@@ -233,6 +236,10 @@ class FormatInspector(Panel):
         self.survey.read()
         self.diagnose()
         return self.still()
+
+    def identity(self) -> RunIdentity:
+        """Return what is shown: whose completions, and the format."""
+        return self._identity
 
     def drawing(self, live: bool) -> str:
         """Draw the text that is shown, and the completions."""

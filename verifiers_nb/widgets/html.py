@@ -51,7 +51,7 @@ def escaped(text: str) -> str:
 def one_line(text: str, most: int = 120) -> str:
     """Return the first `most` characters of a text as escaped HTML of one line."""
     cut = visible(" ".join(text[:most].split()))
-    return escape(cut + "…" * (len(text) > most))
+    return escape(f"{cut}…" if len(text) > most else cut)
 
 # %% ../../nbs/widgets/00_html.ipynb #e2189816
 def input_value(text: str) -> str:
@@ -215,7 +215,10 @@ def button(
         return ""
     state = "" if pressed is None else f' aria-pressed="{str(pressed).lower()}"'
     named = icon_attributes(label, shortcut) if shows else shortcut_attributes(shortcut)
-    state = named + state + (" disabled" if disabled else "") + action(act, live, **data)
+    state = named + state
+    if disabled:
+        state += " disabled"
+    state += action(act, live, **data)
     face = icon(shows) if shows else escape(visible(label))
     return f'<button type="button"{state}>{face}</button>'
 
@@ -314,7 +317,7 @@ def framed(body: str, label: str, css: str = "") -> str:
     The rules of `css` apply to elements with this label only.
     """
     kind = "vf-" + re.sub("[^a-z0-9]+", "-", label.lower())[:40].strip("-")
-    own = f"<style>.vf.{kind} {{{css}}}</style>" * bool(css)
+    own = f"<style>.vf.{kind} {{{css}}}</style>" if css else ""
     return f'<div class="vf {kind}" role="region" aria-label="{one_line(label)}">{own}{body}</div>'
 
 # %% ../../nbs/widgets/00_html.ipynb #acce5961
@@ -322,12 +325,14 @@ def framed(body: str, label: str, css: str = "") -> str:
 class Snapshot:
     """Hold a drawing that needs no kernel.
 
-    `body`: HTML; `label`: its name, shown where HTML can't be; `css`: style beyond `STYLE`.
+    `body`: HTML; `label`: its name, shown where HTML can't be; `css`: style beyond `STYLE`; `title`
+    of the page that it is saved as, by default its name.
     """
 
     body: str
     label: str
     css: str = ""
+    title: str = ""
 
     @property
     def html(self) -> str:
@@ -344,5 +349,6 @@ class Snapshot:
         """Write the drawing as a page of its own, which fetches nothing; return its path."""
         written = Path(path)
         with rewritten(written) as file:  # on a full disk, the old page stays
-            file.write(f"{fill('page.html', 'page', self.label, self.html)}\n".encode())
+            page = fill("page.html", "page", self.title or self.label, self.html)
+            file.write(f"{page}\n".encode())
         return written

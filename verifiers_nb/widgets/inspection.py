@@ -10,8 +10,8 @@ __all__ = ['Spans', 'CLOSERS', 'LONGEST_END', 'FILLERS', 'LONGEST_RUN', 'Inserti
            'SEARCH_SECONDS', 'MOST_WAITED', 'NO_COMPLETIONS', 'tag_spans', 'think_spans', 'named_spans', 'trimmed',
            'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar', 'filler', 'spell', 'runs', 'missing_part',
            'insert', 'places', 'candidates', 'continuations', 'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop',
-           'inspected_text', 'inspect_text', 'Survey', 'step_files', 'load_latest', 'GivenRollouts', 'given_rollouts',
-           'survey_completions', 'Listed', 'survey_html']
+           'inspected_text', 'inspect_text', 'Survey', 'step_files', 'load_latest', 'played_by', 'GivenRollouts',
+           'given_rollouts', 'identity_of_results', 'survey_completions', 'Listed', 'survey_html']
 
 # %% ../../nbs/widgets/02_inspection.ipynb #77de68da
 import math
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import ValidationError
 
-from ..envs.results import find_steps, load_results
+from ..envs.results import find_steps, load_results, read_rollouts
 from ..parsers.actions import AbstractParseFunction, responses_of
 from ..parsers.base import Check, strip_span, text_with_thinking, weighted_sum
 from ..parsers.commands import Command
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
 
     from ..parsers.structural_tags import StructuralTag
+    from .view import RunIdentity
 
 # %% ../../nbs/widgets/02_inspection.ipynb #1574bddb
 Spans = dict[str, tuple[int, int]]
@@ -476,6 +477,12 @@ def load_latest(place: Path) -> GenerateOutputs:
     """Load the rollouts of a file or of an evaluation's folder, or a training run's latest step."""
     return load_results([place, *step_files(place).values()][-1])
 
+# %% ../../nbs/widgets/02_inspection.ipynb #0cd44682
+def played_by(record: Mapping[str, Any]) -> str:
+    """Return the model that played a stored rollout; "" if the record does not name it."""
+    run = record.get("run")
+    return str(run.get("model") or "") if isinstance(run, Mapping) else ""
+
 # %% ../../nbs/widgets/02_inspection.ipynb #dc0728b3
 @dataclass(frozen=True, slots=True)
 class GivenRollouts:
@@ -503,6 +510,20 @@ def given_rollouts(given: Any) -> GivenRollouts | None:
         return None
     place = Path(named).expanduser().absolute()
     return GivenRollouts(partial(load_latest, place), place)
+
+# %% ../../nbs/widgets/02_inspection.ipynb #e798ebde
+def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
+    """Return the identity of results: that of the widget they come from, or of where they are."""
+    from .view import identity_of  # commands need no ipywidgets
+
+    if callable(known := getattr(results, "identity", None)):
+        before: RunIdentity = known()
+        return before._replace(facts=(*before.facts, *facts))
+    found, record = given_rollouts(results), dict[str, Any]()
+    place = found.place if found else None
+    with suppress(OSError, ValueError):  # none is stored yet
+        record = next(read_rollouts([place, *step_files(place).values()][-1]), {}) if place else {}
+    return identity_of(place, played_by(record), env, *facts)
 
 # %% ../../nbs/widgets/02_inspection.ipynb #f589d210
 NO_COMPLETIONS = (

@@ -133,7 +133,8 @@ class LiveRun:
         self.pace = Pace()
 
     def __repr__(self) -> str:
-        return f"<{self.done} of {self.count} rollouts{', running' * self.running}>"
+        state = ", running" if self.running else ""
+        return f"<{self.done} of {self.count} rollouts{state}>"
 
     @property
     def done(self) -> int:

@@ -38,7 +38,7 @@ from .conversation import decoder, token_texts
 from .html import Snapshot, fill, widget_file
 from .rollout_query import last_text
 from .rollout_source import start_following
-from .view import Panel
+from .view import Panel, RunIdentity, identity_of
 
 if TYPE_CHECKING:
     from ..envs.environment import Environment
@@ -365,11 +365,12 @@ class PolicySlider(Panel):
         self.folder = Path(os.path.abspath(run)) if trainer is None else trainer.folder
         self.adapters = kept_adapters(self.folder)
         first = next(iter(self.adapters.values()))
+        self.base = base_of(first)
         self.env = env or getattr(trainer, "env", None) or plain_env(prompts)
         given = client and check_client(trainer, first, client)
         self.client = given or make_engine(trainer, first)
         served = getattr(self.client, "served", None)
-        self.decode = decoder(served.tokenizer if served else get_tokenizer(base_of(first)))
+        self.decode = decoder(served.tokenizer if served else get_tokenizer(self.base))
         limit = max_tokens or getattr(getattr(trainer, "args", None), "max_tokens", None) or 256
         self.settings = {"max_tokens": limit, "temperature": temperature, "seed": seed}
         self.stamps = {step: file_stamp(path) for step, path in self.adapters.items()}
@@ -461,6 +462,10 @@ class PolicySlider(Panel):
         began = time.monotonic()
         super().refresh()
         self.drawn_at = time.monotonic() + max(0.5, 5 * (time.monotonic() - began))
+
+    def identity(self) -> RunIdentity:
+        """Return what is shown: which run, its base model and the environment."""
+        return identity_of(self.folder, self.base, self.env)
 
     def drawing(self, live: bool) -> str:
         """Draw the slider over the answers that are there."""

@@ -38,6 +38,7 @@ from .html import (
     marked_text,
     widget_file,
 )
+from .inspection import identity_of_results
 from .rollout_article import find_decoder
 from .rollout_query import last_text, messages_text
 from .rollout_source import RolloutSource, has_all_rollouts
@@ -49,7 +50,7 @@ from .run import (
     checkpoint_steps,
     make_chart,
 )
-from .view import Panel, Selection
+from .view import Panel, RunIdentity, Selection
 
 if TYPE_CHECKING:
     from ..trainer.grpo import GRPOTrainer
@@ -369,6 +370,7 @@ class RewardBench(Panel):
         if chosen is None:
             raise ValueError("The bench needs the environment: vf.RewardBench(run, env).")
         self.env, self.source = chosen, RolloutSource(run)
+        self._identity = identity_of_results(run, chosen)
         failed: dict[str, list[str]] = {}
         self.known = read_scores(self.source, chosen.rubric, failed)
         names, weights = chosen.rubric.get_reward_func_names(), chosen.rubric.get_reward_weights()
@@ -415,8 +417,10 @@ class RewardBench(Panel):
         scores[:, at] = values
         self.known, self.replaced[name] = replace(self.known, scores=scores), func
         self.tricks = []  # they were scored by the function before
-        failed = failed_note(errors, len(values))
-        self.notes[name] = f"replaced by {reward_name(func)}{'; it ' * bool(failed)}{failed}"
+        note = f"replaced by {reward_name(func)}"
+        if failed := failed_note(errors, len(values)):
+            note += f"; it {failed}"
+        self.notes[name] = note
         self.refresh()
 
     def rubric(self) -> Rubric:
@@ -475,6 +479,10 @@ class RewardBench(Panel):
         )
         self.refresh()
         return self.forked
+
+    def identity(self) -> RunIdentity:
+        """Return what is shown: which run, model and environment."""
+        return self._identity
 
     def drawing(self, live: bool) -> str:
         """Draw the bench."""

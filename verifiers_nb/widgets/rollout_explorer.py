@@ -27,6 +27,7 @@ from ..types import GenerateOutputs, SamplingArgs, State
 from .branches import branch_env, split_at
 from .conversation import Reading, content_parts, decoder, spoken_messages
 from .html import PAGE_ROWS, fill, widget_file
+from .inspection import played_by
 from .live_run import LiveRun, choose_inputs
 from .rollout_article import (
     VIEWS,
@@ -60,7 +61,7 @@ from .rollouts import (
     scored_rows,
     table_learnable,
 )
-from .view import Panel, Selection
+from .view import Panel, RunIdentity, Selection, identity_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -68,11 +69,11 @@ if TYPE_CHECKING:
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #0d3414b2
 def check_positions(env: Any, client: Any) -> None:
     """Raise `TypeError` if results were given as the environment or the client."""
-    wrong = [env] * (env is not None and not hasattr(env, "rubric"))
-    wrong += [client] * isinstance(client, (GenerateOutputs, str, Path))
-    if wrong:
-        call = "vf.RolloutExplorer(results=results), or with its environment (env, results=results)"
-        raise TypeError(f"Give {type(wrong[0]).__name__} by name: {call}.")
+    call = "vf.RolloutExplorer(results=results), or with its environment (env, results=results)"
+    if env is not None and not hasattr(env, "rubric"):
+        raise TypeError(f"Give {type(env).__name__} by name: {call}.")
+    if isinstance(client, (GenerateOutputs, str, Path)):
+        raise TypeError(f"Give {type(client).__name__} by name: {call}.")
 
 # %% ../../nbs/widgets/12_rollout_explorer.ipynb #0253ffa9
 GROW_SECONDS = 0.5  # between two drawings of answers that grow
@@ -240,6 +241,11 @@ class RolloutExplorer(Panel):
         """
         return write_rollouts(path, [self.table.rows[number] for number in self.selected])
 
+    def identity(self) -> RunIdentity:
+        """Return what is shown: which run, model and environment."""
+        record = self.table.rows[self.at].record if self.at is not None else {}
+        return identity_of(self.source.place, played_by(record) or self.model, self.env)
+
     def selection(self) -> Selection:
         """Return what the next widget gets: the selected rollouts, and which of them is shown."""
         chosen = self.selected
@@ -368,7 +374,7 @@ class RolloutExplorer(Panel):
         """
         if self.tokenizer is not None:
             return decoder(self.tokenizer)
-        return find_decoder(str((record.get("run") or {}).get("model") or self.model or ""))
+        return find_decoder(played_by(record) or self.model or "")
 
     # Presses
 

@@ -96,12 +96,14 @@ def run_html(settings: dict[str, str], run: LiveRun | None, live: bool, preparin
 # %% ../../nbs/widgets/09_rollout_table.ipynb #17ba0791
 def query_words(query: Query) -> str:
     """Describe which rollouts are listed, if not all are."""
-    words = [f"with “{one_line(query.text)}”"] * bool(query.text)
+    words = [f"with “{one_line(query.text)}”"] if query.text else []
     if query.only != "all":
         words.append(ONLY[query.only])
     for name, (low, high) in query.bounds.items():
-        words += [f"{one_line(name)} at least {low:g}"] * (low > -math.inf)
-        words += [f"{one_line(name)} at most {high:g}"] * (high < math.inf)
+        if low > -math.inf:
+            words.append(f"{one_line(name)} at least {low:g}")
+        if high < math.inf:
+            words.append(f"{one_line(name)} at most {high:g}")
     for name, value in query.values.items():
         words.append(f"with the {one_line(name.replace('_', ' '))} {one_line(value)}")
     return f'<p class="vf-soft">Listed: {", ".join(words)}.</p>' if words else ""
@@ -148,13 +150,17 @@ def summary_html(table: RolloutTable, seen: Learnable, live: bool) -> str:
 def flags(rows: RolloutTable, number: int) -> str:
     """Draw the labels of a row, such as failed or truncated, in small print."""
     row = rows.rows[number]
-    states = {"failed": row.failed, "reward failed": row.reward_failed, "cut off": row.truncated}
-    labels = [label for label, is_so in states.items() if is_so]
-    labels += [f"branch of {row.parent + 1}"] if row.parent is not None else []
     scores = [row.reward, *row.scores.values()]
-    labels += ["not a number"] * any(map(math.isnan, scores))
-    labels += ["infinite"] * any(map(math.isinf, scores))
-    labels += ["extreme"] * any(MOST_REWARD <= abs(score) < math.inf for score in scores)
+    states = {
+        "failed": row.failed,
+        "reward failed": row.reward_failed,
+        "cut off": row.truncated,
+        f"branch of {(row.parent or 0) + 1}": row.parent is not None,
+        "not a number": any(map(math.isnan, scores)),
+        "infinite": any(map(math.isinf, scores)),
+        "extreme": any(MOST_REWARD <= abs(score) < math.inf for score in scores),
+    }
+    labels = [label for label, is_so in states.items() if is_so]
     kinds = [(each.partition(" ")[0], each) for each in labels]
     return "".join(f'<small class="vf-flag vf-flag-{kind}">{each}</small>' for kind, each in kinds)
 
@@ -166,7 +172,7 @@ def found_line(text: str, pattern: Any = None, most: int = 200) -> str:
     (a, b), start = spans[0], max(0, spans[0][0] - 40)
     shown = [text[start:a], text[a : min(b, a + most)], text[b : start + most]]
     before, found, after = (escape(visible(re.sub(r"\s", " ", each))) for each in shown)
-    cut = "…" * (start > 0)
+    cut = "…" if start > 0 else ""
     return f'{cut}{before}<mark class="vf-found">{found}</mark>{after}'
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #98d523bd

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Point', 'LINES', 'MEASURED', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE', 'NOTES', 'RECENT', 'WARNINGS',
-           'BARS', 'smooth', 'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook',
-           'drawn_steps', 'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words', 'image_html',
-           'chart_html', 'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names',
-           'chosen_metrics', 'run_charts', 'recent_mean', 'is_at_best', 'collapse_warning', 'differs_when_fresh',
-           'odd_warnings', 'function_warnings', 'run_warnings', 'value_histogram', 'StepCompletions', 'one_of_each',
-           'best_and_worst', 'read_completions', 'whole_steps', 'read_visit', 'PromptPath', 'checkpoint_steps']
+__all__ = ['Point', 'MARK_KINDS', 'MOST_MARKS', 'LINES', 'MEASURED', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'HUGE',
+           'NOTES', 'RECENT', 'WARNINGS', 'BARS', 'smooth', 'thin', 'figure_text', 'with_height', 'ticks',
+           'value_range', 'Curve', 'CurveLook', 'MarkKind', 'RunMark', 'marks_by_kind', 'mark_path', 'mark_shapes',
+           'mark_words', 'drawn_steps', 'curve_traces', 'Chart', 'make_chart', 'trace_path', 'curve_words',
+           'image_html', 'chart_html', 'plotly_figure', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names',
+           'chosen_metrics', 'run_charts', 'run_marks', 'chart_columns', 'recent_mean', 'is_at_best',
+           'collapse_warning', 'differs_when_fresh', 'odd_warnings', 'function_warnings', 'run_warnings',
+           'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps',
+           'read_visit', 'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/13_run.ipynb #77de68da
 import json
@@ -31,7 +33,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from ..envs.learnable import Learnable
@@ -128,6 +130,78 @@ class CurveLook:
     whole: bool = False
     zoom: tuple[float, float] = (-math.inf, math.inf)
 
+# %% ../../nbs/widgets/13_run.ipynb #44180be3
+class MarkKind(NamedTuple):
+    """Hold how marks of a kind are drawn: from `low` to `high`, as shares of the height."""
+
+    hue: int
+    low: float = 0.0
+    high: float = 1.0
+
+
+MARK_KINDS = {
+    "warm-up": MarkKind(5),
+    "forked": MarkKind(3),
+    "paused": MarkKind(2),
+    "changed": MarkKind(4),
+    "evaluated": MarkKind(1, 0.93),
+    "checkpoint": MarkKind(0, 0.0, 0.07),
+}
+
+# %% ../../nbs/widgets/13_run.ipynb #760755d8
+class RunMark(NamedTuple):
+    """Say what happened to a run after a step; `kind` is one of `MARK_KINDS`."""
+
+    step: int
+    kind: str
+    note: str = ""
+
+# %% ../../nbs/widgets/13_run.ipynb #88b57c85
+MOST_MARKS = 300  # of a kind in a chart
+
+
+def marks_by_kind(
+    marks: Iterable[RunMark], first: float = -math.inf, last: float = math.inf
+) -> dict[str, list[int]]:
+    """Return the steps of the marks of each kind between two steps; of very many, a part."""
+    found = {
+        kind: sorted(
+            {mark.step for mark in marks if mark.kind == kind and first <= mark.step <= last}
+        )
+        for kind in MARK_KINDS
+    }
+    return {kind: each[:: -(-len(each) // MOST_MARKS)] for kind, each in found.items() if each}
+
+# %% ../../nbs/widgets/13_run.ipynb #75c256e9
+def mark_path(
+    kind: str, steps: Iterable[int], x: Callable[[float], float], y: Callable[[float], float]
+) -> str:
+    """Return the path of marks of a kind; `x` and `y` place a step and a share of the height."""
+    low, high = y(MARK_KINDS[kind].low), y(MARK_KINDS[kind].high)
+    return "".join(f"M{x(step):.6g} {low:.6g}L{x(step):.6g} {high:.6g}" for step in steps)
+
+# %% ../../nbs/widgets/13_run.ipynb #1b57d8d9
+def mark_shapes(marks: Sequence[RunMark], at: str) -> list[dict[str, Any]]:
+    """Return plotly's shapes of marks in chart `at`, one for each kind; the page adds colours."""
+    shapes = []
+    for kind, steps in marks_by_kind(marks).items():
+        path = mark_path(kind, steps, float, float)
+        axes = {"xref": f"x{at}", "yref": f"y{at} domain"}
+        shapes.append({"type": "path", "path": path, "hue": MARK_KINDS[kind].hue, **axes})
+    return shapes
+
+# %% ../../nbs/widgets/13_run.ipynb #46b0931c
+def mark_words(marks: Sequence[RunMark]) -> dict[str, str]:
+    """Say for each kind of mark when it was: up to four steps with their notes, or how many."""
+    words = {}
+    for kind, steps in marks_by_kind(marks).items():
+        notes = {
+            mark.step: f" ({mark.note[:80]})" for mark in marks if mark.kind == kind and mark.note
+        }
+        told = ", ".join(f"{step:,}{notes.get(step, '')}" for step in steps[-4:])
+        words[kind] = f"at {told}" if len(steps) <= 4 else f"{len(steps):,} times, last at {told}"
+    return words
+
 # %% ../../nbs/widgets/13_run.ipynb #68bc4346
 LINES = 600  # steps drawn in a chart: about two per pixel
 
@@ -156,7 +230,7 @@ def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[dict[s
     is_smoothed, measured = smoothing > 0 and not is_dots, name
     if is_smoothed:
         measured, name = (name, "smoothed") if name == MEASURED else (f"{name} measured", name)
-    lines = [(measured, curve.points, 0.3)] * is_smoothed
+    lines = [(measured, curve.points, 0.3)] if is_smoothed else []
     lines += [(name, smooth(curve.points, smoothing) if is_smoothed else curve.points, 1.0)]
     made = []
     for label, points, opacity in lines:
@@ -172,7 +246,8 @@ def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[dict[s
 class Chart:
     """Hold the drawing of a metric.
 
-    `low` and `high`: the range of the axis, on a `log` axis as exponents of ten.
+    `low` and `high`: the range of the axis, on a `log` axis as exponents of ten. `marks`: what
+    happened to the run.
     """
 
     title: str
@@ -182,6 +257,7 @@ class Chart:
     low: float
     high: float
     log: bool
+    marks: Sequence[RunMark] = ()
 
 # %% ../../nbs/widgets/13_run.ipynb #29004797
 def make_chart(title: str, note: str, curves: Sequence[Curve], look: CurveLook) -> Chart | None:
@@ -218,7 +294,8 @@ def trace_path(trace: Mapping[str, Any], place: ToPercent, most: int = 240) -> s
     places, is_dots = [place(*point) for point in points], trace["mode"] == "markers"
     drawn = ("h0M" if is_dots else "L").join(f"{x:.2f} {y:.1f}" for x, y in places)
     kind = "dots" if is_dots else "raw" if trace["opacity"] < 1 else "curve"
-    return f"<path class='{kind} hue-{trace['meta']}' d='M{drawn}{'h0' * is_dots}'/>"
+    end = "h0" if is_dots else ""
+    return f"<path class='{kind} hue-{trace['meta']}' d='M{drawn}{end}'/>"
 
 # %% ../../nbs/widgets/13_run.ipynb #4d134bc0
 def curve_words(curve: Curve) -> str:
@@ -255,6 +332,9 @@ def chart_html(chart: Chart) -> str:
     texts = [figure_text(10**mark if chart.log else mark) for mark in marks]
     heights = [100 * (marks[-1] - mark) / height for mark in marks]
     lines = "".join(f"<path class='grid' d='M0 {y:.1f}H100'/>" for y in heights)
+    for kind, steps_of in marks_by_kind(chart.marks, first, last).items():
+        drawn = mark_path(kind, steps_of, lambda step: place(step, 1.0)[0], lambda y: 100 - 100 * y)
+        lines += f"<path class='mark {kind} hue-{MARK_KINDS[kind].hue}' d='{drawn}'/>"
     image = image_html(lines + "".join(trace_path(trace, place) for trace in chart.traces))
     words, beside = "; ".join(map(curve_words, chart.curves)), [*zip(heights, texts, strict=True)]
     values = [figure_text(curve.points[-1][1]) for curve in chart.curves]
@@ -266,8 +346,8 @@ FEW_STEPS = 8  # have a tick each
 
 def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
     """Return plotly's description of charts; the page adds places and colours."""
-    data, titles, named = [], [], set[str]()
-    layout: dict[str, Any] = {}
+    data, titles, shapes, named = [], [], list[dict[str, Any]](), set[str]()
+    layout: dict[str, Any] = {"shapes": shapes}
     for number, chart in enumerate(charts, 1):
         at = str(number) if number > 1 else ""
         low, high = with_height(chart.low, chart.high)
@@ -275,6 +355,7 @@ def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
         span, scale = [low - room, high + room], "log" if chart.log else "linear"
         layout[f"yaxis{at}"] = {"range": span, "nticks": 5, "type": scale}
         layout[f"xaxis{at}"] = {"matches": "x"} if at else {}
+        shapes += mark_shapes(chart.marks, at)
         title = f"<b>{one_line(chart.title, 40)}</b>  {one_line(chart.note, 60)}"
         titles.append({"text": title, "xref": f"x{at} domain", "yref": f"y{at} domain"})
         for trace in chart.traces:
@@ -285,7 +366,9 @@ def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
     if steps and max(steps) - min(steps) <= FEW_STEPS:
         layout["xaxis"]["dtick"] = 1  # no ticks at half steps
     layout |= {"annotations": titles, "showlegend": len(named) > 1}
-    return {"data": data, "layout": layout}
+    marks = charts[0].marks if charts else ()
+    told = [(m.step, m.kind, visible(f"{m.kind} {m.note[:60]}".strip())) for m in marks]
+    return {"data": data, "layout": layout, "marks": told}
 
 # %% ../../nbs/widgets/13_run.ipynb #e0e03ac4
 def put_point(points: list[Point], step: int, value: float) -> None:
@@ -315,12 +398,19 @@ class RunHistory:
         self.columns: dict[str, list[Point]] = {}
         self.odd: dict[str, list[Point]] = {}
         self.lines: list[dict[str, Any]] = []
+        self.events: list[RunMark] = []
         self.times_back = 0
         self.step, self.inode, self.end = 0, inode, 0
 
     def add(self, line: dict[str, Any]) -> None:
-        """Add a line: `step` and metrics; `odd` keeps metrics that no curve can show."""
+        """Add a line: `step` and metrics; `odd` keeps metrics that no curve can show.
+
+        A line with `event` goes to `events`.
+        """
         step = int(line["step"])
+        if "event" in line:
+            self.events.append(RunMark(step, str(line["event"]), str(line.get("note") or "")))
+            return
         if self.lines and step < self.step:
             self.times_back += 1
         self.step = step
@@ -394,9 +484,10 @@ def chosen_metrics(runs: Mapping[str, RunHistory], names: Sequence[str] | None) 
 
 # %% ../../nbs/widgets/13_run.ipynb #338b207e
 def run_charts(
-    runs: Mapping[str, RunHistory], names: Sequence[str] | None, look: CurveLook
-) -> list[Chart]:
-    """Return a chart of each chosen metric, with its range."""
+    runs: Mapping[str, RunHistory], names: Sequence[str] | None, look: CurveLook,
+    marks: Sequence[RunMark] = (),
+) -> list[Chart]:  # fmt: skip
+    """Return a chart of each chosen metric, with its range and these marks."""
     charts = []
     for name in chosen_metrics(runs, names):
         curves, other = [], evaluation_name(name)
@@ -404,7 +495,31 @@ def run_charts(
             dots = f"{run} evaluation".strip(), history.points(other), True, hue + (len(runs) == 1)
             curves += [Curve(run or MEASURED, history.points(name), False, hue), Curve(*dots)]
         charts.append(make_chart(name, NOTES.get(name, ""), curves, look))
-    return [chart for chart in charts if chart]
+    return [replace(chart, marks=marks) for chart in charts if chart]
+
+# %% ../../nbs/widgets/13_run.ipynb #bf91f755
+def run_marks(
+    history: RunHistory, checkpoints: Iterable[int], evaluated: Iterable[int]
+) -> list[RunMark]:
+    """Return what happened to a run, from its metrics and its checkpoints, by step.
+
+    `evaluated`: steps whose evaluation is not in the metrics.
+    """
+    warm = [step for step, _ in history.points("warm_up/loss")[-1:]]
+    scored = {*evaluated, *(step for step, _ in history.points("eval_reward"))}
+    kinds = {"warm-up": warm, "checkpoint": checkpoints, "evaluated": scored}
+    marks = [RunMark(step, kind) for kind, steps in kinds.items() for step in steps]
+    return sorted([*marks, *history.events])
+
+# %% ../../nbs/widgets/13_run.ipynb #e8387800
+def chart_columns(count: int, most: int) -> int:
+    """Choose how many columns `count` charts have where `most` find room."""
+
+    def faults(columns: int) -> tuple[bool, bool, int]:
+        return count % columns == 1, columns not in (3, 6), -columns
+
+    most = max(1, min(most, count))
+    return min(range(min(2, most), most + 1), key=faults)
 
 # %% ../../nbs/widgets/13_run.ipynb #1bbc7501
 RECENT = 10  # lines

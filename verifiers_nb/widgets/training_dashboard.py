@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['draw_part', 'PHASES', 'MOST_VISITS', 'DashboardState', 'key_figures_html', 'split_html', 'curves_html', 'sample_html',
-           'scores_html', 'visit_labels', 'path_html', 'completions_html', 'evaluations', 'checkpoints_html',
-           'dashboard_html', 'run_names', 'run_folder', 'evaluate_checkpoint', 'changed_look', 'rollouts_so_far',
-           'TrainingDashboard']
+__all__ = ['draw_part', 'PHASES', 'MOST_COLUMNS', 'MOST_VISITS', 'DashboardState', 'key_figures_html', 'split_html',
+           'coming_charts', 'chart_rooms', 'curves_html', 'sample_html', 'scores_html', 'visit_labels', 'path_html',
+           'completions_html', 'evaluations', 'checkpoints_html', 'dashboard_html', 'run_names', 'run_folder',
+           'evaluate_checkpoint', 'changed_look', 'rollouts_so_far', 'TrainingDashboard']
 
 # %% ../../nbs/widgets/14_training_dashboard.ipynb #77de68da
 import os
@@ -36,30 +36,35 @@ from .html import (
     number_text,
     widget_file,
 )
-from .inspection import step_files
+from .inspection import played_by, step_files
 from .rollout_query import Row, last_text, messages_text, reward_notes
 from .rollout_source import start_following, written
 from .rollout_table import duration_text
 from .run import (
     HUGE,
+    MARK_KINDS,
+    NOTES,
     Chart,
     CurveLook,
     PromptPath,
     RunHistory,
     StepCompletions,
+    chart_columns,
     chart_html,
     checkpoint_steps,
     chosen_metrics,
     figure_text,
+    mark_words,
     metric_names,
     plotly_figure,
     read_completions,
     run_charts,
+    run_marks,
     run_warnings,
     value_histogram,
     whole_steps,
 )
-from .view import Panel, has_subshells
+from .view import Panel, RunIdentity, has_subshells, identity_of
 
 if TYPE_CHECKING:
     from ..trainer.control import RunState
@@ -76,8 +81,8 @@ class DashboardState:
     show the metrics `names`, or the usual ones. `steps` are complete; `coming` is a later step and
     its number of rollouts so far. `scores`: evaluations of checkpoints. `working`: the action in
     progress beside the run. `notice`: the error of the last press. `is_late`: whether the kernel
-    takes presses only between cells. `is_plotted`: whether plotly draws the curves. `growing`: the
-    answers that an engine in this process is sampling.
+    takes presses only between cells. `is_plotted`: whether plotly draws the curves. `parts`: names
+    of the reward functions. `growing`: the answers that an engine in this process is sampling.
     """
 
     runs: Mapping[str, RunHistory]
@@ -101,6 +106,7 @@ class DashboardState:
     notice: str = ""
     is_late: bool = False
     is_plotted: bool = False
+    parts: Sequence[str] = ()
     growing: Sequence[Any] = ()
 
     @property
@@ -140,7 +146,7 @@ draw_part = partial(fill, "training_dashboard.html")
 def key_figures_html(view: DashboardState) -> str:
     """Draw step, reward, speed, time left and memory as figures with their names."""
     history, state, most = view.history, view.state, view.state.max_steps if view.state else 0
-    figures = {"Step": f"{view.step:,}" + f" of {most:,}" * (most > 0)}
+    figures = {"Step": f"{view.step:,} of {most:,}" if most > 0 else f"{view.step:,}"}
     if (reward := history.last("reward")) is not None:
         figures["Reward"] = f"{reward:.3f}" if abs(reward) < 1000 else figure_text(reward)
     if (speed := history.last("tokens_per_second")) is not None:
@@ -167,6 +173,23 @@ def split_html(history: RunHistory) -> str:
     each = figure_text(total / max(len(history.points("reward")), 1))
     return draw_part("split", shares, each) if shares else ""
 
+# %% ../../nbs/widgets/14_training_dashboard.ipynb #4c6314a5
+def coming_charts(parts: Sequence[str]) -> dict[str, str]:
+    """Return the metrics that a run has before its first step is logged, with notes.
+
+    `parts`: names of the reward functions.
+    """
+    names = ["reward", *(f"rewards/{part}" for part in parts), *NOTES]
+    return {name: NOTES.get(name, "") for name in names if not name.startswith("warm_up/")}
+
+# %% ../../nbs/widgets/14_training_dashboard.ipynb #fd87d8ff
+MOST_COLUMNS = 6
+
+
+def chart_rooms(count: int) -> dict[int, int]:
+    """Return how many columns charts have, by how many find room."""
+    return {most: chart_columns(count, most) for most in range(1, MOST_COLUMNS + 1)}
+
 # %% ../../nbs/widgets/14_training_dashboard.ipynb #d7000012
 def curves_html(view: DashboardState, live: bool) -> str:
     """Draw all curves and the controls that change them; in a live widget plotly draws them again.
@@ -174,12 +197,18 @@ def curves_html(view: DashboardState, live: bool) -> str:
     Metrics are chosen by buttons, grouped by the first part of the name; those in the curves are
     pressed.
     """
+    if not any(run.columns for run in view.runs.values()):
+        coming = coming_charts(view.parts)
+        return draw_part("skeleton", coming, chart_rooms(len(coming)))
     charts = [] if view.is_plotted else [chart_html(chart) for chart in view.charts]
     groups: dict[str, list[str]] = {}
     for name in metric_names(view.runs):
         groups.setdefault(name.rpartition("/")[0], []).append(name)
     chosen = chosen_metrics(view.runs, view.names)
-    return draw_part("curves", view, charts, sorted(groups.items()), chosen, live)
+    words = mark_words(view.charts[0].marks) if view.charts else {}
+    marks = [(kind, MARK_KINDS[kind].hue, told) for kind, told in words.items()]
+    drawn = charts, sorted(groups.items()), chosen, marks, chart_rooms(len(view.charts))
+    return draw_part("curves", view, *drawn, live)
 
 # %% ../../nbs/widgets/14_training_dashboard.ipynb #f1b6f115
 def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
@@ -390,6 +419,7 @@ class TrainingDashboard(Panel):
             run.state, run.is_active, run.wish = control.state, control.is_active, control.wish
             run.settings = {name: getattr(args, name) for name in CHANGEABLE}
             run.pending, run.is_late = dict(control.changes), not has_subshells()
+            run.parts = self.trainer.env.rubric.get_reward_func_names()
             engine = self.trainer.client
             run.growing = engine.growing() if hasattr(engine, "growing") else ()
         for history in run.runs.values():
@@ -403,9 +433,11 @@ class TrainingDashboard(Panel):
     def read_charts(self) -> None:
         """Make the curves, if they have changed."""
         run = self.run
-        known = run.look, run.names, [(each.inode, each.end) for each in run.runs.values()]
+        read = [(each.inode, each.end) for each in run.runs.values()]
+        known = run.look, run.names, read, run.checkpoints, {*run.scores}
         if known != self._charted:
-            run.charts, self._charted = run_charts(run.runs, run.names, run.look), known
+            marks = run_marks(run.history, run.checkpoints, run.scores)
+            run.charts, self._charted = run_charts(run.runs, run.names, run.look, marks), known
 
     def read_completions(self) -> None:
         """Read the completions of the shown step, unless they are loaded."""
@@ -541,6 +573,15 @@ class TrainingDashboard(Panel):
                 raise ValueError(f"{named} is {typed[:20]!r}; write a number.") from None
         self.steered().run.change(**values)
         self.run.drafts.clear()
+
+    def identity(self) -> RunIdentity:
+        """Return what is shown: the first run, its model and its environment."""
+        trained = self.trainer and getattr(self.trainer.model, "config", None)
+        shown = self.run.completions.best if self.run.completions else ()
+        model = str(getattr(trained, "_name_or_path", "")) or played_by(
+            shown[0].record if shown else {}
+        )
+        return identity_of(self.folder.absolute(), model, self.trainer and self.trainer.env)
 
     def drawing(self, live: bool) -> str:
         """Draw the run."""

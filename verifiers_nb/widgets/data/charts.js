@@ -28,7 +28,7 @@ function colour(place, name) {
 
 function laidOut(place, figure) {
   const { data, layout } = structuredClone(figure), width = place.clientWidth, count = layout.annotations.length;
-  const columns = Math.max(1, Math.min(count, Math.floor(width / 320))), rows = Math.ceil(count / columns);
+  const columns = Math.min(count, Number(getComputedStyle(place).getPropertyValue("--columns"))), rows = Math.ceil(count / columns);
   const named = data.filter((trace) => trace.showlegend).length, top = 38 + (width < 500 ? 19 * named : 19);
   const [ink, soft, line, paper] = ["ink", "soft", "line", "paper"].map((name) => colour(place, name));
   const hues = [0, 1, 2, 3, 4, 5].map((hue) => colour(place, `hue-${hue}`)), font = getComputedStyle(place).fontFamily;
@@ -37,6 +37,8 @@ function laidOut(place, figure) {
     trace.line = { color: hues[trace.meta], width: trace.opacity < 1 ? 1 : 1.75 };
     trace.marker = { color: paper, size: 7, line: { color: hues[trace.meta], width: 2 } };
   }
+  for (const shape of layout.shapes)
+    Object.assign(shape, { layer: "below", line: { color: hues[shape.hue], width: 1.25, dash: shape.hue > 1 ? "dot" : "solid" } });
   for (const [name, axis] of Object.entries(layout)) if (/^[xy]axis/.test(name))
     Object.assign(axis, { gridcolor: line, linecolor: line, zeroline: false, exponentformat: "e", tickfont: { color: soft, size: 11 },
       nticks: axis.type === "log" ? 3 : 0 });  // with more, plotly labels all nine digits of a decade, and they overlap
@@ -67,6 +69,16 @@ function nearest(xs, step) {
 
 const figureText = (value) => Math.abs(value) >= 100 && Math.abs(value) < 1e7 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
 
+// What happened to the run near a step: what is rare within four pixels, and the nearest of the rest.
+function marksAt(node, step) {
+  const { xaxis } = node._fullLayout, far = (marked) => Math.abs(xaxis.l2p(marked) - xaxis.l2p(step)), nearest = new Map();
+  for (const [marked, kind, words] of node.marks) {
+    const isTick = kind === words, key = isTick ? kind : `${marked} ${words}`;
+    if (far(marked) < 4 && !(far(nearest.get(key)?.[0]) <= far(marked))) nearest.set(key, [marked, words]);
+  }
+  return [...nearest.values()].map(([marked, words]) => `${words} at ${marked.toLocaleString("en")}`);
+}
+
 // A line through all charts at a step, with the values there above each; none for no step.
 function cross(place, node, step) {
   node.crossed = step;
@@ -93,6 +105,12 @@ function cross(place, node, step) {
         : `${last.name} ${found[0][1]}${found.length > 1 ? ` (${found[1][1]})` : ""}`;
       value.style.color = last.line.color;
     }
+    if (name === "x" && marksAt(node, step).length) {
+      const told = place.appendChild(document.createElement("em")), isRight = xaxis.l2p(step) > xaxis._length / 2;
+      told.className = "vf-cross";
+      told.textContent = marksAt(node, step).join(" · ");
+      told.style.cssText = `${isRight ? `right:${place.clientWidth - line.offsetLeft + 3}px` : `left:${line.offsetLeft + 3}px`};top:${yaxis._offset + 2}px`;
+    }
     values.style.cssText = `right:${place.clientWidth - xaxis._offset - xaxis._length}px;top:${yaxis._offset - 19}px;max-width:${xaxis._length}px`;
   }
 }
@@ -115,8 +133,10 @@ function charts(model, root) {
     due = clearTimeout(due);
     const place = root.querySelector("[data-plot]"), figure = model.get("figure");
     if (!Plotly || !place?.clientWidth || !figure?.data?.length) return;
+    if (node) node.marks = figure.marks;
     if (place.plotted) { await Plotly.react(node, ...laidOut(place, figure)); return cross(place, node, node.crossed); }
     const config = begin(place);
+    node.marks = figure.marks;
     await Plotly.newPlot(node, ...laidOut(place, figure), config);
     node.on("plotly_relayout", zoomed);
     node.on("plotly_hover", ({ points }) => cross(place, node, points[0].x));

@@ -1,7 +1,10 @@
 function patch(old, fresh) {
   if (old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) return old.replaceWith(fresh);
   if (old.filled) return;  // an outline
-  if (old.plotted && fresh.matches("[data-plot]")) return;  // plotly's
+  if (old.plotted && fresh.matches("[data-plot]")) {  // plotly's, but for the columns
+    old.style.cssText = fresh.style.cssText;
+    return;
+  }
   if (old.nodeType !== Node.ELEMENT_NODE) { if (old.data !== fresh.data) old.data = fresh.data; return; }
   for (const { name } of [...old.attributes]) if (!fresh.hasAttribute(name) && name !== "open") old.removeAttribute(name);
   for (const { name, value } of [...fresh.attributes]) if (old.getAttribute(name) !== value && name !== "open") old.setAttribute(name, value);
