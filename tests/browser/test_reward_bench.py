@@ -41,8 +41,7 @@ def test_a_weight_is_moved_and_the_figures_change(notebook, page) -> None:
     page.keyboard.press("Home")  # the least weight: a wrong answer is paid
     widget.locator(".vf-chart").get_by_text("share of the most, 2 and 1").wait_for()
     figures.get_by_text("1 of 4 (25%)").wait_for()
-    flips = widget.get_by_role("table", name="Advantage changes its sign")
-    flips.get_by_role("row").nth(1).click()
+    widget.get_by_role("article").first.click()
     widget.get_by_text("is stored without tokens").wait_for()
     assert widget.get_by_text("short or empty rollouts earn").is_visible()
     show(page, widget, "reward-bench", widths=(1280, 700))
@@ -70,7 +69,7 @@ def test_train_on_is_pressed_and_a_run_of_its_own_begins(notebook, page, lab) ->
     before = {path: path.read_bytes() for path in files}
     widget.get_by_role("slider", name="correct_answer").focus()
     page.keyboard.press("Home")  # the least weight: a right answer costs 2
-    widget.get_by_text("-2", exact=True).wait_for()
+    widget.locator("input[type=text][data-func=correct_answer][value='-2']").wait_for()
     widget.get_by_role("button", name="Train on from step 2").click()
     said = widget.get_by_text("run-fork-1 trains on from step 2")
     said.wait_for()

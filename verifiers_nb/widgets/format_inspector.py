@@ -6,12 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_EDITED', 'inspection_marks', 'inspection_html', 'holds_rollouts', 'env_of', 'split_given', 'FormatInspector']
+__all__ = ['MOST_EDITED', 'inspection_marks', 'inspection_html', 'env_of', 'split_given', 'FormatInspector']
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #77de68da
 import asyncio
 import math
-import os
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
@@ -33,12 +32,11 @@ from .inspection import (
     Inspection,
     Listed,
     contract_of,
+    given_rollouts,
     identity_of_results,
     insert,
     inspect_text,
     inspected_text,
-    results_place,
-    stored_results,
     survey_completions,
     survey_html,
 )
@@ -73,13 +71,6 @@ def inspection_html(
     drawn = seen, text, head, live, waits, MOST_KEYS
     return fill("format_inspector.html", "inspection", *drawn)
 
-# %% ../../nbs/widgets/03_format_inspector.ipynb #15d78d12
-def holds_rollouts(given: Any) -> bool:
-    """Return whether something is results, has them as an explorer does, or names stored ones."""
-    place = results_place(given)
-    is_stored = place is not None and os.path.exists(place)
-    return is_stored or hasattr(given, "completion") or callable(getattr(given, "outputs", None))
-
 # %% ../../nbs/widgets/03_format_inspector.ipynb #8b59f415
 def env_of(given: Any) -> Any:
     """Return an environment as it is, that of a widget or a trainer, and None for anything else."""
@@ -89,7 +80,7 @@ def env_of(given: Any) -> Any:
 def split_given(source: Any, completions: Any) -> tuple[Any, Any, Any]:
     """Return environment (or None), format and rollouts, from what stands first and second."""
     form, rollouts = source, completions
-    if holds_rollouts(source):
+    if given_rollouts(source):
         form, rollouts = (source if completions is None else completions), source
     given = env_of(form)
     return given or env_of(rollouts), given.parser if given else form, rollouts
@@ -118,9 +109,12 @@ class FormatInspector(Panel):
     ) -> None:
         env, form, rollouts = split_given(source, completions)
         self.contract = contract_of(form, commands)
-        completions = stored_results(rollouts)
-        handed = rollouts if results_place(rollouts) else completions
-        self.handed = Selection(env, handed if holds_rollouts(handed) else None)
+        completions = rollouts
+        if found := given_rollouts(rollouts):
+            completions = found.read()
+            self.handed = Selection(env, rollouts if found.place else completions)
+        else:
+            self.handed = Selection(env)
         form = type(self.contract.source).__name__
         self._identity = identity_of_results(self.handed.results, env, form)
         self.survey = survey_completions(self.contract, () if completions is None else completions)

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'PAGE_ROWS', 'MOST_KEYS', 'LIT', 'LIT_KEYS', 'STYLE', 'visible',
-           'escaped', 'one_line', 'input_value', 'Mark', 'pieces', 'windows', 'opening', 'piece', 'marked_text',
-           'action', 'shortcut_attributes', 'button', 'number_text', 'widget_file', 'filled', 'templates', 'fill',
-           'score_bar', 'bin_scores', 'table', 'pressable_row', 'framed', 'Snapshot']
+__all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'ICONS', 'PAGE_ROWS', 'MOST_KEYS', 'LIT', 'LIT_KEYS', 'STYLE',
+           'visible', 'escaped', 'one_line', 'input_value', 'Mark', 'pieces', 'windows', 'opening', 'piece',
+           'marked_text', 'action', 'shortcut_attributes', 'icon', 'icon_attributes', 'button', 'number_text',
+           'widget_file', 'filled', 'templates', 'fill', 'score_bar', 'bin_scores', 'table', 'pressable_row', 'framed',
+           'Snapshot']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import math
@@ -173,23 +174,53 @@ def shortcut_attributes(key: str) -> str:
     """
     return f' aria-keyshortcuts="{escape(key)}" title="key: {escape(key)}"' if key else ""
 
+# %% ../../nbs/widgets/00_html.ipynb #f0ef244e
+ICONS = {  # the lines of each, in a square of 16
+    "back": "M10 3 5 8l5 5",
+    "on": "M6 3l5 5-5 5",
+    "beside": "M2 3h5v10H2zM9 3h5v10H9z",
+    "open": "M8 1.5v13M5 4.5l3-3 3 3M5 11.5l3 3 3-3",
+    "top": "M3 2.5h10M8 14V6M5 9l3-3 3 3",
+    "bottom": "M3 13.5h10M8 2v8M5 7l3 3 3-3",
+    "find": "M7 2.5a4.5 4.5 0 1 0 0 9a4.5 4.5 0 0 0 0-9zM10.3 10.3L14 14",
+    "keys": "M5.5 6a2.5 2.5 0 1 1 3.5 2.3Q8 8.8 8 10M8 12.6v.4",
+}
+
+
+def icon(name: str) -> str:
+    """Draw an icon."""
+    size = 'width="16" height="16" viewBox="0 0 16 16"'
+    return f'<svg class="vf-icon" aria-hidden="true" {size}><path d="{ICONS[name]}"/></svg>'
+
+# %% ../../nbs/widgets/00_html.ipynb #846c508e
+def icon_attributes(label: str, key: str = "") -> str:
+    """Return the attributes of a button that shows an icon: its name, also for the pointer."""
+    name, pressed_by = escape(visible(label)), escape(key)
+    shortcut = f' aria-keyshortcuts="{pressed_by}"' if key else ""
+    title = f"{name}, key: {pressed_by}" if key else name
+    return f' aria-label="{name}" title="{title}"{shortcut}'
+
 # %% ../../nbs/widgets/00_html.ipynb #cb7a1d77
 def button(
     label: str, act: str, live: bool, *,
-    shortcut: str = "", pressed: bool | None = None, disabled: bool = False, **data: Any,
+    shortcut: str = "", pressed: bool | None = None, disabled: bool = False, shows: str = "",
+    **data: Any,
 ) -> str:  # fmt: skip
     """Draw a button, or nothing in a static drawing.
 
-    The key `shortcut` presses it from anywhere in the widget.
+    The key `shortcut` presses it from anywhere in the widget. `shows`: an icon in place of the
+    label.
     """
     if not live:
         return ""
     state = "" if pressed is None else f' aria-pressed="{str(pressed).lower()}"'
-    state = shortcut_attributes(shortcut) + state
+    named = icon_attributes(label, shortcut) if shows else shortcut_attributes(shortcut)
+    state = named + state
     if disabled:
         state += " disabled"
     state += action(act, live, **data)
-    return f'<button type="button"{state}>{escape(visible(label))}</button>'
+    face = icon(shows) if shows else escape(visible(label))
+    return f'<button type="button"{state}>{face}</button>'
 
 # %% ../../nbs/widgets/00_html.ipynb #a507b41b
 def number_text(value: float) -> str:
@@ -218,7 +249,16 @@ def templates() -> Environment:
     """Return the environment of the templates, which can call functions of this module."""
     loader = FunctionLoader(lambda name: re.sub(r"\n\s*", "", widget_file(name)))
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=filled)
-    for draw in (action, button, input_value, number_text, one_line, shortcut_attributes):
+    for draw in (
+        action,
+        button,
+        icon,
+        icon_attributes,
+        input_value,
+        number_text,
+        one_line,
+        shortcut_attributes,
+    ):
         made.globals[draw.__name__] = lambda *given, draw=draw, **named: Markup(
             draw(*given, **named)
         )

@@ -10,8 +10,8 @@ __all__ = ['Spans', 'CLOSERS', 'LONGEST_END', 'FILLERS', 'LONGEST_RUN', 'Inserti
            'SEARCH_SECONDS', 'MOST_WAITED', 'NO_COMPLETIONS', 'tag_spans', 'think_spans', 'named_spans', 'trimmed',
            'Field', 'Contract', 'contract_of', 'eagerness', 'finish_grammar', 'filler', 'spell', 'runs', 'missing_part',
            'insert', 'places', 'candidates', 'continuations', 'effort', 'Fix', 'find_fix', 'Inspection', 'find_stop',
-           'inspected_text', 'inspect_text', 'Survey', 'step_files', 'results_place', 'played_by', 'stored_results',
-           'identity_of_results', 'survey_completions', 'Listed', 'survey_html']
+           'inspected_text', 'inspect_text', 'Survey', 'step_files', 'load_latest', 'played_by', 'GivenRollouts',
+           'given_rollouts', 'identity_of_results', 'survey_completions', 'Listed', 'survey_html']
 
 # %% ../../nbs/widgets/02_inspection.ipynb #77de68da
 import math
@@ -19,10 +19,10 @@ import os
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
@@ -36,7 +36,7 @@ from ..parsers.base import Check, strip_span, text_with_thinking, weighted_sum
 from ..parsers.commands import Command
 from ..parsers.think import ThinkParser
 from ..parsers.xml import XMLParser
-from ..types import content_text
+from ..types import GenerateOutputs, content_text
 from .html import (
     PAGE_ROWS,
     bin_scores,
@@ -473,13 +473,9 @@ def step_files(folder: Path) -> dict[int, Path]:
     return find_steps(folder, "step-*.jsonl", "rollouts/step-*.jsonl")
 
 # %% ../../nbs/widgets/02_inspection.ipynb #4af85077
-def results_place(results: Any) -> Path | None:
-    """Return the file or the folder that results are read from; None for those in memory.
-
-    The path is absolute, because a reward may change the working folder.
-    """
-    given = getattr(getattr(results, "args", None), "output_dir", results)
-    return Path(given).expanduser().absolute() if isinstance(given, (str, Path)) else None
+def load_latest(place: Path) -> GenerateOutputs:
+    """Load the rollouts of a file or of an evaluation's folder, or a training run's latest step."""
+    return load_results([place, *step_files(place).values()][-1])
 
 # %% ../../nbs/widgets/02_inspection.ipynb #0cd44682
 def played_by(record: Mapping[str, Any]) -> str:
@@ -488,16 +484,32 @@ def played_by(record: Mapping[str, Any]) -> str:
     return str(run.get("model") or "") if isinstance(run, Mapping) else ""
 
 # %% ../../nbs/widgets/02_inspection.ipynb #dc0728b3
-def stored_results(given: Any) -> Any:
-    """Return the results of an explorer, a file, a run's folder or a trainer; else what was given.
+@dataclass(frozen=True, slots=True)
+class GivenRollouts:
+    """Hold rollouts that were given: `read` returns their results.
 
-    Those of a training run are the rollouts of its latest step.
+    `place`: the file or the folder that they are in; None for rollouts in memory.
+    """
+
+    read: Callable[[], Any]
+    place: Path | None = None
+
+# %% ../../nbs/widgets/02_inspection.ipynb #4289add0
+def given_rollouts(given: Any) -> GivenRollouts | None:
+    """Find the rollouts of results, an explorer, a file, a run's folder or a trainer.
+
+    None for anything else. A place is absolute, because a reward may change the working folder.
     """
     if callable(selected := getattr(given, "outputs", None)):
-        return selected()
-    if (place := results_place(given)) is None or not os.path.exists(place):
-        return given if isinstance(given, str) or place is None else load_results(place)
-    return load_results([place, *step_files(place).values()][-1])
+        return GivenRollouts(selected)
+    if hasattr(given, "completion"):
+        return GivenRollouts(lambda: given)
+    named = getattr(getattr(given, "args", None), "output_dir", given)
+    is_missing = isinstance(given, str) and not os.path.exists(Path(given).expanduser())
+    if is_missing or not isinstance(named, (str, Path)):
+        return None
+    place = Path(named).expanduser().absolute()
+    return GivenRollouts(partial(load_latest, place), place)
 
 # %% ../../nbs/widgets/02_inspection.ipynb #e798ebde
 def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
@@ -507,7 +519,8 @@ def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
     if callable(known := getattr(results, "identity", None)):
         before: RunIdentity = known()
         return before._replace(facts=(*before.facts, *facts))
-    place, record = results_place(results), dict[str, Any]()
+    found, record = given_rollouts(results), dict[str, Any]()
+    place = found.place if found else None
     with suppress(OSError, ValueError):  # none is stored yet
         record = next(read_rollouts([place, *step_files(place).values()][-1]), {}) if place else {}
     return identity_of(place, played_by(record), env, *facts)
@@ -523,10 +536,11 @@ def survey_completions(source: Any, completions: Any, commands: Sequence[Command
     """Prepare completions for a survey, one row per assistant message; `read` reads them.
 
     `completions`: strings and lists of messages, results with a `completion` column, or what
-    `stored_results` takes.
+    `given_rollouts` takes.
     """
     contract = contract_of(source, commands)
-    completions = stored_results(completions)
+    if found := given_rollouts(completions):
+        completions = found.read()
     column = getattr(completions, "completion", completions)
     column = column["completion"] if isinstance(column, Mapping) else column
     if isinstance(column, str) or not isinstance(column, Iterable):

@@ -111,13 +111,10 @@ def open_step(panel: Panel, name: str) -> None:
 
     def work() -> None:
         try:
-            below = step.open(given)
-            panel.notice = ""
-            panel.put_below(below)
+            panel.put_below(step.open(given))
+            panel.tell("")
         except Exception as error:
-            panel.notice, panel.failed = str(error), True
-            panel.refresh()
+            panel.tell(str(error), failed=True)
 
-    panel.notice = step.while_opening
-    panel.refresh()
+    panel.tell(step.while_opening)
     threading.Thread(target=work, name=f"open {name}", daemon=True).start()

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EQUAL', 'StoredStep', 'MOST_LISTED', 'MOST_TRICKS', 'group_view', 'short_earners', 'StoredScores', 'RewardEffects',
-           'reward_effects', 'neighbour_groups', 'read_steps', 'call_on', 'read_scores', 'reward_chart', 'effects_html',
-           'stored_rollout', 'rollout_name', 'flips_html', 'opened_html', 'failed_note', 'weighted_tricks',
-           'cheats_html', 'RewardBench']
+__all__ = ['EQUAL', 'StoredStep', 'MOST_ASKED', 'MOST_SAID', 'MOST_LISTED', 'MOST_TRICKS', 'group_view', 'short_earners',
+           'StoredScores', 'RewardEffects', 'reward_effects', 'neighbour_groups', 'read_steps', 'call_on',
+           'read_scores', 'reward_chart', 'effects_html', 'stored_rollout', 'rollout_name', 'flips_html', 'opened_html',
+           'failed_note', 'weighted_tricks', 'cheats_html', 'RewardBench']
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #1836a5cd
 import copy
@@ -40,7 +40,7 @@ from .html import (
 )
 from .inspection import identity_of_results
 from .rollout_article import find_decoder
-from .rollout_query import messages_text
+from .rollout_query import last_text, messages_text
 from .rollout_source import RolloutSource, has_all_rollouts
 from .run import (
     Chart,
@@ -100,6 +100,7 @@ class StoredScores:
     `scores`: [N, F], of the F functions of a rubric; 0.0 for one that is no finite number.
     `rewards`: [N], as stored. `steps`, `groups`: int [N]. `valid`: bool [N], False where a rollout
     failed or its reward is no finite number. `lengths`: characters of the completions, int [N].
+    `texts`: the beginning of each prompt's last message and of each completion.
     """
 
     scores: np.ndarray
@@ -108,6 +109,7 @@ class StoredScores:
     groups: np.ndarray
     valid: np.ndarray
     lengths: np.ndarray
+    texts: Sequence[tuple[str, str]] = ()
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #4543059e
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,9 @@ def call_on(
     return [score.reward for score in scores]
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #ffd78d74
+MOST_ASKED, MOST_SAID = 160, 240  # characters that are kept of each rollout
+
+
 def read_scores(
     source: RolloutSource, rubric: Rubric, errors: dict[str, list[str]]
 ) -> StoredScores:
@@ -208,6 +213,7 @@ def read_scores(
             "those that share a name, and give one environment of several."
         )
     rows: list[tuple[Any, ...]] = []
+    texts: list[tuple[str, str]] = []
     groups: dict[tuple[int, int], int] = {}
     for step, rollouts, known, _ in read_steps(source):
         kept, parts = unchanged_funcs(rubric, known, rollouts), []
@@ -217,15 +223,17 @@ def read_scores(
             else:
                 parts.append(call_on(rubric, name, func, rollouts, errors.setdefault(name, [])))
         for rollout, *scores in zip(rollouts, *parts, strict=True):
-            length = len(messages_text(rollout.completion).strip())
+            said = messages_text(rollout.completion).strip()
+            texts.append((last_text(rollout.prompt)[:MOST_ASKED], said[:MOST_SAID]))
             group = groups.setdefault((step, rollout.group), len(groups))
             is_valid = math.isfinite(rollout.reward) and not rollout.error
-            rows.append((scores, rollout.reward, step, group, is_valid, length))
+            rows.append((scores, rollout.reward, step, group, is_valid, len(said)))
     if not rows:
         raise ValueError("There is no complete step of rollouts yet: wait for the first.")
-    table, rewards, *others = map(np.array, zip(*rows, strict=True))
+    table, rewards, steps, members, valid, lengths = map(np.array, zip(*rows, strict=True))
     scores = np.nan_to_num(table.astype(float), posinf=0.0, neginf=0.0)
-    return StoredScores(scores, rewards.astype(float), *others)
+    paid = rewards.astype(float)
+    return StoredScores(scores, paid, steps, members, valid, lengths, texts)
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #7bca2e82
 def reward_chart(effects: RewardEffects, most: tuple[float, float]) -> Chart | None:
@@ -285,12 +293,13 @@ MOST_LISTED = 8
 
 
 def flips_html(known: StoredScores, effects: RewardEffects, opened: int | None, live: bool) -> str:
-    """List the rollouts whose advantage changes its sign, the largest change first."""
-    rows = []
+    """Draw a card of each rollout whose advantage changes its sign, the largest change first."""
+    cards = []
     for number in effects.flipped[:MOST_LISTED].tolist():
         figures = [float(each[number]) for each in (*effects.rewards, *effects.advantages)]
-        rows.append((number, rollout_name(known, number), figures, int(known.lengths[number])))
-    return fill("reward_bench.html", "flips", rows, len(effects.flipped), opened, live)
+        about = rollout_name(known, number), figures, int(known.lengths[number])
+        cards.append((number, *about, *known.texts[number]))
+    return fill("reward_bench.html", "flips", cards, len(effects.flipped), opened, live)
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #c7ae72ef
 def opened_html(
@@ -347,7 +356,11 @@ class RewardBench(Panel):
 
     label = "Reward bench"
     css = widget_file(
-        "curves.css", "training_dashboard.css", "rollout_table.css", "conversation.css"
+        "curves.css",
+        "training_dashboard.css",
+        "rollout_table.css",
+        "conversation.css",
+        "reward_bench.css",
     )
     forked: GRPOTrainer | None = None
 
@@ -378,8 +391,11 @@ class RewardBench(Panel):
         super().refresh()
 
     def weigh(self, name: str, weight: float) -> None:
-        """Give a function another weight."""
+        """Give a function another weight; its slider reaches that far from then on."""
+        if not math.isfinite(weight):
+            raise ValueError(f"A weight is a finite number, not {weight}.")
         self.weights[self.check(name)] = float(weight)
+        self.most[name] = max(self.most[name], abs(weight))
         self.refresh()
 
     def check(self, name: str) -> str:

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'find_decoder', 'write_rollouts']
+__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'find_tokenizer', 'find_decoder', 'first_prompt', 'prompt_html',
+           'write_rollouts']
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #77de68da
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +20,9 @@ from typing import Any
 
 from ..envs.records import to_line
 from ..inference.client import get_tokenizer, shipped_models
+from ..inference.tokens import template_ids
 from ..support.files import rewritten
+from ..types import Messages
 from .conversation import (
     Decode,
     Reading,
@@ -29,7 +33,7 @@ from .conversation import (
     stored_weights,
     tokens_html,
 )
-from .html import fill
+from .html import fill, marked_text
 from .rollout_query import Row
 from .rollout_table import flags
 from .rollouts import RolloutTable, advantage_of
@@ -71,14 +75,39 @@ def article_html(
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #8df6d80c
 @cache
-def find_decoder(model: str) -> Decode | None:
-    """Return the function that decodes a model's tokens.
-
-    None if it has no name or is not on this machine.
-    """
+def find_tokenizer(model: str) -> Any:
+    """Return the tokenizer of a model; None if it has no name or is not on this machine."""
     # Any other name would be looked up on the hub.
     here = model in shipped_models() or (model and Path(model).expanduser().is_dir())
-    return decoder(get_tokenizer(model)) if here else None
+    return get_tokenizer(model) if here else None
+
+
+@cache
+def find_decoder(model: str) -> Decode | None:
+    """Return the function that decodes a model's tokens; None where there is no tokenizer."""
+    tokenizer = find_tokenizer(model)
+    return decoder(tokenizer) if tokenizer is not None else None
+
+# %% ../../nbs/widgets/11_rollout_article.ipynb #212dfed9
+def first_prompt(env: Any) -> tuple[Messages, Any] | None:
+    """Return the first prompt of an environment, and its tools; None if there is none yet."""
+    rows = env.dataset if env.eval_dataset is None else env.eval_dataset
+    if not rows:
+        return None
+    tools = (rows[0].get("info") or {}).get("oai_tools") or getattr(env, "oai_tools", None)
+    return rows[0]["prompt"], tools
+
+# %% ../../nbs/widgets/11_rollout_article.ipynb #de84389f
+def prompt_html(prompt: Messages, tools: Any, tokenizer: Any, live: bool = False) -> str:
+    """Draw a prompt as a model will see it; as messages without a tokenizer or a template."""
+    if isinstance(prompt, str):
+        return fill("rollout_explorer.html", "prompt", marked_text(prompt, label="Prompt"), 0, True)
+    with suppress(Exception):  # a template may refuse these messages
+        ids = template_ids(tokenizer, prompt, tools, True)
+        text = marked_text(tokenizer.decode(ids), label="Prompt")
+        return fill("rollout_explorer.html", "prompt", text, len(ids), True)
+    drawn = conversation_html(prompt, [])
+    return fill("rollout_explorer.html", "prompt", drawn, 0, False, live and tokenizer is None)
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #5fc64139
 def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:

@@ -33,14 +33,17 @@ from .rollout_article import (
     VIEWS,
     article_html,
     find_decoder,
+    find_tokenizer,
+    first_prompt,
+    prompt_html,
     write_rollouts,
 )
 from .rollout_query import ONLY, Query
 from .rollout_source import (
+    OpenTable,
     RolloutSource,
     has_all_rollouts,
     start_following,
-    written,
 )
 from .rollout_table import (
     RUN_SETTINGS,
@@ -49,8 +52,15 @@ from .rollout_table import (
     read_setting,
     rows_html,
     run_html,
+    summary_html,
 )
-from .rollouts import prompt_groups, table_learnable
+from .rollouts import (
+    RolloutTable,
+    prompt_groups,
+    reward_bins,
+    scored_rows,
+    table_learnable,
+)
 from .view import Panel, RunIdentity, Selection, identity_of
 
 if TYPE_CHECKING:
@@ -107,39 +117,32 @@ class RolloutExplorer(Panel):
         self.file_name = "rollouts.jsonl"
         self.interrupted: LiveRun | None = None  # a stopped run, while rollouts branch off
         self._due = False
+        self.template: Any = None  # a tokenizer that was loaded to show the first prompt
         self._turned = True  # to the page of the rollout that is shown
-        self._read_step(None)
-        self._followed = written(self.source.place) if self.source.place else []
-        self._rest_until = 0.0
+        self.opened = OpenTable(self.source)
+        self.at, self.pinned = None, None
         super().__init__()
         if self.source.place:
             start_following(self)
 
     # View
 
-    def _read_step(self, step: int | None) -> None:
-        steps = self.source.steps()
-        step = steps[-1] if steps and step is None else step
-        self.table, self.step = self.source.table(step), step
-        self.page, self.at, self.pinned, self._stamp = 0, None, None, self._written()
+    @property
+    def table(self) -> RolloutTable:
+        """The table of all rollouts."""
+        return self.opened.table
 
-    def _written(self) -> int | None:
-        """Return when the file that is shown was last written."""
-        path = self.source.path(self.step)
-        return path.stat().st_mtime_ns if path and path.exists() else None
-
-    def _read_again(self) -> None:
-        """Read a file that was written to since, as by training or an evaluation."""
-        written = self._written() if self._stamp else None
-        if written and written != self._stamp:
-            self.table, self._stamp = self.source.table(self.step), written
-            shown, count = (self.at, self.pinned), len(self.table)
-            self.at, self.pinned = (each if (each or 0) < count else None for each in shown)
+    @property
+    def step(self) -> int | None:
+        """The step of a training run that is shown."""
+        return self.opened.step
 
     def refresh(self) -> None:
         """Draw the state again; may be called from any thread."""
         with self.lock:
-            self._read_again()
+            if self.opened.read_again():
+                shown, count = (self.at, self.pinned), len(self.table)
+                self.at, self.pinned = (each if (each or 0) < count else None for each in shown)
             self.selected = self.table.select(self.query)
             if self.at is None and self.selected:
                 self.at = self.selected[0]
@@ -160,20 +163,17 @@ class RolloutExplorer(Panel):
 
         Return whether to keep polling.
         """
-        place = None if self.is_hidden or self.comm is None else self.source.place
-        began = time.monotonic()
-        if place and began > self._rest_until and (now := written(place)) != self._followed:
-            self._followed = now
-            self.refresh()
-            # A long file takes long to read, and the kernel has other work.
-            self._rest_until = time.monotonic() + 4 * (time.monotonic() - began)
+        if self.comm is not None and not self.is_hidden and self.opened.has_changed():
+            with self.opened.rest_after():
+                self.refresh()
         return self.comm is not None
 
     def show_step(self, step: int | None = None) -> None:
         """Show the rollouts of a step of a training run, by default of the latest."""
         if not self.source.steps():
             raise ValueError("These are not the rollouts of a training run: they have no steps.")
-        self._read_step(step)
+        self.opened.open(step)
+        self.page, self.at, self.pinned = 0, None, None
         self.refresh()
 
     def select(self, **changes: Any) -> list[int]:
@@ -315,7 +315,8 @@ class RolloutExplorer(Panel):
         parent: int | None = None,
     ) -> LiveRun:  # fmt: skip
         records: list[dict[str, Any]] = []
-        table, self._stamp = self.table, None  # rollouts added here are in no file
+        table = self.table
+        self.opened.stay()  # rollouts added here are in no file
 
         def finish(record: dict[str, Any], state: State) -> None:
             records.append(record)
@@ -399,6 +400,15 @@ class RolloutExplorer(Panel):
         parts = {**self.query.parts, name: (given["low"], given["high"])}
         self.select(**(given if name == "reward" else {"parts": parts}))
 
+    def list_bin(self, number: int) -> None:
+        """List only the rollouts whose reward is in a bar of the histogram, or no longer these."""
+        rewards = [row.reward for row in scored_rows(self.table)]
+        chosen = reward_bins(rewards, self.verdict().most)[number]
+        bounds = {"low": chosen.low, "high": chosen.high}
+        if (self.query.low, self.query.high) == (chosen.low, chosen.high):
+            bounds = {"low": -math.inf, "high": math.inf}
+        self.select(**bounds)
+
     def pick(self, column: str, text: str) -> None:
         """List only the rollouts whose column has this text, or no longer only these."""
         values = {**self.query.values, column: text}
@@ -447,12 +457,30 @@ class RolloutExplorer(Panel):
         path = self.source.path(self.step) if self.step is not None else None
         whole = path is None or has_all_rollouts(path)
         steps = self.source.steps(), self.step, whole, live
-        drawn = run, steps, query, self._listed_html(live), self._articles(live), VIEWS, live
-        return fill("rollout_explorer.html", "explorer", self, *drawn)
+        seen = self.verdict()
+        above = run, steps, summary_html(table, seen, live), seen, self._preview_html(live)
+        drawn = query, self._listed_html(live), self._articles(live), VIEWS, live
+        return fill("rollout_explorer.html", "explorer", self, *above, *drawn)
 
     def verdict(self) -> Learnable:
         """Return whether GRPO can learn from these rollouts, and else what to try."""
         return table_learnable(self.table, self.env and self.env.rubric)
+
+    def _preview_html(self, live: bool) -> str:
+        """Draw the first prompt as the model will see it, while there are no rollouts."""
+        asked = None if self.env is None or self.table.rows else first_prompt(self.env)
+        return prompt_html(*asked, self._prompt_tokenizer(), live) if asked else ""
+
+    def _prompt_tokenizer(self) -> Any:
+        """Return the tokenizer of the model, if it is loaded already: loading takes seconds."""
+        served = getattr(getattr(self.client, "served", None), "tokenizer", None)
+        return self.tokenizer or served or self.template
+
+    def apply_template(self) -> None:
+        """Load the tokenizer of the model, and show the first prompt after its chat template."""
+        self.template = find_tokenizer(self.model or ("" if self.client else SHIPPED_MODEL))
+        if self.template is None:
+            raise ValueError("The tokenizer of this model is not on this machine: give tokenizer=.")
 
     def _listed_html(self, live: bool) -> str:
         listing = live, self.rows, self.query.pattern
@@ -527,6 +555,14 @@ class RolloutExplorer(Panel):
     def on_clear(self, data: Mapping[str, str]) -> None:
         """Remove the bounds of a score."""
         self.bound_score(data["score"], low="", high="")
+
+    def on_bin(self, data: Mapping[str, str]) -> None:
+        """List the rollouts that a bar counts, or all again."""
+        self.list_bin(int(data["bin"]))
+
+    def on_template(self, data: Mapping[str, str]) -> None:
+        """Show the first prompt as the model will see it."""
+        self.apply_template()
 
     def on_pick(self, data: Mapping[str, str]) -> None:
         """Show only rollouts with this value of a column."""

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PAUSE', 'logger', 'table_from_outputs', 'table_from_file', 'has_all_rollouts', 'written', 'follow_all',
-           'start_following', 'RolloutSource']
+           'start_following', 'RolloutSource', 'OpenTable']
 
 # %% ../../nbs/widgets/06_rollout_source.ipynb #77de68da
 import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from ..envs.results import (
     rollouts_file,
 )
 from ..types import GenerateOutputs
-from .inspection import results_place, step_files
+from .inspection import given_rollouts, step_files
 from .rollout_query import Record
 from .rollouts import RolloutTable
 
@@ -106,18 +106,17 @@ class RolloutSource:
 
     `results`: results of an evaluation, the path of its folder or of a file of rollouts, the output
     folder of a training run or its trainer, an explorer (its selection), or None for no rollouts.
+    `place`: the file of rollouts or folder of a run, None for results in memory.
     """
 
     results: Any = None
+    place: Path | None = field(init=False)
 
     def __post_init__(self) -> None:
-        if callable(selected := getattr(self.results, "outputs", None)):
-            self.results = selected()
-
-    @cached_property
-    def place(self) -> Path | None:
-        """The file of rollouts or folder of a run, None for results in memory."""
-        return results_place(self.results)
+        found = given_rollouts(self.results)
+        self.place = found.place if found else None
+        if found and found.place is None:
+            self.results = found.read()
 
     @cached_property
     def folder(self) -> Path | None:
@@ -151,5 +150,55 @@ class RolloutSource:
             return table_from_outputs(self.results)
         if path := self.path(step):
             return table_from_file(path)
+        if isinstance(self.results, str):
+            rollouts_file(self.results)  # raises, and names files nearby
         wanted = "give GenerateOutputs, a file of rollouts or the folder of a run"
         raise TypeError(f"results is {type(self.results).__name__}: {wanted}.")
+
+# %% ../../nbs/widgets/06_rollout_source.ipynb #9d6981b0
+class OpenTable:
+    """Hold the table of a source, in a training run that of a `step`, while its file may grow."""
+
+    def __init__(self, source: RolloutSource) -> None:
+        self.source = source
+        self.followed = written(source.place) if source.place else []
+        self.rest_until = 0.0
+        self.open()
+
+    def open(self, step: int | None = None) -> None:
+        """Read the table of a step, by default of the latest."""
+        steps = self.source.steps()
+        step = steps[-1] if steps and step is None else step
+        self.table, self.step = self.source.table(step), step
+        self.stamp = self.written()
+
+    def written(self) -> int | None:
+        """Return when the file of the table was last written."""
+        path = self.source.path(self.step)
+        return path.stat().st_mtime_ns if path and path.exists() else None
+
+    def read_again(self) -> bool:
+        """Read the table again if its file was written to since; return whether it was."""
+        now = self.written() if self.stamp else None
+        if now is None or now == self.stamp:
+            return False
+        self.table, self.stamp = self.source.table(self.step), now
+        return True
+
+    def stay(self) -> None:
+        """Keep the table as it is from now on, whatever is written to its file."""
+        self.stamp = None
+
+    def has_changed(self) -> bool:
+        """Return whether the file or folder has changed since the last call."""
+        if self.source.place is None or time.monotonic() <= self.rest_until:
+            return False
+        before, self.followed = self.followed, written(self.source.place)
+        return self.followed != before
+
+    @contextmanager
+    def rest_after(self) -> Iterator[None]:
+        """Let `has_changed` rest after work on a long file: the kernel has other work."""
+        began = time.monotonic()
+        yield
+        self.rest_until = time.monotonic() + 4 * (time.monotonic() - began)

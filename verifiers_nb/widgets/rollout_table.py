@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RUN_SETTINGS', 'MOST_SCORE', 'ROWS', 'duration_text', 'read_setting', 'run_html', 'query_words', 'query_html',
+__all__ = ['RUN_SETTINGS', 'ROWS', 'duration_text', 'read_setting', 'run_html', 'query_words', 'query_html', 'summary_html',
            'flags', 'found_line', 'prompt_line', 'listing_html', 'ending_line', 'rows_html', 'groups_html']
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #77de68da
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
+from ..envs.learnable import Learnable
 from ..inference.columns import Column, as_number
 from ..types import Messages
 from .html import (
@@ -29,8 +30,21 @@ from .html import (
     visible,
 )
 from .live_run import LiveRun, Progress, read_examples
-from .rollout_query import ONLY, SORTS, Query, last_text, match_spans
-from .rollouts import Group, RolloutTable
+from .rollout_query import (
+    ONLY,
+    SORTS,
+    Query,
+    finite_mean,
+    last_text,
+    match_spans,
+)
+from .rollouts import (
+    MOST_REWARD,
+    Group,
+    RolloutTable,
+    reward_bins,
+    scored_rows,
+)
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #19309145
 def duration_text(seconds: float) -> str:
@@ -117,10 +131,22 @@ def query_html(
     drawn = query, [*parts], score, bounds, counts, sorts, by_prompt, choices
     return fill("rollout_table.html", "query", *drawn)
 
+# %% ../../nbs/widgets/09_rollout_table.ipynb #282518fb
+def summary_html(table: RolloutTable, seen: Learnable, live: bool) -> str:
+    """Draw what all rollouts earn: their number, mean and share of full scores, and a histogram."""
+    rewards = [row.reward for row in scored_rows(table)]
+    failed = len(table) - len(rewards)
+    solved = f"{seen.solved / max(1, seen.rollouts):.0%}"
+    figures = [
+        ("Rollouts", f"{len(table):,}", f"{failed:,} not counted" if failed else ""),
+        ("Mean reward", number_text(finite_mean(rewards)), f"of {seen.most:.3g}"),
+        ("Solved", f"{seen.solved:,}", solved),
+    ]
+    bins = reward_bins(rewards, seen.most)
+    counts = {each.name: each.size for each in bins}
+    return fill("rollout_table.html", "summary", figures, counts, bins[0].low, bins[-1].low, live)
+
 # %% ../../nbs/widgets/09_rollout_table.ipynb #fa35e192
-MOST_SCORE = 1e6  # beyond it, a score is likely a mistake
-
-
 def flags(rows: RolloutTable, number: int) -> str:
     """Draw the labels of a row, such as failed or truncated, in small print."""
     row = rows.rows[number]
@@ -132,7 +158,7 @@ def flags(rows: RolloutTable, number: int) -> str:
         f"branch of {(row.parent or 0) + 1}": row.parent is not None,
         "not a number": any(map(math.isnan, scores)),
         "infinite": any(map(math.isinf, scores)),
-        "extreme": any(MOST_SCORE <= abs(score) < math.inf for score in scores),
+        "extreme": any(MOST_REWARD <= abs(score) < math.inf for score in scores),
     }
     labels = [label for label, is_so in states.items() if is_so]
     kinds = [(each.partition(" ")[0], each) for each in labels]
@@ -182,7 +208,7 @@ def rows_html(
     """Draw a page of `size` rollouts; `score`: "reward", or the name of a part of it."""
     read, columns = rows.reader(), rows.columns
     scores = [as_number(read(rows.rows[number], score)) for number in numbers]
-    top, drawn = max([1.0, *(each for each in scores if abs(each) < MOST_SCORE)]), []
+    top, drawn = max([1.0, *(each for each in scores if abs(each) < MOST_REWARD)]), []
     first = page * size
     for number, value in zip(numbers[first : first + size], scores[first:], strict=False):
         row = rows.rows[number]

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_KEPT', 'MOST_PARSED', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'table_learnable']
+__all__ = ['MOST_KEPT', 'MOST_PARSED', 'FULL_SCORE', 'MOST_REWARD', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of',
+           'scored_rows', 'table_learnable', 'Bin', 'reward_bins']
 
 # %% ../../nbs/widgets/05_rollouts.ipynb #77de68da
 import json
@@ -14,9 +15,11 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..envs.learnable import (
+    EQUAL_REWARDS,
     Learnable,
     answer_name,
     finds_answer,
@@ -56,7 +59,7 @@ class RolloutTable:
         self.rows: list[Row] = []
         self.prompts: dict[int, int] = {}
         self.parts: dict[str, None] = {}  # names, in order
-        self.filled: set[str] = {"tokens"}  # the columns that have values
+        self.filled: set[str] = set()  # the columns that have values
         self.endings: Counter[str] = Counter()  # how answers ended that are not whole
         self.room = MOST_KEPT
         self.search = Search()
@@ -81,9 +84,10 @@ class RolloutTable:
         """The names by which the list can be sorted."""
         return [*SORTS, *self.columns, *self.part_keys]
 
-    def ending_lines(self) -> list[str]:
-        """Say how many answers were cut off, refusals or without content."""
-        return ending_lines({"rollouts": len(self), **self.endings})
+    def ending_lines(self, cut_off: bool = True) -> list[str]:
+        """Say how many answers were cut off, unless that is told already, refusals or empty."""
+        told = {} if cut_off else {"cut_off": 0, "cut_off_empty": 0}
+        return ending_lines({"rollouts": len(self), **self.endings, **told})
 
     def numbers(self) -> list[str]:
         """Return the names of the columns of numbers, which can be bounded."""
@@ -196,13 +200,18 @@ def advantage_of(table: RolloutTable, number: int) -> float | None:
         return None
     return row.reward - finite_mean(other.reward for other in group)
 
+# %% ../../nbs/widgets/05_rollouts.ipynb #d4a13dcc
+def scored_rows(table: RolloutTable) -> list[Row]:
+    """Return the rows that did not fail and have a finite reward."""
+    return [row for row in table.rows if not row.failed and math.isfinite(row.reward)]
+
 # %% ../../nbs/widgets/05_rollouts.ipynb #d4a54544
 MOST_PARSED = 2_000
 
 
 def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
     """Return what a table tells of learning; `rubric` tells the highest reward and the parser."""
-    good = [row for row in table.rows if not row.failed and math.isfinite(row.reward)]
+    good = scored_rows(table)
     parser = getattr(rubric, "parser", None)
     tag, answered = answer_name(parser), None
     if tag and len(table) <= MOST_PARSED:
@@ -215,3 +224,33 @@ def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
     return learnable_rewards(
         rewards, prompts, most, cut_off, answered, tag if answered is not None else ""
     )
+
+# %% ../../nbs/widgets/05_rollouts.ipynb #a71cc5e5
+class Bin(NamedTuple):
+    """Hold how many rewards lie from `low` to `high`."""
+
+    name: str
+    low: float
+    high: float
+    size: int
+
+# %% ../../nbs/widgets/05_rollouts.ipynb #f56d1a48
+FULL_SCORE = "full score"
+MOST_REWARD = 1e6  # beyond it, a reward is likely a mistake
+
+
+def reward_bins(rewards: Iterable[float], most: float) -> list[Bin]:
+    """Count rewards in ten steps, from 0 or the lowest up to `most`, and in an eleventh for it."""
+    kept = [reward for reward in rewards if abs(reward) < MOST_REWARD]
+    top = most if 0 < most < MOST_REWARD else max([1.0, *kept])
+    low = min([0.0, *kept])
+    step, full = (top - low) / 10, top - EQUAL_REWARDS
+    counts = Counter(
+        10 if each >= full else int((each - low) / step + EQUAL_REWARDS) for each in kept
+    )
+    edges = [round(low + step * place, 9) for place in range(11)]
+    bins = [
+        Bin(f"{a:.3g} to {b:.3g}", a, math.nextafter(b, -math.inf), counts[place])
+        for place, (a, b) in enumerate(pairwise(edges))
+    ]
+    return [*bins, Bin(FULL_SCORE, full, math.inf, counts[10])]

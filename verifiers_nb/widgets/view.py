@@ -221,6 +221,7 @@ class Panel(ipywidgets.VBox):
         if self.below is not None:
             self.below.close()
         self.below, panel.above = panel, self
+        panel.add_class("vf-below")
         self.children = [*self.controls, self.view, panel]
         self.refresh()
 
@@ -272,6 +273,11 @@ class Panel(ipywidgets.VBox):
         """Make a new view, where the page has lost the old one."""
         self.view.close()
         self.view = self.make_view(self.view)
+
+    def tell(self, notice: str, failed: bool = False) -> None:
+        """Show a result or an error where the last press was; safe to call from any thread."""
+        self.notice, self.failed = notice, failed
+        self.refresh()
 
     def change(self, **state: Any) -> None:
         """Set attributes, and draw."""
