@@ -74,7 +74,7 @@ def test_one_path_leads_from_rollouts_to_another_reward(notebook, page, lab) -> 
     assert bench.get_by_role("button", name="Inspect the format").count() == 0  # it is behind
     assert bench.get_by_role("button", name="Audit").count() == 1
     bench.get_by_role("slider").first.fill("0.5")
-    bench.get_by_text("0.5", exact=True).wait_for()
+    bench.locator("input[type=text][value='0.5']").first.wait_for()
     show(page, page.locator(OUTPUT).filter(has_text="Effects of these weights"), "real-path")
     kept = page.locator(".vf-kept")
     kept.filter(has_text="Effects of these weights").wait_for(state="attached")
