@@ -28,6 +28,8 @@ SECOND_TRY = {
 WEEKLY = (
     "tests/browser/test_kernel_versions.py",
     "tests/test_colab.py::test_it_installs_beside_torch",
+    "tests/test_colab.py::test_vllm_comes_if_it_runs_beside_the_torch_that_is_there",
+    "tests/test_colab.py::test_without_its_constraint_torch_would_be_exchanged",
     "tests/test_peer_names.py::test_the_stored_names_are_those_of_the_packages",
     "tests/test_peers.py",
     "tests/test_ship.py::test_rewards_stay_the_same_elsewhere",
