@@ -12,8 +12,15 @@ __all__ = ['AUDIT_CSS', 'AUDIT_LABEL', 'audit_drawing', 'page_html', 'AuditPage'
 from collections.abc import Mapping
 
 from ..envs.findings import SEVERITIES, AuditReport, count_text
-from .html import Snapshot, fill, marked_text, widget_file
-from .view import Panel, RunIdentity, identity_of
+from .html import (
+    RunIdentity,
+    Snapshot,
+    fill,
+    identity_of,
+    marked_text,
+    widget_file,
+)
+from .view import Panel
 
 # %% ../../nbs/widgets/17_audit_page.ipynb #fb6efb1c
 AUDIT_CSS = widget_file("audit_page.css")

@@ -23,6 +23,7 @@ from .html import (
     MOST_KEYS,
     PAGE_ROWS,
     Mark,
+    RunIdentity,
     Snapshot,
     fill,
     marked_text,
@@ -40,7 +41,7 @@ from .inspection import (
     survey_completions,
     survey_html,
 )
-from .view import Panel, RunIdentity, Selection
+from .view import Panel, Selection
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #c1dfd96e
 def inspection_marks(seen: Inspection) -> list[Mark]:

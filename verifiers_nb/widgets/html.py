@@ -10,13 +10,15 @@ __all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'ICONS', 'PAGE_ROWS', 
            'visible', 'escaped', 'one_line', 'input_value', 'Mark', 'pieces', 'windows', 'opening', 'piece',
            'marked_text', 'action', 'shortcut_attributes', 'icon', 'icon_attributes', 'button', 'number_text',
            'widget_file', 'filled', 'templates', 'fill', 'score_bar', 'bin_scores', 'table', 'pressable_row', 'framed',
-           'Snapshot']
+           'Snapshot', 'RunIdentity', 'identity_of', 'place_link', 'identity_html']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import math
+import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -24,6 +26,7 @@ from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import quote
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
@@ -352,3 +355,37 @@ class Snapshot:
             page = fill("page.html", "page", self.title or self.label, self.html)
             file.write(f"{page}\n".encode())
         return written
+
+# %% ../../nbs/widgets/00_html.ipynb #374d9aba
+class RunIdentity(NamedTuple):
+    """Name what a widget shows: `run`, `facts` such as the model and the environment, its place."""
+
+    run: str = ""
+    facts: tuple[str, ...] = ()
+    place: Path | None = None
+
+# %% ../../nbs/widgets/00_html.ipynb #bbfc7742
+def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) -> RunIdentity:
+    """Return the identity of a run that is stored at a place.
+
+    A model that is a folder of this machine is named without the folders above it.
+    """
+    name = os.path.basename(model) if model and os.path.isabs(model) else model
+    played = "" if env is None else getattr(env, "env_id", "") or type(env).__name__
+    known = [str(fact) for fact in (name, played, *facts) if fact]
+    return RunIdentity(place.name if place else "", tuple(known), place)
+
+# %% ../../nbs/widgets/00_html.ipynb #b8099230
+def place_link(place: Path) -> str:
+    """Return a link to a place as seen from the notebook; "" for one outside its folder."""
+    with suppress(ValueError, OSError):
+        return f"./{quote(place.relative_to(Path.cwd()).as_posix())}"
+    return ""
+
+# %% ../../nbs/widgets/00_html.ipynb #fe489647
+def identity_html(seen: RunIdentity) -> str:
+    """Draw what a widget shows on a line; "" for nothing that has a name."""
+    if not (seen.run or seen.facts):
+        return ""
+    link = place_link(seen.place) if seen.place else ""
+    return fill("parts.html", "identity", seen.run, seen.facts, link)

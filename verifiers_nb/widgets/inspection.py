@@ -39,15 +39,16 @@ from ..parsers.xml import XMLParser
 from ..types import GenerateOutputs, content_text
 from .html import (
     PAGE_ROWS,
+    RunIdentity,
     bin_scores,
     fill,
+    identity_of,
 )
 
 if TYPE_CHECKING:
     from xgrammar import GrammarMatcher
 
     from ..parsers.structural_tags import StructuralTag
-    from .view import RunIdentity
 
 # %% ../../nbs/widgets/02_inspection.ipynb #1574bddb
 Spans = dict[str, tuple[int, int]]
@@ -514,8 +515,6 @@ def given_rollouts(given: Any) -> GivenRollouts | None:
 # %% ../../nbs/widgets/02_inspection.ipynb #e798ebde
 def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
     """Return the identity of results: that of the widget they come from, or of where they are."""
-    from .view import identity_of  # commands need no ipywidgets
-
     if callable(known := getattr(results, "identity", None)):
         before: RunIdentity = known()
         return before._replace(facts=(*before.facts, *facts))

@@ -35,10 +35,10 @@ from ..envs.results import find_steps
 from ..envs.rollouts import background_loop
 from ..inference.client import base_of, check_base, get_tokenizer
 from .conversation import decoder, token_texts
-from .html import Snapshot, fill, widget_file
+from .html import RunIdentity, Snapshot, fill, identity_of, widget_file
 from .rollout_query import last_text
 from .rollout_source import start_following
-from .view import Panel, RunIdentity, identity_of
+from .view import Panel
 
 if TYPE_CHECKING:
     from ..envs.environment import Environment

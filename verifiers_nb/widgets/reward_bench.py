@@ -34,6 +34,7 @@ from ..rubrics.rubric import Rubric, reward_name
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
 from .html import (
+    RunIdentity,
     fill,
     marked_text,
     widget_file,
@@ -50,7 +51,7 @@ from .run import (
     checkpoint_steps,
     make_chart,
 )
-from .view import Panel, RunIdentity, Selection
+from .view import Panel, Selection
 
 if TYPE_CHECKING:
     from ..trainer.grpo import GRPOTrainer

@@ -26,7 +26,7 @@ from ..inference.client import SHIPPED_MODEL
 from ..types import GenerateOutputs, SamplingArgs, State
 from .branches import branch_env, split_at
 from .conversation import Reading, content_parts, decoder, spoken_messages
-from .html import PAGE_ROWS, fill, widget_file
+from .html import PAGE_ROWS, RunIdentity, fill, identity_of, widget_file
 from .inspection import played_by
 from .live_run import LiveRun, choose_inputs
 from .rollout_article import (
@@ -61,7 +61,7 @@ from .rollouts import (
     scored_rows,
     table_learnable,
 )
-from .view import Panel, RunIdentity, Selection, identity_of
+from .view import Panel, Selection
 
 if TYPE_CHECKING:
     from datasets import Dataset

@@ -29,9 +29,11 @@ from ..trainer.control import CHANGEABLE
 from .conversation import differing
 from .html import (
     Mark,
+    RunIdentity,
     Snapshot,
     button,
     fill,
+    identity_of,
     marked_text,
     number_text,
     widget_file,
@@ -64,7 +66,7 @@ from .run import (
     value_histogram,
     whole_steps,
 )
-from .view import Panel, RunIdentity, has_subshells, identity_of
+from .view import Panel, has_subshells
 
 if TYPE_CHECKING:
     from ..trainer.control import RunState

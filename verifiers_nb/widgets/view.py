@@ -7,20 +7,16 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SCRIPT', 'KEEP', 'packed_plotly', 'View', 'keep_subshell', 'let_threads_send', 'has_subshells', 'picture',
-           'live_output', 'Selection', 'RunIdentity', 'identity_of', 'place_link', 'identity_html', 'ignore_press',
-           'Panel']
+           'live_output', 'Selection', 'ignore_press', 'Panel']
 
 # %% ../../nbs/widgets/01_view.ipynb #77de68da
 import gzip
-import os
 import threading
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import anywidget
 import ipywidgets
@@ -29,7 +25,16 @@ from IPython import get_ipython
 from IPython.display import display, update_display
 
 from ..support.hooks import registered_hooks
-from .html import STYLE, Snapshot, escaped, fill, framed, widget_file
+from .html import (
+    STYLE,
+    RunIdentity,
+    Snapshot,
+    escaped,
+    fill,
+    framed,
+    identity_html,
+    widget_file,
+)
 
 # %% ../../nbs/widgets/01_view.ipynb #c1dfd96e
 SCRIPT = widget_file("charts.js", "reading.js", "slider.js", "view.js")
@@ -124,40 +129,6 @@ class Selection(NamedTuple):
     results: Any = None
     at: int | None = None
     model: str | None = None
-
-# %% ../../nbs/widgets/01_view.ipynb #374d9aba
-class RunIdentity(NamedTuple):
-    """Name what a widget shows: `run`, `facts` such as the model and the environment, its place."""
-
-    run: str = ""
-    facts: tuple[str, ...] = ()
-    place: Path | None = None
-
-# %% ../../nbs/widgets/01_view.ipynb #bbfc7742
-def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) -> RunIdentity:
-    """Return the identity of a run that is stored at a place.
-
-    A model that is a folder of this machine is named without the folders above it.
-    """
-    name = os.path.basename(model) if model and os.path.isabs(model) else model
-    played = "" if env is None else getattr(env, "env_id", "") or type(env).__name__
-    known = [str(fact) for fact in (name, played, *facts) if fact]
-    return RunIdentity(place.name if place else "", tuple(known), place)
-
-# %% ../../nbs/widgets/01_view.ipynb #b8099230
-def place_link(place: Path) -> str:
-    """Return a link to a place as seen from the notebook; "" for one outside its folder."""
-    with suppress(ValueError, OSError):
-        return f"./{quote(place.relative_to(Path.cwd()).as_posix())}"
-    return ""
-
-# %% ../../nbs/widgets/01_view.ipynb #fe489647
-def identity_html(seen: RunIdentity) -> str:
-    """Draw what a widget shows on a line; "" for nothing that has a name."""
-    if not (seen.run or seen.facts):
-        return ""
-    link = place_link(seen.place) if seen.place else ""
-    return fill("parts.html", "identity", seen.run, seen.facts, link)
 
 # %% ../../nbs/widgets/01_view.ipynb #b3f0c7f6
 def ignore_press(data: Mapping[str, str]) -> None:
