@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'LOWER', 'UPPER', 'POETRY', 'INSTALLED', 'names_text', 'verifiers_names', 'has_alias', 'changed_names',
-           'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers',
-           'active_finder', 'current_version', 'is_since', 'as_verifiers', 'named_versions', 'meant_version',
-           'poetry_requirement', 'requirements_in', 'first_version', 'pyproject_of', 'folder_version',
-           'package_version', 'declared_version', 'foreign_imports', 'VerifiersImports']
+__all__ = ['logger', 'SERIES', 'POETRY', 'SURE', 'OPTIONAL', 'TOOLS', 'DYNAMIC', 'INSTALLED', 'names_text', 'verifiers_names',
+           'has_alias', 'changed_names', 'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder',
+           'loaded_verifiers', 'unload_verifiers', 'active_finder', 'current_version', 'is_since', 'as_verifiers',
+           'is_lower', 'named_versions', 'meant_version', 'version_in_address', 'poetry_bounds', 'table_requirement',
+           'texts_in', 'table_at', 'requirements_in', 'requirement_groups', 'needs_more', 'on_verifiers',
+           'first_version', 'pyproject_of', 'folder_version', 'package_version', 'declared_version', 'foreign_imports',
+           'VerifiersImports']
 
 # %% ../../nbs/envs/15_verifiers.ipynb #17637797
 import importlib
@@ -32,6 +34,7 @@ from types import ModuleType
 from typing import Any
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import Specifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
@@ -203,70 +206,135 @@ def as_verifiers(version: str | None = None) -> ExitStack:
     return stack
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cc3
-def named_versions(required: Requirement, operators: Iterable[str]) -> list[Version]:
-    """Return the versions that a requirement has after some operators."""
-    found = [
-        each.version.removesuffix(".*") for each in required.specifier if each.operator in operators
-    ]
+SERIES = ".*"
+
+
+def is_lower(bound: Specifier) -> bool:
+    """Return whether a bound is one from below; `==0.1.*` only names a series."""
+    return bound.operator in (">=", "==", "~=", "===", ">") and not bound.version.endswith(SERIES)
+
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c0d
+def named_versions(bounds: Iterable[Specifier]) -> list[Version]:
+    """Return the versions that some bounds name, in order."""
     with suppress(InvalidVersion):  # after ===, any text is allowed
-        return sorted(map(Version, found))
+        return sorted(Version(each.version.removesuffix(SERIES)) for each in bounds)
     return []
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cc4
-LOWER, UPPER = (">=", "==", "~=", "===", ">"), ("<", "<=")
+def meant_version(bounds: SpecifierSet) -> str | None:
+    """Return the version of `verifiers` that some bounds mean; `None` if there is none.
 
-
-def meant_version(required: Requirement) -> str | None:
-    """Return the version of `verifiers` that a requirement means; `None` if it has no bound."""
-    if tag := re.search(r"@v?(\d+(?:\.\w+)+)", required.url or ""):
-        return tag[1]
-    lower, upper = (named_versions(required, operators) for operators in (LOWER, UPPER))
-    if not lower and not upper:
+    It is the first version that they allow, and the last one if there is no bound from below.
+    """
+    lower = named_versions(each for each in bounds if is_lower(each))
+    other = named_versions(each for each in bounds if not is_lower(each) and each.operator != "!=")
+    if not lower and not other:
         return None
     known = sorted({*map(Version, changed_names()), *lower})
-    allowed = [*required.specifier.filter(known, prereleases=True)] or (lower or upper)
+    allowed = [*bounds.filter(known, prereleases=True)] or (lower or other)
     return str(allowed[0] if lower else allowed[-1])
 
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c01
+def version_in_address(url: str) -> str | None:
+    """Return the version in the last part of an address: a tag, a branch or the name of a file."""
+    last = re.split("[@/]", url.partition("#")[0])[-1]
+    found = re.search(r"\d+(?:\.\d+)+(?:\.?(?:post|dev|rc|a|b)\d+)?", last)
+    return found[0] if found else None
+
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cc7
-POETRY = {"^": ">=", "~": "~="}
+POETRY = {"": "==", "=": "==", "^": ">=", "~": ">="}
 
 
-def poetry_requirement(name: str, value: Any) -> str:
-    """Return one of Poetry's requirements, a text or a table, in the common form."""
+def poetry_bounds(text: str) -> str:
+    """Return Poetry's bounds in the common form; of alternatives, the first."""
+    bounds = re.findall(r"([\^~<>!=]*)\s*v?(\d[\w.*]*)", text.partition("||")[0])
+    return ",".join(POETRY.get(operator, operator) + version for operator, version in bounds)
+
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c04
+def table_requirement(name: str, value: Any) -> str:
+    """Return a requirement in a table of Poetry or uv, in the common form."""
     about = value if isinstance(value, Mapping) else {"version": value}
-    if "git" in about:
-        return f"{name} @ git+{about['git']}@{about.get('tag') or about.get('rev') or ''}".rstrip(
-            "@"
-        )
-    version = str(about.get("version") or "").strip()
-    if version[:1].isdigit():
-        version = f"=={version}"
-    if version[:1] in POETRY and version[1:2] != "=":
-        version = POETRY[version[0]] + version[1:]
-    return name + version.removeprefix("*")
+    bounds = poetry_bounds(str(about.get("version") or ""))
+    if address := about.get("git") or about.get("url") or about.get("path"):
+        branch = about.get("tag") or about.get("branch") or about.get("rev")
+        bounds = f" @ {address}" + (f"@{branch}" if branch else "")
+    python = SpecifierSet(poetry_bounds(str(about.get("python") or "")))
+    markers = [f"python_full_version {each.operator} '{each.version}'" for each in python]
+    marker = " and ".join(markers) or about.get("marker") or about.get("markers")
+    return f"{name}{bounds} ; {marker}" if marker else name + bounds
+
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c06
+def texts_in(value: Any) -> Iterator[str]:
+    """Give the texts in a value of TOML, however deep."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(each)
+
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c0b
+def table_at(pyproject: Any, path: str) -> Any:
+    """Return what a `pyproject.toml` has at a path of keys; an empty table if it has nothing."""
+    for key in path.split("."):
+        pyproject = pyproject.get(key) if isinstance(pyproject, Mapping) else None
+    return {} if pyproject is None else pyproject
+
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c0c
+def requirements_in(table: Any) -> Iterator[str]:
+    """Give the requirements of a table by name; a name may have several."""
+    for name, value in table.items():
+        for each in value if isinstance(value, list) else [value]:
+            yield table_requirement(name, each)
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cc9
-def requirements_in(pyproject: Mapping[str, Any]) -> Iterator[str]:
-    """Give the requirements in a `pyproject.toml`, those that are sure before the optional ones."""
-    project, tools = pyproject.get("project") or {}, pyproject.get("tool") or {}
-    poetry = (tools.get("poetry") or {}).get("dependencies") or {}
-    sources = (tools.get("uv") or {}).get("sources") or {}
-    own = {**poetry, **{name: each for name, each in sources.items() if "git" in each}}
-    yield from (poetry_requirement(name, value) for name, value in own.items())
-    yield from project.get("dependencies") or ()
-    for group in (project.get("optional-dependencies"), pyproject.get("dependency-groups")):
-        for each in (group or {}).values():
-            yield from each
+SURE = ("project.dependencies", "tool.uv.constraint-dependencies", "tool.flit.metadata.requires")
+OPTIONAL = ("project.optional-dependencies", "dependency-groups", "tool.uv.dev-dependencies")
+TOOLS = ("tool.pdm.dev-dependencies", "tool.hatch.envs")
+DYNAMIC = "tool.setuptools.dynamic.dependencies.file"
+
+
+def requirement_groups(pyproject: Any, folder: Path) -> Iterator[list[str]]:
+    """Give the requirements of a `pyproject.toml`: what overrides, what is sure, the optional."""
+    sources = requirements_in(table_at(pyproject, "tool.uv.sources"))
+    yield [*sources, *texts_in(table_at(pyproject, "tool.uv.override-dependencies"))]
+    files = [folder / name for name in texts_in(table_at(pyproject, DYNAMIC))]
+    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
+    poetry = requirements_in(table_at(pyproject, "tool.poetry.dependencies"))
+    sure = [text for path in SURE for text in texts_in(table_at(pyproject, path))]
+    yield [*poetry, *sure, *(line.partition("#")[0].strip() for line in lines)]
+    groups = table_at(pyproject, "tool.poetry.group").values()
+    tables = [table_at(group, "dependencies") for group in groups]
+    tables.append(table_at(pyproject, "tool.poetry.dev-dependencies"))
+    optional = [each for path in OPTIONAL + TOOLS for each in texts_in(table_at(pyproject, path))]
+    yield [*(each for table in tables for each in requirements_in(table)), *optional]
+
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c08
+def needs_more(required: Requirement) -> int:
+    """Return 0 if a requirement holds here, 1 if it needs an extra, and 2 if it needs more."""
+    if required.marker is None or required.marker.evaluate({"extra": ""}):
+        return 0
+    extras = re.findall(r"extra == \"(.+?)\"", str(required.marker))
+    return 1 if any(required.marker.evaluate({"extra": extra}) for extra in extras) else 2
+
+# %% ../../nbs/envs/15_verifiers.ipynb #04e81c0a
+def on_verifiers(texts: Iterable[str]) -> Iterator[Requirement]:
+    """Give the requirements on `verifiers` among some texts."""
+    for text in texts:
+        with suppress(InvalidRequirement):  # a group may also include another
+            required = Requirement(text)
+            if canonicalize_name(required.name) == "verifiers":
+                yield required
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cca
-def first_version(requirements: Iterable[Any]) -> str | None:
-    """Return the version of `verifiers` that the first requirement with a bound means."""
-    for text in requirements:
-        with suppress(InvalidRequirement, TypeError):  # a group may also include another
-            required = Requirement(text)
-            if canonicalize_name(required.name) == "verifiers" and (
-                version := meant_version(required)
-            ):
+def first_version(groups: Iterable[Iterable[str]]) -> str | None:
+    """Return the version of `verifiers` that the first group with a bound or an address means."""
+    for group in groups:
+        found = sorted(on_verifiers(group), key=needs_more)
+        for need in sorted({*map(needs_more, found)}):
+            equal = [each for each in found if needs_more(each) == need]
+            addresses = [version_in_address(each.url or "") for each in equal]
+            bounds = SpecifierSet(",".join(str(each.specifier) for each in equal if not each.url))
+            if version := next(filter(None, addresses), None) or meant_version(bounds):
                 return version
     return None
 
@@ -289,8 +357,9 @@ def folder_version(file: Path) -> str | None:
     """Return the version of `verifiers` that the folder of a module asks for."""
     if place := pyproject_of(file):
         try:
-            return first_version(requirements_in(tomllib.loads(place.read_text(encoding="utf-8"))))
-        except (OSError, ValueError, AttributeError, TypeError) as error:
+            pyproject = tomllib.loads(place.read_text(encoding="utf-8"))
+            return first_version(requirement_groups(pyproject, place.parent))
+        except (OSError, ValueError, AttributeError) as error:
             logger.warning(
                 "%s can't be read (%s): the version of verifiers is unknown.", place, error
             )
@@ -304,10 +373,10 @@ def package_version(module: str, is_found: bool = True) -> str | None:
     read, so a module that is nowhere is not looked for.
     """
     with suppress(PackageNotFoundError):
-        return first_version(requires(module) or ())
+        return first_version([requires(module) or ()])
     for package in packages_distributions().get(module, ()) if is_found else ():
         with suppress(PackageNotFoundError):
-            return first_version(requires(package) or ())
+            return first_version([requires(package) or ()])
     return None
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81ccf
