@@ -75,7 +75,11 @@ def test_names_and_contrast(notebook, page) -> None:
     page.wait_for_function("document.querySelectorAll('[data-waiting]').length == 0")
     found = told(page)
     roles = {role for role, _ in found}
-    assert roles >= {"button", "textbox", "slider", "region", "table"}, roles
+    assert roles >= {"button", "heading", "textbox", "slider", "region", "table"}, roles
+    names = [widget.get_attribute("aria-label") for widget in page.locator(LIVE).all()]
+    assert {name for role, name in found if role == "heading"} >= {*names}
+    for widget in page.locator(LIVE).all():
+        assert widget.locator(".vf-primary").count() <= 1
     assert [role for role, name in found if role in NAMED and not name] == []
     assert sum(role == "button" for role, _ in found) > 30
     faint: list[str] = []

@@ -207,12 +207,12 @@ def icon_attributes(label: str, key: str = "") -> str:
 def button(
     label: str, act: str, live: bool, *,
     shortcut: str = "", pressed: bool | None = None, disabled: bool = False, shows: str = "",
-    **data: Any,
+    primary: bool = False, **data: Any,
 ) -> str:  # fmt: skip
     """Draw a button, or nothing in a static drawing.
 
     The key `shortcut` presses it from anywhere in the widget. `shows`: an icon in place of the
-    label.
+    label. `primary`: whether it is the one that a widget is for, which is drawn filled.
     """
     if not live:
         return ""
@@ -221,6 +221,8 @@ def button(
     state = named + state
     if disabled:
         state += " disabled"
+    if primary:
+        state += ' class="vf-primary"'
     state += action(act, live, **data)
     face = icon(shows) if shows else escape(visible(label))
     return f'<button type="button"{state}>{face}</button>'

@@ -180,8 +180,9 @@ class Panel(ipywidgets.VBox):
         return RunIdentity()
 
     def headed(self, drawn: str) -> str:
-        """Put what is shown above a drawing of it."""
-        return identity_html(self.identity()) + drawn
+        """Put a heading for screen readers and what is shown above a drawing of it."""
+        heading = f'<h2 class="vf-words">{escaped(self.label)}</h2>'
+        return heading + identity_html(self.identity()) + drawn
 
     def selection(self) -> Selection:
         """Return what this widget hands on to the next."""
