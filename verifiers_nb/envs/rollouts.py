@@ -350,12 +350,12 @@ class RolloutRun:
                     await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
         finally:
             done.set()
+            self.belongings.put_back()  # the bar writes to standard error
             self.bar.close()
             if self.store:
                 self.store.close()
             if self.close_client:
                 await self.client.aclose()
-            self.belongings.put_back()
             self.belongings.close()
         if self.failed:
             first = f"the first: {self.failed[min(self.failed)]}"
