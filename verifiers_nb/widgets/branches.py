@@ -174,7 +174,7 @@ class OtherToken(NamedTuple):
     chance: float
     begun: tuple[int, str] | None
 
-
+# %% ../../nbs/widgets/08_branches.ipynb #78ae847b
 class TokenDetails(NamedTuple):
     """Hold what is known of a sampled token of the rollout `row`.
 
