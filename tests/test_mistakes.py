@@ -106,7 +106,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a structural tag of an unknown type": (
         lambda: vf.FormatInspector({"type": "no such"}),
-        "This is not a structural tag: ['format']: Input tag 'no such'",
+        "This is not a structural tag: format is {'type': 'no such'}: the types of formats are",
     ),
     "a dashboard of no run": (lambda: vf.TrainingDashboard([]), "the list is empty"),
     "the name of a tool": (

@@ -10,11 +10,11 @@ __all__ = ['END', 'ESCAPES', 'FORGIVEN', 'ESCAPE_OR_SET', 'READ_OTHERWISE', 'MAT
            'LARGEST_SLICE', 'SPACE', 'SPACES', 'ESCAPED', 'CLASS', 'without_defaults', 'byte_compiler', 'parts',
            'own_texts', 'without_sets', 'part_fault', 'compile_part', 'is_about_tokens', 'compile_fault', 'check_parts',
            'schema_keywords', 'warn_of_schemas', 'feed', 'allowed_bytes', 'text_from', 'describe_next', 'grammar_of',
-           'StructuralTag', 'token_compiler', 'compile_for_tokenizer', 'escape', 'byte_ranges', 'exact_class',
-           'any_but', 'going_on', 'text_without', 'sequence', 'any_of', 'schema_format', 'json_tag', 'regex_tag',
-           'AnyTextFormat', 'ConstStringFormat', 'Format', 'GrammarFormat', 'JSONSchemaFormat', 'OrFormat',
-           'QwenXMLParameterFormat', 'RegexFormat', 'SequenceFormat', 'StructuralTagItem', 'TagFormat',
-           'TagsWithSeparatorFormat', 'TriggeredTagsFormat']
+           'place_of', 'fault_of_tag', 'said_plainly', 'StructuralTag', 'token_compiler', 'compile_for_tokenizer',
+           'escape', 'byte_ranges', 'exact_class', 'any_but', 'going_on', 'text_without', 'sequence', 'any_of',
+           'schema_format', 'json_tag', 'regex_tag', 'AnyTextFormat', 'ConstStringFormat', 'Format', 'GrammarFormat',
+           'JSONSchemaFormat', 'OrFormat', 'QwenXMLParameterFormat', 'RegexFormat', 'SequenceFormat',
+           'StructuralTagItem', 'TagFormat', 'TagsWithSeparatorFormat', 'TriggeredTagsFormat']
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #8492de05
 import json
@@ -22,13 +22,14 @@ import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from string import ascii_letters
 from typing import TYPE_CHECKING, Any
 
 from jsonschema import SchemaError
 from jsonschema.validators import validator_for
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel, ValidationError, model_validator
 from referencing.jsonschema import DRAFT202012
 
 from ..support.json_grammar import json_grammar
@@ -197,7 +198,7 @@ def warn_of_schemas(root: BaseModel) -> None:
                 message = (
                     f"{place}: xgrammar reads {', '.join(inexact)} otherwise than JSON Schema."
                 )
-                warnings.warn(f"{message} json_tag(schema).format is exact.", stacklevel=4)
+                warnings.warn(f"{message} json_tag(schema).format is exact.", stacklevel=5)
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #4dcec900
 MATCHING_LIMIT = 2.0  # seconds of the processor for a text, and
@@ -278,6 +279,58 @@ def grammar_of(written: str) -> xgrammar.CompiledGrammar:
         raise ValueError("The tag has formats about tokens: match it with `compile_for_tokenizer`.")
     return compile_part(tag.format)
 
+# %% ../../nbs/parsers/01_structural_tags.ipynb #63d22758
+def place_of(path: Sequence[str | int], value: Any) -> tuple[str, Any]:
+    """Return the place that an error's path leads to, as `format.elements[0]`, and what is there.
+
+    The path also names the type of each format on its way.
+    """
+    place, named = "", False
+    for key in path:
+        if isinstance(value, Mapping) and not named and value.get("type") == key:
+            named = True
+            continue
+        if isinstance(key, int) and isinstance(value, list):
+            place, value = f"{place}[{key}]", value[key]
+        elif isinstance(value, Mapping):
+            place, value = f"{place}.{key}".lstrip("."), value.get(key)
+        else:
+            break  # one of several types that the value could have
+        named = False
+    return place or "the tag", value
+
+# %% ../../nbs/parsers/01_structural_tags.ipynb #af90a7bd
+def fault_of_tag(error: ValidationError, tag: Any) -> str:
+    """Return the first fault of a value that is no tag, with its place."""
+    first = error.errors()[0]
+    kind, context = first["type"], first.get("ctx", {})
+    if kind == "value_error":
+        return str(context["error"])
+    if kind == "json_invalid":
+        return f"The tag is not JSON: {context['error']}."
+    place, value = place_of(first["loc"], json.loads(tag) if isinstance(tag, str) else tag)
+    reason = first["msg"][:1].lower() + first["msg"][1:]
+    if kind == "missing":
+        reason = "a tag needs it, as in {'format': {'type': 'any_text'}}"
+        if named := re.search(r"(.*)\.(.+)", place):
+            reason = f"the {first['loc'][-2]!r} at {named[1]} needs {named[2]!r}"
+        return f"{place} is missing: {reason}."
+    if kind.startswith("union_tag"):
+        known = context.get("expected_tags", "")
+        reason = f"the types of formats are {known}" if known else "a format has a 'type'"
+    if first["loc"][-1:] in (("bool",), ("dict[str,any]",)):
+        reason = "it must be a dictionary or a bool"
+    return f"{place} is {value!r:.200}: {reason}."
+
+# %% ../../nbs/parsers/01_structural_tags.ipynb #b083ea57
+@contextmanager
+def said_plainly(tag: Any) -> Iterator[None]:
+    """Raise `ValueError` with a sentence where pydantic finds that `tag` is no tag."""
+    try:
+        yield
+    except ValidationError as error:
+        raise ValueError(fault_of_tag(error, tag)) from None
+
 # %% ../../nbs/parsers/01_structural_tags.ipynb #648ceaea
 class StructuralTag(xgrammar.StructuralTag):
     """Describe a format that a server can enforce and that text can be matched against.
@@ -285,6 +338,10 @@ class StructuralTag(xgrammar.StructuralTag):
     An invalid grammar, pattern or schema raises `ValueError` with the path of the format. Formats
     about a model's tokens can be sent to a server, but not matched against text.
     """
+
+    def __init__(self, **fields: Any) -> None:
+        with said_plainly(fields):
+            super().__init__(**fields)
 
     @model_validator(mode="after")
     def check(self) -> StructuralTag:
@@ -322,9 +379,10 @@ class StructuralTag(xgrammar.StructuralTag):
     @staticmethod
     def from_json(json_str: str | dict[str, Any]) -> StructuralTag:
         """Read a tag from JSON text or from a dictionary."""
-        if isinstance(json_str, str):
-            return StructuralTag.model_validate_json(json_str)
-        return StructuralTag.model_validate(json_str)
+        with said_plainly(json_str):
+            if isinstance(json_str, str):
+                return StructuralTag.model_validate_json(json_str)
+            return StructuralTag.model_validate(json_str)
 
     @staticmethod
     def from_legacy_structural_tag(

@@ -28,8 +28,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pydantic import ValidationError
-
 from ..envs.results import find_steps, load_results, read_rollouts
 from ..parsers.actions import AbstractParseFunction, responses_of
 from ..parsers.base import Check, strip_span, text_with_thinking, weighted_sum
@@ -168,9 +166,8 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
 
         try:
             source = StructuralTagVerifier(source)
-        except ValidationError as error:
-            wrong = "; ".join(f"{list(each['loc'])}: {each['msg']}" for each in error.errors())
-            raise ValueError(f"This is not a structural tag: {wrong}.") from error
+        except ValueError as error:
+            raise ValueError(f"This is not a structural tag: {error}") from error
     return Contract(source, commands)
 
 # %% ../../nbs/widgets/02_inspection.ipynb #3fc2d1ff
