@@ -139,7 +139,7 @@ def test_hostile_completions(notebook, page) -> None:
         widget.get_by_text(f"Completion {count} of 8").wait_for()
         assert page.evaluate("window.attacked") is None
         assert widget.locator("script, img, h1, [onerror], [onload]").count() == 0
-    assert page.get_by_role("heading", name="out").count() == 0
+    assert page.get_by_role("heading", name="out", exact=True).count() == 0
     widget.get_by_role("button", name="Previous").first.click()
     widget.get_by_text("characters are not drawn").wait_for()
     assert page.get_by_label("Text", exact=True).is_disabled()

@@ -322,7 +322,7 @@ def test_markdown_and_formulas_of_a_hostile_model(widget) -> None:
     )
     assert page.evaluate("window.attacked") is None
     assert not [url for url in asked if ":9/" in url]
-    assert page.get_by_role("heading", name="out").count() == 0
+    assert page.get_by_role("heading", name="out", exact=True).count() == 0
     assert "<script>window.attacked = 1</script>" in article.inner_text()
     assert "\u202e" not in article.inner_text()
     show(page, widget, "long-hostile", widths=(1000,))

@@ -6,17 +6,23 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['WriteOn', 'branch_env', 'split_at']
+__all__ = ['ALTERNATIVES', 'WriteOn', 'branch_env', 'split_at', 'turn_and_place', 'engine_chances', 'server_chances',
+           'likely_tokens', 'begun_at', 'OtherToken', 'TokenDetails', 'token_details']
 
 # %% ../../nbs/widgets/08_branches.ipynb #77de68da
+import asyncio
 import copy
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import takewhile
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..envs.environment import Environment
-from ..types import Messages, State
+from ..envs.rollouts import background_loop
+from ..inference.tokens import rollout_turns
+from ..types import Messages, State, Turn
 
 # %% ../../nbs/widgets/08_branches.ipynb #6fcb5cb3
 class WriteOn:
@@ -78,3 +84,145 @@ def split_at(record: Mapping[str, Any], message: int, text: str) -> tuple[Messag
         kept += takewhile(lambda following: following["role"] != "assistant", rest)
     asked = min(len(prompt), message) if messages[message]["role"] == "assistant" else len(prompt)
     return kept[:asked], kept[asked:]
+
+# %% ../../nbs/widgets/08_branches.ipynb #7b350484
+def turn_and_place(turns: Sequence[Turn], number: int) -> tuple[int, int]:
+    """Return the turn of a sampled token, and its place among the tokens of this turn."""
+    at = number
+    for turn, each in enumerate(turns):
+        if 0 <= at < len(each.completion_ids):
+            return turn, at
+        at -= len(each.completion_ids)
+    raise IndexError(f"There is no sampled token {number + 1}.")
+
+# %% ../../nbs/widgets/08_branches.ipynb #49e2e090
+ALTERNATIVES = 5  # alternatives to a token
+
+
+def engine_chances(
+    network: Any, ids: Sequence[int], token: int, temperature: float
+) -> tuple[dict[int, float], int | None]:
+    """Return the chances of the likeliest tokens after `ids`, and the rank of one token."""
+    import torch
+
+    given = torch.tensor([[*ids]], device=network.device)
+    with torch.inference_mode():
+        logits = network(input_ids=given, use_cache=False, logits_to_keep=1).logits[0, -1].float()
+        top = (logits / (temperature or 1.0)).softmax(-1).topk(min(ALTERNATIVES + 1, len(logits)))
+        rank = 1 + int((logits > logits[token]).sum())
+    return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)), rank
+
+# %% ../../nbs/widgets/08_branches.ipynb #7bb3e9bb
+async def server_chances(
+    client: Any, model: str | None, ids: Sequence[int], token: int, temperature: float
+) -> tuple[dict[int, float], int | None]:
+    """Ask a server what `engine_chances` computes; a rank that it does not name is None.
+
+    Raises `ValueError` if it names no tokens by their ids.
+    """
+    exact = {"return_tokens_as_token_ids": True}
+    reply = await client.completions.create(
+        model=model, prompt=[*ids], max_tokens=1, logprobs=ALTERNATIVES, temperature=temperature,
+        extra_body=exact,
+    )  # fmt: skip
+    try:
+        named = reply.choices[0].logprobs.top_logprobs[0]
+        chances = {int(name.rpartition(":")[2]): math.exp(value) for name, value in named.items()}
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise ValueError("The server does not say which other tokens were likely.") from None
+    order = sorted(chances, key=chances.__getitem__, reverse=True)[:ALTERNATIVES]
+    return chances, order.index(token) + 1 if token in order else None
+
+# %% ../../nbs/widgets/08_branches.ipynb #eb448a5e
+def likely_tokens(
+    client: Any, model: str | None, ids: Sequence[int], token: int, temperature: float
+) -> tuple[dict[int, float], int | None]:
+    """Return the chances of the likeliest tokens after `ids` and the rank of one, from a client."""
+    if served := getattr(client, "served", None):
+        return engine_chances(served.network, ids, token, temperature)
+    asked = server_chances(client, model, ids, token, temperature)
+    return asyncio.run_coroutine_threadsafe(asked, background_loop()).result(60)
+
+# %% ../../nbs/widgets/08_branches.ipynb #9a425a2b
+def begun_at(
+    record: Mapping[str, Any], turns: Sequence[Turn], turn: int, ids: Sequence[int],
+    decode: Callable[..., str],
+) -> tuple[int, str] | None:  # fmt: skip
+    """Return number and text of an answer that begins with these tokens.
+
+    None if the answer is not the text of its tokens, or these are not the text of an answer.
+    """
+    plain = partial(decode, skip_special_tokens=True)
+    whole, begun = plain([*turns[turn].completion_ids]), plain([*ids])
+    if begun == plain([*ids[:-1]]) or begun.endswith("\ufffd"):
+        return None
+    if isinstance(record["prompt"], str):
+        return (1, begun) if turn == 0 and record["completion"] == whole else None
+    said = [i for i, each in enumerate(record["completion"]) if each.get("role") == "assistant"]
+    if turn >= len(said) or len(said) != len(turns):
+        return None
+    message = record["completion"][said[turn]]
+    if message.get("content") != whole or message.get("tool_calls"):
+        return None
+    return len(record["prompt"]) + said[turn], begun
+
+# %% ../../nbs/widgets/08_branches.ipynb #e6900b18
+class OtherToken(NamedTuple):
+    """Hold another token: its text and chance, and message and text of a branch from it, if any."""
+
+    text: str
+    chance: float
+    begun: tuple[int, str] | None
+
+# %% ../../nbs/widgets/08_branches.ipynb #78ae847b
+class TokenDetails(NamedTuple):
+    """Hold what is known of a sampled token of the rollout `row`.
+
+    `number` and `sampled`: its place among all that were sampled. `rank` is 1 for the likeliest;
+    None if it is not known. `problem`: why there are no alternatives.
+    """
+
+    row: int
+    number: int
+    sampled: int
+    text: str
+    logprob: float
+    rank: int | None = None
+    others: tuple[OtherToken, ...] = ()
+    problem: str = ""
+
+    @property
+    def chance(self) -> float:
+        """The chance that the token had when it was sampled."""
+        return math.exp(self.logprob)
+
+# %% ../../nbs/widgets/08_branches.ipynb #7e81561f
+def token_details(
+    record: Mapping[str, Any], row: int, number: int, decode: Callable[..., str],
+    ask: Callable[[Sequence[int], int], tuple[dict[int, float], int | None]],
+) -> TokenDetails:  # fmt: skip
+    """Return what is known of a sampled token.
+
+    `ask(ids, token)` returns what `likely_tokens` does.
+    """
+    turns = rollout_turns(record, exact=False)  # type: ignore[arg-type]
+    turn, at = turn_and_place(turns, number)
+    sampled = turns[turn].completion_ids
+    token, logprob = sampled[at], turns[turn].logprobs[at]
+    count = sum(len(each.completion_ids) for each in turns)
+    seen = TokenDetails(row, number, count, decode([token]), logprob)
+    try:
+        chances, rank = ask([*turns[turn].prompt_ids, *sampled[:at]], token)
+    except Exception as error:
+        return seen._replace(problem=str(error) or type(error).__name__)
+    order = sorted(chances, key=chances.__getitem__, reverse=True)
+    others = [
+        OtherToken(
+            decode([each]),
+            chances[each],
+            begun_at(record, turns, turn, [*sampled[:at], each], decode),
+        )
+        for each in order
+        if each != token
+    ]
+    return seen._replace(rank=rank, others=tuple(others[:ALTERNATIVES]))

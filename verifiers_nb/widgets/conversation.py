@@ -11,7 +11,7 @@ __all__ = ['PICTURE', 'MOST_PICTURE', 'MATHML', 'MOST_FORMULA', 'MOST_RENDERED',
            'MOST_TOKENS', 'MOST_READ', 'NAMED', 'is_picture', 'mathml_html', 'formula_html', 'markdown_parser',
            'rendered_html', 'content_parts', 'call_parts', 'calls_of', 'differing', 'Reading', 'message_view',
            'spoken_messages', 'conversation_html', 'rewards_html', 'stored_weights', 'token_texts', 'decoder', 'shade',
-           'drawn_part', 'colour_marks', 'sequence_html', 'tokens_html']
+           'drawn_part', 'colour_marks', 'pressable_marks', 'sequence_html', 'tokens_html']
 
 # %% ../../nbs/widgets/10_conversation.ipynb #77de68da
 import html
@@ -32,6 +32,7 @@ from ..types import Messages, reasoning_note, reasoning_text, tool_call_dict
 from .html import (
     MOST_DRAWN,
     Mark,
+    action,
     escaped,
     fill,
     marked_text,
@@ -369,20 +370,44 @@ def colour_marks(edges: Sequence[int], shades: Sequence[tuple[int, float]]) -> l
             marks.append(Mark(start, end, "token", hue=hue, tint=tint))
     return marks
 
+# %% ../../nbs/widgets/10_conversation.ipynb #899708ee
+def pressable_marks(
+    edges: Sequence[int], shades: Sequence[tuple[int, float]], mask: Sequence[int],
+    logprobs: Sequence[float], row: int, before: int,
+) -> list[Mark]:  # fmt: skip
+    """Mark each sampled token so that pointing at it says its chance and pressing it opens it."""
+    marks, number = [], before
+    for at, (hue, tint) in enumerate(shades):
+        if mask[at]:
+            title = f"token {number + 1:,}, chance {math.exp(logprobs[at]):.2%}"
+            attributes = f' tabindex="-1" title="{title}"'
+            attributes += action("token", True, row=row, token=number)
+            place = edges[at], edges[at + 1]
+            marks.append(Mark(*place, "token", hue=hue, tint=tint, attributes=attributes))
+            number += 1
+    return marks
+
 # %% ../../nbs/widgets/10_conversation.ipynb #fa719242
 NAMED = 6  # least likely tokens
 
 
 def sequence_html(
-    sequence: TokenSequence, decode: Decode, mode: str, advantage: float, name: str
-) -> str:
-    """Draw the tokens of a sequence, and by log-probability a table of the least likely of them."""
+    sequence: TokenSequence, decode: Decode, mode: str, advantage: float, name: str,
+    row: int | None = None, before: int = 0,
+) -> str:  # fmt: skip
+    """Draw the tokens of a sequence, and by log-probability a table of the least likely of them.
+
+    `row`: the rollout whose tokens can be pressed; None: none can. `before`: how many tokens were
+    sampled before these.
+    """
     part = drawn_part(sequence.mask)
     mask, logprobs = sequence.mask[part], sequence.logprobs[part]
     texts = token_texts(decode, sequence.ids[part])
     edges = [*accumulate(map(len, texts), initial=0)]
     shades = [shade(m, logprob, mode, advantage) for m, logprob in zip(mask, logprobs, strict=True)]
     marks, least = colour_marks(edges, shades), []
+    if row is not None:
+        marks = pressable_marks(edges, shades, mask, logprobs, row, before)
     choices = [at for at in range(len(texts)) if mask[at] and mode == "logprob"]
     for key, at in enumerate(sorted(choices, key=lambda at: logprobs[at])[:NAMED]):
         marks.append(Mark(edges[at], edges[at + 1], "", key))
@@ -392,12 +417,20 @@ def sequence_html(
     return fill("conversation.html", "sequence", *counts, part, text, least)
 
 # %% ../../nbs/widgets/10_conversation.ipynb #482f0e66
-def tokens_html(record: Record, decode: Decode | None, mode: str, advantage: float | None) -> str:
-    """Draw the tokens of a rollout, coloured by `mode`: "logprob", "mask" or "advantage"."""
-    turns, drawn = rollout_turns(record), []
+def tokens_html(
+    record: Record, decode: Decode | None, mode: str, advantage: float | None,
+    row: int | None = None,
+) -> str:  # fmt: skip
+    """Draw the tokens of a rollout, coloured by `mode`: "logprob", "mask" or "advantage".
+
+    `row`: the number of the rollout, if its tokens can be pressed.
+    """
+    turns, drawn, before = rollout_turns(record), [], 0
     if decode is not None:
         for number, sequence in enumerate(merge_turns(turns)[:20], 1):
             name = f"Tokens, sequence {number}"
-            drawn.append(sequence_html(sequence, decode, mode, advantage or 0.0, name))
+            how = mode, advantage or 0.0, name, row, before
+            drawn.append(sequence_html(sequence, decode, *how))
+            before += sum(sequence.mask)
     given = mode, advantage, bool(turns), decode is not None, drawn
     return fill("conversation.html", "tokens", *given)

@@ -69,7 +69,8 @@ class Mark(NamedTuple):
     a name; "insert" shows `label` as if it were part of the text; "caret" points between two
     characters; "found" is a search match; "differs" is underlined as a difference; "" is only
     highlighted. `key`: pointing at a row with this key highlights the mark. `hue`: one of six
-    colours. `tint` in [0, 1]: how strong the colour is.
+    colours. `tint` in [0, 1]: how strong the colour is. `attributes`: HTML attributes of a token,
+    such as those of `action`.
     """
 
     start: int
@@ -79,6 +80,7 @@ class Mark(NamedTuple):
     label: str = ""
     hue: int = 0
     tint: float = 1.0
+    attributes: str = ""
 
 # %% ../../nbs/widgets/00_html.ipynb #02fad7b2
 def pieces(marks: Sequence[Mark], start: int, end: int) -> Iterator[tuple[int, int, list[Mark]]]:
@@ -136,6 +138,7 @@ def piece(text: str, over: Sequence[Mark]) -> str:
     if tinted := [mark for mark in over if mark.kind in ("field", "token")]:
         inner = min(tinted, key=lambda mark: mark.end - mark.start)
         colour = f' style="--hue:var(--hue-{inner.hue % 6});--tint:{inner.tint:.2g}"'
+        colour += inner.attributes
     return f'<span class="{kinds}"{lit}{colour}>{escaped(text)}</span>'
 
 # %% ../../nbs/widgets/00_html.ipynb #12c6fc06

@@ -23,6 +23,7 @@ from ..inference.client import get_tokenizer, shipped_models
 from ..inference.tokens import template_ids
 from ..support.files import rewritten
 from ..types import Messages
+from .branches import TokenDetails
 from .conversation import (
     Decode,
     Reading,
@@ -52,10 +53,11 @@ READ_SECONDS = 3.0  # of rendering and comparing one rollout
 def article_html(
     table: RolloutTable, reading: Reading, weights: Mapping[str, float], view: str, decode: Any,
     edited: tuple[int, str] | None = None, beside: int | None = None,
+    token: TokenDetails | None = None,
 ) -> str:  # fmt: skip
     """Draw a rollout: its reward by part, and its messages or, coloured by `view`, its tokens.
 
-    Words that differ from the rollout `beside` are marked.
+    Words that differ from the rollout `beside` are marked. `token` is described below the tokens.
     """
     number, record = reading.row, table.rows[reading.row].record
     if view in ("text", "rendered"):
@@ -66,7 +68,11 @@ def article_html(
         body = conversation_html(record["prompt"], record["completion"], reading, edited, spoken)
     else:
         advantage = advantage_of(table, number) if view == "advantage" else None
-        body = tokens_html(record, decode(record), view, advantage)
+        pressable = number if reading.live else None
+        body = tokens_html(record, decode(record), view, advantage, pressable)
+        if token is not None and token.row == number:
+            learns = advantage_of(table, number)
+            body += fill("conversation.html", "token", token, learns, reading.editable)
     parts, marks = rewards_html(record, stored_weights(record) or weights), flags(table, number)
     row, columns = table.rows[number], table.columns.values()
     facts = [c.words(row.columns[c.name]) for c in columns if row.columns.get(c.name) is not None]

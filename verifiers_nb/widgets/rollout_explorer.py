@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,13 @@ from ..envs.rollouts import background_loop
 from ..envs.tables import results_dataset
 from ..inference.client import SHIPPED_MODEL
 from ..types import GenerateOutputs, SamplingArgs, State
-from .branches import branch_env, split_at
+from .branches import (
+    TokenDetails,
+    branch_env,
+    likely_tokens,
+    split_at,
+    token_details,
+)
 from .conversation import Reading, content_parts, decoder, spoken_messages
 from .html import PAGE_ROWS, RunIdentity, fill, identity_of, widget_file
 from .inspection import played_by
@@ -114,6 +121,7 @@ class RolloutExplorer(Panel):
         self.query, self.by_prompt, self.page, self.view_name = Query(), False, 0, "text"
         self.rows, self.score, self.whole = PAGE_ROWS, "reward", False
         self.edited: tuple[int, str] | None = None
+        self.token: TokenDetails | None = None
         self.file_name = "rollouts.jsonl"
         self.interrupted: LiveRun | None = None  # a stopped run, while rollouts branch off
         self._due = False
@@ -192,6 +200,7 @@ class RolloutExplorer(Panel):
                 count = len(self.table)
                 raise IndexError(f"There is no rollout {each}: there are {count}, counted from 0.")
         self.at, self.pinned, self.edited, self.whole = number, beside, None, False
+        self.token = None
         self._turned = False
         self.refresh()
 
@@ -284,6 +293,40 @@ class RolloutExplorer(Panel):
         sampling = {**self._typed("temperature", "max_tokens"), **(sampling_args or {})}
         self.edited = None
         return self._start(branch_env(env, begun), inputs, sampling, samples, self.at)
+
+    def describe_token(self, row: int, number: int) -> TokenDetails:
+        """Show the chance, rank and likeliest alternatives of a sampled token of a rollout.
+
+        `number` counts the tokens that the rollout sampled, from 0. The client is asked for them.
+        """
+        record = self.table.rows[row].record
+        decode = self.decode(record)
+        if decode is None:
+            raise ValueError("There is no tokenizer to write tokens: give one as tokenizer=….")
+        self.token = token_details(record, row, number, decode, partial(self._ask_likely, record))
+        self.refresh()
+        return self.token
+
+    def _ask_likely(
+        self, record: Mapping[str, Any], ids: Sequence[int], token: int
+    ) -> tuple[dict[int, float], int | None]:
+        if self.client is None:
+            raise ValueError("No model is at hand to ask: give RolloutExplorer a client=….")
+        played, model = played_by(record), self.model or getattr(self.client, "model", None)
+        if played and model and played != model:
+            raise ValueError(f"{played} sampled these tokens, and the client has {model}.")
+        return likely_tokens(self.client, model, ids, token, **self._typed("temperature"))
+
+    def branch_at(self, number: int) -> LiveRun:
+        """Continue from an alternative of the token that is described, by its place in the list."""
+        if self.token is None or not 0 <= number < len(self.token.others):
+            raise IndexError(f"There is no alternative {number + 1} to a token.")
+        begun = self.token.others[number].begun
+        if begun is None:
+            raise ValueError("The answer can't be continued from this token.")
+        if self.at != self.token.row:
+            self.at, self.pinned = self.token.row, None
+        return self.branch(*begun)
 
     def stop(self) -> None:
         """Stop the running rollouts; finished ones stay."""
@@ -499,7 +542,7 @@ class RolloutExplorer(Panel):
         for number, other in {kept: self.at, self.at: kept}.items():
             editable = live and self.env is not None and number == self.at
             reading = Reading(number, live, editable, self.whole, pattern=self.query.pattern)
-            how = self.weights, self.view_name, self.decode, self.edited, other
+            how = self.weights, self.view_name, self.decode, self.edited, other, self.token
             drawn[number] = article_html(self.table, reading, *how)
         return drawn
 
@@ -523,6 +566,14 @@ class RolloutExplorer(Panel):
         """Let the model continue from the edited message."""
         if self.edited:
             self.branch(*self.edited)
+
+    def on_token(self, data: Mapping[str, str]) -> None:
+        """Describe a token."""
+        self.describe_token(int(data["row"]), int(data["token"]))
+
+    def on_other(self, data: Mapping[str, str]) -> None:
+        """Continue from an alternative of the token that is described."""
+        self.branch_at(int(data["number"]))
 
     def on_show(self, data: Mapping[str, str]) -> None:
         """Show the rollout of a row."""
