@@ -7,12 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'SUPERSCRIPTS', 'RAISED', 'LOWERED', 'FRACTION_SIGN', 'ROOT_SIGN',
-           'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'IN_HTML',
-           'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'BRACKETS', 'ELLIPSIS', 'parsed_answer',
-           'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight',
-           'signs_in_latex', 'without_marks', 'usual_spelling', 'bases_in', 'based_value', 'listed_terms',
-           'compare_lists', 'compare_spellings', 'parse_fast_first', 'answer_questions', 'answer_standard_streams',
-           'start_math_process', 'MathProcess', 'math_processes', 'verdict_on', 'equal_answers', 'MathRubric']
+           'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
+           'PYTHON_BASES', 'PYTHON_BASE', 'IN_HTML', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED',
+           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LAST_WORD', 'SENTENCE', 'parsed_answer', 'differ_in_size',
+           'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight', 'signs_in_latex', 'without_marks',
+           'usual_spelling', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'unit_in', 'compare_spellings',
+           'parse_fast_first', 'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess',
+           'math_processes', 'verdict_on', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -148,6 +149,8 @@ E_NOTATION = re.compile(
     r"\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})([+-]?[0-9]{1,4})"
 )
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
+PYTHON_BASES = {"x": 16, "o": 8, "b": 2}
+PYTHON_BASE = re.compile(r"(-?)0([xX](?=[0-9a-fA-F])|[oObB](?=[0-9]))([0-9a-fA-F]{1,99})")
 IN_HTML = re.compile(r"<(b|strong|i|em)>(.*)</\1>", re.DOTALL)
 IN_LATEX = str.maketrans({"−": "-", "×": r"\times ", "·": r"\cdot ", "…": r"\ldots "})
 
@@ -171,6 +174,9 @@ def without_marks(answer: str) -> str:
 def usual_spelling(answer: str) -> str:
     """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
     answer = signs_in_latex(without_marks(answer)).translate(IN_LATEX).replace(r"\!", "")
+    if in_python := PYTHON_BASE.fullmatch(answer):
+        sign, prefix, digits = in_python.groups()
+        return f"{sign}0{digits.upper()}_{{{PYTHON_BASES[prefix.lower()]}}}"
     answer = TIMES_TEN.sub(r"\\times ", answer)
     answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
     if GROUPS_OF_THREE.fullmatch(answer):
@@ -181,7 +187,9 @@ def usual_spelling(answer: str) -> str:
 
 # %% ../../nbs/rubrics/03_math.ipynb #6b82907a
 BASE = re.compile(
-    r"(?<=[0-9A-F})])_(?:([0-9])|\{([^_]{1,24})\})|\bbase[\s{}]{0,3}(\w{1,12})(?!\w)", re.ASCII
+    r"(?:(?<=[0-9A-F})])|(?<=[0-9][a-f]))_(?:([0-9])|\{([^_]{1,24})\})"
+    r"|\bbase[\s{}]{0,3}(\w{1,12})(?!\w)",
+    re.ASCII,
 )
 BASE_NAMES = (
     "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
@@ -199,7 +207,7 @@ def bases_in(answer: str) -> list[str]:
     return sorted(BASES_BY_NAME.get(name, name) for name in names)
 
 # %% ../../nbs/rubrics/03_math.ipynb #b29b5a1b
-BASED = re.compile(r"(-?[0-9][0-9A-F]{0,99})(?:_|\s?\\text\{\s?base|\s?base)")
+BASED = re.compile(r"(-?[0-9A-Fa-f]{1,99})(?:_|\s?\\text\{\s?base|\s?base)")
 
 
 def based_value(answer: str, bases: Sequence[str]) -> str | None:
@@ -238,14 +246,60 @@ def compare_lists(gold: str, response: str) -> bool | None:
     pairs = zip(first, second, strict=True)
     return all(one == other or compare_at_sight(one, other) for one, other in pairs)
 
+# %% ../../nbs/rubrics/03_math.ipynb #1cdcffa4
+UNITS = """
+mm millimeter millimeters millimetre millimetres
+cm centimeter centimeters centimetre centimetres
+m meter meters metre metres
+km kilometer kilometers kilometre kilometres
+in inch inches
+ft foot feet
+yd yard yards
+mi mile miles
+mg milligram milligrams
+g gram grams
+kg kilogram kilograms
+oz ounce ounces
+lb lbs pound pounds
+t ton tons tonne tonnes
+ml milliliter milliliters millilitre millilitres
+l liter liters litre litres
+s sec second seconds
+min minute minutes
+h hr hour hours
+day days
+week weeks
+month months
+year years
+cent cents
+dollar dollars
+euro euros
+"""
+UNIT_OF = {name: line.split()[0] for line in UNITS.strip().splitlines() for name in line.split()}
+LAST_WORD = re.compile(r"[0-9})]\s*(?:\\(?:text|mathrm|mbox)\{\s*)?([A-Za-z]{1,12})\s*\}?$")
+
+
+def unit_in(answer: str) -> str | None:
+    """Return the unit after an answer's number, or None if it has none that we know."""
+    if answer.startswith(("$", r"\$")):
+        return "dollar"
+    word = LAST_WORD.search(answer[-40:])
+    return UNIT_OF.get(word[1].lower()) if word else None
+
 # %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
 def compare_spellings(gold: str, response: str) -> bool | None:
     """Return whether two answers are equal, or None if only math-verify can decide."""
     bases = bases_in(gold), bases_in(response)
     if all(bases) and bases[0] != bases[1]:
         return False
-    if not bases[0] and (value := based_value(response, bases[1])) is not None:
-        return compare_at_sight(gold, value) is True
+    values = based_value(gold, bases[0]), based_value(response, bases[1])
+    if None not in values:
+        return values[0] == values[1] != ""
+    if not bases[0] and values[1] is not None:
+        return compare_at_sight(gold, values[1]) is True
+    units = unit_in(gold), unit_in(response)
+    if all(units) and units[0] != units[1]:
+        return False
     listed = compare_lists(gold, response)
     return compare_at_sight(gold, response) if listed is None else listed
 
@@ -372,6 +426,9 @@ def verdict_on(gold: str, response: str, processes: int, owner: int) -> Future[b
     """Return the future of a verdict, one per question."""
     return math_processes(processes, owner)[hash(gold) % processes].submit(gold, response)
 
+# %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
+SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
+
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
     """Return whether a response equals the gold answer; any failure is False."""
@@ -381,6 +438,8 @@ async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
         verdict = compare_spellings(gold, response)
     if verdict is not None:
         return verdict
+    if SENTENCE.search(response) and not SENTENCE.search(gold):
+        response += "."
     pending = verdict_on(gold, response, processes, os.getpid())
     if pending.done():
         return pending.result()
@@ -392,8 +451,9 @@ class MathRubric(Rubric):
 
     `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads
     the whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in
-    a box. `processes`: how many answers are compared at once. Exact arithmetic compares plain
-    answers, and math-verify all others. Raises `ImportError` without the package math-verify.
+    a box. Units are compared if both answers have one: 5 cm isn't 5 m, but 5 is paid for either.
+    `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
+    and math-verify all others. Raises `ImportError` without the package math-verify.
     """
 
     def __init__(
