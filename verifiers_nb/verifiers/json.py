@@ -11,7 +11,8 @@ __all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'Path', 'GAP',
            'refuse_constant', 'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span', 'json_check',
            'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in', 'pattern', 'pattern_properties',
            'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit', 'bounded_class',
-           'printable_violation', 'validator_class', 'compile_schema', 'find_violations', 'JSONSchemaVerifier']
+           'printable_violation', 'validator_class', 'is_wrapped', 'compile_schema', 'find_violations',
+           'JSONSchemaVerifier']
 
 # %% ../../nbs/verifiers/02_json.ipynb #f268cbab
 import json
@@ -284,6 +285,15 @@ def validator_class(schema: Any) -> Any:
         raise ValueError(f"The schema's $schema {named!r} isn't a draft of JSON Schema.")
     return base
 
+# %% ../../nbs/verifiers/02_json.ipynb #f738aa29
+def is_wrapped(schema: Any, base: Any) -> bool:
+    """Return whether a schema is only inside, as in OpenAI's `{"name": …, "schema": {…}}`.
+
+    JSON Schema ignores keywords that it doesn't know, so any JSON would fit the outer part.
+    """
+    inside = schema.get("schema") if isinstance(schema, dict) else None
+    return isinstance(inside, dict) and not schema.keys() & base.VALIDATORS.keys()
+
 # %% ../../nbs/verifiers/02_json.ipynb #971abe8a
 def compile_schema(schema: Any) -> Any:
     """Return the validator of a schema.
@@ -296,6 +306,8 @@ def compile_schema(schema: Any) -> Any:
         written = json.dumps(schema)
         own = json.loads(written)  # a copy, which the caller can't change
         base = validator_class(own)
+        if is_wrapped(own, base):
+            raise ValueError("The schema is under 'schema' of what you gave: pass only that part.")
         meta = base(base.META_SCHEMA, registry=REGISTRY, format_checker=base.FORMAT_CHECKER)
         if wrong := best_match(meta.iter_errors(own)):
             raise ValueError(f"The schema is invalid at {printable_violation(wrong)}")
