@@ -9,11 +9,12 @@ from __future__ import annotations
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'SUPERSCRIPTS', 'RAISED', 'LOWERED', 'FRACTION_SIGN', 'ROOT_SIGN',
            'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
            'PYTHON_BASES', 'PYTHON_BASE', 'IN_HTML', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED',
-           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LAST_WORD', 'SENTENCE', 'parsed_answer', 'differ_in_size',
-           'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight', 'signs_in_latex', 'without_marks',
-           'usual_spelling', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'unit_in', 'compare_spellings',
-           'parse_fast_first', 'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess',
-           'math_processes', 'verdict_on', 'equal_answers', 'MathRubric']
+           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LAST_WORD', 'SENTENCE', 'parsed_answer', 'sizes_of',
+           'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight',
+           'signs_in_latex', 'without_marks', 'usual_spelling', 'bases_in', 'based_value', 'listed_terms',
+           'compare_lists', 'unit_in', 'compare_spellings', 'parse_fast_first', 'answer_questions',
+           'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
+           'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -52,19 +53,28 @@ def parsed_answer(text: str) -> list[Any]:
 
     return parse(f"\\boxed{{{text}}}", parsing_timeout=VERIFY_SECONDS)
 
+# %% ../../nbs/rubrics/03_math.ipynb #60d5095e
+def sizes_of(answer: Sequence[Any]) -> list[float]:
+    """Return the absolute values in a parsed answer, sorted: one number, or those of a set."""
+    from sympy import Expr, Set
+
+    found = answer[0]
+    numbers = found.args if isinstance(found, Set) else [found]
+    return sorted(abs(complex(each.evalf(6))) for each in numbers if isinstance(each, Expr))
+
 # %% ../../nbs/rubrics/03_math.ipynb #8422dc2c
 SMALL = 1e-4
 
 
 def differ_in_size(gold: Sequence[Any], response: Sequence[Any]) -> bool:
-    """Return whether two parsed answers are numbers near zero, and one is much larger."""
-    sizes = []
-    for answer in (gold, response):
-        try:
-            sizes.append(abs(complex(answer[0].evalf(6))))
-        except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
-            return False  # not numbers
-    return 0 < max(sizes) < SMALL and max(sizes) - min(sizes) > SMALL * max(sizes)
+    """Return whether two parsed answers have numbers near zero, one much larger than the other."""
+    try:
+        pairs = [*zip(sizes_of(gold), sizes_of(response), strict=True)]
+    except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
+        return False  # not numbers, or not equally many
+    return any(
+        0 < max(sizes) < SMALL and max(sizes) - min(sizes) > SMALL * max(sizes) for sizes in pairs
+    )
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f8f4224
 def positive_symbols(gold: Sequence[Any]) -> dict[Any, Any]:
