@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'SUPERSCRIPTS', 'RAISED', 'LOWERED', 'FRACTION_SIGN', 'ROOT_SIGN',
            'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
            'PYTHON_BASES', 'PYTHON_BASE', 'IN_HTML', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED',
-           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LAST_WORD', 'SENTENCE', 'parsed_answer', 'sizes_of',
-           'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers', 'compare_at_sight',
-           'signs_in_latex', 'without_marks', 'usual_spelling', 'bases_in', 'based_value', 'listed_terms',
-           'compare_lists', 'unit_in', 'compare_spellings', 'parse_fast_first', 'answer_questions',
+           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LONE_NUMBER', 'IN_DOLLARS', 'IN_UNITS', 'SENTENCE',
+           'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers',
+           'compare_at_sight', 'signs_in_latex', 'without_marks', 'usual_spelling', 'bases_in', 'based_value',
+           'listed_terms', 'compare_lists', 'unit_in', 'compare_spellings', 'parse_fast_first', 'answer_questions',
            'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
            'equal_answers', 'MathRubric']
 
@@ -286,14 +286,21 @@ dollar dollars
 euro euros
 """
 UNIT_OF = {name: line.split()[0] for line in UNITS.strip().splitlines() for name in line.split()}
-LAST_WORD = re.compile(r"[0-9})]\s*(?:\\(?:text|mathrm|mbox)\{\s*)?([A-Za-z]{1,12})\s*\}?$")
+LONE_NUMBER = r"[+-]?(?:[0-9][0-9.,/]{0,30}|\\[dt]?frac\{[0-9]{1,15}\}\{[0-9]{1,15}\})"
+IN_DOLLARS = re.compile(rf"\\?\$\s*{LONE_NUMBER}")
+IN_UNITS = re.compile(
+    rf"{LONE_NUMBER}\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?([A-Za-z]{{1,12}})\s*\}}?"
+)
 
 
 def unit_in(answer: str) -> str | None:
-    """Return the unit after an answer's number, or None if it has none that we know."""
-    if answer.startswith(("$", r"\$")):
+    """Return the unit of an answer that is one number, or None if it has none that we know.
+
+    In a sum such as `3s+2t` the letters are variables.
+    """
+    if IN_DOLLARS.fullmatch(answer):
         return "dollar"
-    word = LAST_WORD.search(answer[-40:])
+    word = IN_UNITS.fullmatch(answer)
     return UNIT_OF.get(word[1].lower()) if word else None
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
@@ -304,7 +311,7 @@ def compare_spellings(gold: str, response: str) -> bool | None:
         return False
     values = based_value(gold, bases[0]), based_value(response, bases[1])
     if None not in values:
-        return values[0] == values[1] != ""
+        return values[0] != "" and values[0] == values[1]
     if not bases[0] and values[1] is not None:
         return compare_at_sight(gold, values[1]) is True
     units = unit_in(gold), unit_in(response)
