@@ -9,12 +9,12 @@ from __future__ import annotations
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'SUPERSCRIPTS', 'RAISED', 'LOWERED', 'FRACTION_SIGN', 'ROOT_SIGN',
            'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
            'PYTHON_BASES', 'PYTHON_BASE', 'IN_HTML', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED',
-           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LONE_NUMBER', 'IN_DOLLARS', 'IN_UNITS', 'SENTENCE',
+           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LONE_NUMBER', 'IN_DOLLARS', 'IN_UNITS', 'SENTENCE', 'DENIAL',
            'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers',
            'compare_at_sight', 'signs_in_latex', 'without_marks', 'usual_spelling', 'bases_in', 'based_value',
            'listed_terms', 'compare_lists', 'unit_in', 'compare_spellings', 'parse_fast_first', 'answer_questions',
            'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
-           'equal_answers', 'MathRubric']
+           'is_statement', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -445,6 +445,15 @@ def verdict_on(gold: str, response: str, processes: int, owner: int) -> Future[b
 
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
+DENIAL = re.compile(
+    r"\b(?:not|no|nor|neither|never|cannot|\w+n['’]t|but|except|or|than|wrong|incorrect|false)\b",
+    re.IGNORECASE,
+)
+
+
+def is_statement(answer: str) -> bool:
+    """Return whether an answer is a sentence that neither denies its number nor doubts it."""
+    return SENTENCE.search(answer) is not None and DENIAL.search(answer) is None
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
@@ -455,7 +464,7 @@ async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
         verdict = compare_spellings(gold, response)
     if verdict is not None:
         return verdict
-    if SENTENCE.search(response) and not SENTENCE.search(gold):
+    if is_statement(response) and not SENTENCE.search(gold):
         response += "."
     pending = verdict_on(gold, response, processes, os.getpid())
     if pending.done():
