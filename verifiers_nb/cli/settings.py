@@ -61,11 +61,15 @@ def load(settings: RunSettings, verbose: bool = False) -> Environment:
     Raise `CommandError` if that fails. With `offline`, it uses samples instead of datasets, if it
     has them. `verbose`: print the traceback.
     """
-    from ..environments.load import find_environment, load_environment, module_name
+    from ..environments.load import (
+        environment_module,
+        find_environment,
+        load_environment,
+    )
 
     own = own_folder(settings.env, settings.env_dir_path)
     try:
-        name = module_name(settings.env)
+        name = environment_module(settings.env)
     except ValueError as error:
         raise CommandError(str(error)) from error
     if (own / f"{own.name}.py").is_file() and not importlib.util.find_spec(own.name):

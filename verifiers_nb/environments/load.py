@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'CARD_COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
-           'plugged_environments', 'module_name', 'has_module', 'search_environment', 'with_import_hooks',
+           'plugged_environments', 'environment_module', 'has_module', 'search_environment', 'with_import_hooks',
            'find_environment', 'named_parameters', 'unknown_argument', 'check_taken', 'warn_of_unread',
            'explain_unknown', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
            'list_environments']
@@ -76,7 +76,7 @@ def plugged_environments() -> dict[str, EntryPoint]:
     return {point.name.replace("-", "_"): point for point in points}
 
 # %% ../../nbs/environments/00_load.ipynb #62f29b66
-def module_name(env_id: str) -> str:
+def environment_module(env_id: str) -> str:
     """Return the module that an environment's name stands for: dashes are underscores.
 
     It may be inside a package, such as `games.chess`. Raises `ValueError` for other texts.
@@ -196,10 +196,10 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     """Load an environment by its name (dashes or underscores), with its own arguments.
 
     It is an installed module, a module on `sys.path` (`games.chess` is one inside a package), or
-    one of ours. Commands also look into `./environments`. Raises `ValueError` for an unknown name, `RuntimeError` when the environment
-    itself fails.
+    one of ours. Commands also look into `./environments`. Raises `ValueError` for an unknown name,
+    `RuntimeError` when the environment itself fails.
     """
-    name = module_name(env_id)
+    name = environment_module(env_id)
     try:
         with with_import_hooks(name):
             if load := search_environment(name):
