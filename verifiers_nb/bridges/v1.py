@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NEEDED', 'logger', 'NO_UPLOADS', 'ACKNOWLEDGED', 'Played', 'find_taskset', 'install_failed', 'cache_folder',
-           'python_with', 'check_python', 'python_for', 'check_versions', 'PlayerLost', 'start_script', 'end_script',
-           'pending', 'take_answers', 'outcome_of', 'end_if_hung', 'Player', 'rows_of', 'TasksetRubric', 'Players',
-           'play_alone', 'play_somewhere', 'play_recorded', 'V1Env']
+__all__ = ['NEEDED', 'logger', 'NO_UPLOADS', 'ACKNOWLEDGED', 'Played', 'is_package', 'find_taskset', 'install_failed',
+           'cache_folder', 'python_with', 'check_python', 'python_for', 'check_versions', 'PlayerLost', 'start_script',
+           'end_script', 'pending', 'take_answers', 'outcome_of', 'end_if_hung', 'Player', 'rows_of', 'TasksetRubric',
+           'Players', 'play_alone', 'play_somewhere', 'play_recorded', 'V1Env']
 
 # %% ../../nbs/bridges/06_v1.ipynb #2385d6ac
 import asyncio
@@ -48,6 +48,11 @@ from ..support.processes import start_guarded
 from ..types import Info, Messages, RolloutScore, SamplingArgs, State
 
 # %% ../../nbs/bridges/06_v1.ipynb #7b93aa1b
+def is_package(folder: Path) -> bool:
+    """Return whether a folder is a package, which is imported from the folder that it is in."""
+    return (folder / "__init__.py").is_file()
+
+
 def find_taskset(taskset: str | Path) -> tuple[str, list[str], dict[str, Any]]:
     """Return a taskset's module, the folders to import it from, and its project's settings.
 
@@ -64,7 +69,10 @@ def find_taskset(taskset: str | Path) -> tuple[str, list[str], dict[str, Any]]:
     project = tomllib.loads(settings.read_text("utf-8"))["project"] if settings.exists() else {}
     module = path.stem if path.is_file() else path.name.replace("-", "_")
     inside = [path / module, path / f"{module}.py"]
-    folder = path if any(each.exists() for each in inside) else path.parent
+    is_project = not is_package(path) and any(each.exists() for each in inside)
+    folder = path if is_project else path.parent
+    while is_package(folder):  # its modules import each other by relative names
+        module, folder = f"{folder.name}.{module}", folder.parent
     return module, [str(folder)], project
 
 # %% ../../nbs/bridges/06_v1.ipynb #f83a3248
