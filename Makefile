@@ -66,7 +66,7 @@ notebooks: $(STAMP) ## Check that notebooks are tidy and that modules, README an
 test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook and test
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 4 -m "not weekly"
 
-test-all: $(COMPLETE) notebooks ## The same, and whether other packages still agree, each in its own environment
+test-all: $(COMPLETE) notebooks ## The same, other packages in environments of their own, great sizes and the site
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 4
 
 test-gpu: ## Only what needs a GPU: tests and figures, in at most 8 minutes

@@ -8,12 +8,12 @@ import inspect
 import json
 import os
 import re
-import shutil
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from chromium import CHROMIUM, MISSING
 from filelock import FileLock
 from links import malformed, markdown_problems, problems
 from playwright.sync_api import sync_playwright
@@ -22,7 +22,6 @@ from rooms import ROOMS, ROOT, read_rooms, repository
 import verifiers_nb as vf
 from docs import make_site
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NOTEBOOKS = [each for notebooks in read_rooms(ROOT / "nbs").values() for each in notebooks]
 
 
@@ -76,7 +75,7 @@ def test_it_can_be_searched(site: Path) -> None:
 
 
 @pytest.mark.browser
-@pytest.mark.skipif(not CHROMIUM, reason="needs chromium")
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1300, 400])
 def test_pages_fit_and_draw(site: Path, scheme: str, width: int) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import nbformat
 import pytest
 import torch
+from chromium import CHROMIUM
 from notebooks import set_parameters
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -56,8 +57,11 @@ def check_run(folder: Path) -> None:
     )
 
 
+@pytest.mark.skipif(
+    CHROMIUM is not None,
+    reason="needs a machine without chromium: with one, tests/browser/test_lab.py runs and checks it",
+)
 def test_quick_start_learns(tmp_path: Path) -> None:
-    """Its first steps run in JupyterLab, too, with another seed: tests/browser/test_lab.py."""
     nb = nbformat.read(NOTEBOOK, 4)
     set_parameters(nb, output_dir="run", seed=0)
     run_notebook(nb, tmp_path / "executed.ipynb", tmp_path)

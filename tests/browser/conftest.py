@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -15,10 +14,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from chromium import CHROMIUM, MISSING
 
 from .browsing import WINDOW, Lab, close_notebooks, no_script_errors, notebook_of, run_all
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 SETTINGS = {
     # Cells outside the window stay in the page, where a test can see them.
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
@@ -103,11 +102,10 @@ def lab(running_lab: Lab) -> Iterator[Lab]:
 def browser() -> Iterator:
     """Return the browser of all tests in this folder, and of no other: while Playwright runs, so does an event loop."""
     playwright = pytest.importorskip("playwright.sync_api")
-    chromium = next(filter(None, map(shutil.which, NAMES)), None)
-    if chromium is None:
-        pytest.skip(f"no chromium on this machine (looked for {', '.join(NAMES)})")
+    if CHROMIUM is None:
+        pytest.skip(MISSING)
     with playwright.sync_playwright() as driver:
-        started = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        started = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield started
         started.close()
 

@@ -6,7 +6,6 @@ import http.client
 import http.server
 import json
 import re
-import shutil
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -15,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chromium import CHROMIUM, MISSING
 from policies import Policy
 
 from verifiers_nb.inference.vllm_access import OPEN
 from verifiers_nb.inference.vllm_options import HOST
 from verifiers_nb.inference.vllm_policy import VLLMClient, call_server
 from verifiers_nb.inference.vllm_server import VLLMServer
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
 
 
 def ask(server: VLLMServer, method: str, path: str, **headers: str) -> tuple[int, dict[str, str]]:
@@ -111,7 +109,7 @@ TRY_ALL = """async ([base, routes]) => {
 }"""
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
+@pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 def test_a_page_in_a_browser_reaches_nothing(
     vllm_server: VLLMServer, routes: Any, page_url: str
 ) -> None:

@@ -30,8 +30,9 @@ from safetensors.torch import load_file, save_file
 
 import verifiers_nb as vf
 import verifiers_nb.inference.adapter_versions
+from verifiers_nb.inference.adapter_files import PATTERNS_SINCE, release_of
 from verifiers_nb.inference.tokens import rollout_turns, turn_from_response
-from verifiers_nb.inference.vllm_policy import VLLMClient, call_server
+from verifiers_nb.inference.vllm_policy import VLLMClient, call_server, vllm_version
 from verifiers_nb.trainer.adapters import save_adapter
 
 
@@ -273,8 +274,6 @@ def test_a_push_that_fails_leaves_the_old_version(
         {"use_dora": True},
         {"bias": "lora_only"},
         {"modules_to_save": ["lm_head"]},
-        {"rank_pattern": {"q_proj": 4}},
-        {"alpha_pattern": {"q_proj": 4}},
         {"r": 12},
     ],
     ids=lambda settings: next(iter(settings)),
@@ -285,6 +284,22 @@ def test_settings_that_vllm_gets_wrong_never_reach_it(
     with pytest.raises(ValueError, match=next(iter(settings)).replace("r", "r(ank)?", 1)):
         client.push(Policy(**settings).model)
     assert (client.version, adapters(client), folders(client)) == (0, [], [])
+
+
+def test_ranks_and_alphas_of_single_modules_are_served_or_refused(client: VLLMClient) -> None:
+    """The server's version decides which."""
+    patterns: dict[str, Any] = dict(rank_pattern={"q_proj": 12}, alpha_pattern={"down_proj": 64})
+    policy, version = Policy(**patterns), vllm_version(client)
+    assert release_of(version), "a real server tells its version"
+    if release_of(version) < PATTERNS_SINCE:
+        with pytest.raises(ValueError, match=f"rank_pattern.*alpha_pattern.*{version}"):
+            client.push(policy.model)
+        assert (client.version, adapters(client), folders(client)) == (0, [], [])
+    else:
+        client.push(policy.train(1))
+        policy.keep(1)
+        assert client.proved
+        assert policy.gap(asyncio.run(complete(client, 32))) < TOLERANCE
 
 
 @pytest.mark.parametrize("settings", [{"use_rslora": True}, {"r": 16, "lora_alpha": 7}])

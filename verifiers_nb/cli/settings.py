@@ -61,19 +61,23 @@ def load(settings: RunSettings, verbose: bool = False) -> Environment:
     Raise `CommandError` if that fails. With `offline`, it uses samples instead of datasets, if it
     has them. `verbose`: print the traceback.
     """
-    from ..environments.load import find_environment, load_environment
+    from ..environments.load import (
+        environment_module,
+        find_environment,
+        load_environment,
+    )
 
     own = own_folder(settings.env, settings.env_dir_path)
-    if not settings.env.strip().replace("-", "_").isidentifier():
-        raise CommandError(
-            f"{settings.env!r} is not the name of an environment, such as 'addition'"
-        )
+    try:
+        name = environment_module(settings.env)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
     if (own / f"{own.name}.py").is_file() and not importlib.util.find_spec(own.name):
         sys.path.insert(0, str(own.resolve()))
         importlib.invalidate_caches()
     arguments = dict(settings.env_args or {})
     try:
-        loader = find_environment(own.name)
+        loader = find_environment(name)
         if settings.offline and loader and "offline" in inspect.signature(loader).parameters:
             arguments.setdefault("offline", True)
         return load_environment(settings.env, **arguments)

@@ -110,6 +110,7 @@ def find_client(
 
     Of several processes, only the one with `rank` 0 needs a client.
     """
+    from ..inference.adapter_files import needed_rank
     from ..inference.http import as_timeout
     from ..inference.serve import reason_for_embedded, serve
 
@@ -120,7 +121,7 @@ def find_client(
         return stack.enter_context(closing(named_client(settings)))
     if where == "embedded" or (where == "auto" and reason_for_embedded(learner)):
         return None
-    options = server_options(settings, args, lora.r)
+    options = server_options(settings, args, needed_rank(lora))
     own: Any = stack.enter_context(serve(learner, "vllm", **options)).client
     own.limit = as_timeout(settings.timeout)
     return own

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'CARD_COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
-           'plugged_environments', 'search_environment', 'with_import_hooks', 'find_environment', 'named_parameters',
-           'unknown_argument', 'check_taken', 'warn_of_unread', 'explain_unknown', 'load_environment',
-           'environment_card', 'card_cells', 'EnvironmentList', 'list_environments']
+           'plugged_environments', 'environment_module', 'has_module', 'search_environment', 'with_import_hooks',
+           'find_environment', 'named_parameters', 'unknown_argument', 'check_taken', 'warn_of_unread',
+           'explain_unknown', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
+           'list_environments']
 
 # %% ../../nbs/environments/00_load.ipynb #77de68da
 import importlib
@@ -74,10 +75,34 @@ def plugged_environments() -> dict[str, EntryPoint]:
     points = [point for group in groups for point in entry_points(group=group)]
     return {point.name.replace("-", "_"): point for point in points}
 
+# %% ../../nbs/environments/00_load.ipynb #62f29b66
+def environment_module(env_id: str) -> str:
+    """Return the module that an environment's name stands for: dashes are underscores.
+
+    It may be inside a package, such as `games.chess`. Raises `ValueError` for other texts.
+    """
+    name = env_id.strip().replace("-", "_")
+    if all(part.isidentifier() for part in name.split(".")):
+        return name
+    _, slash, own = env_id.strip().partition("/")
+    is_owned = slash and own.replace("-", "_").isidentifier()
+    hint = f" Leave out the owner: {own!r}." if is_owned else ""
+    raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.{hint}")
+
+# %% ../../nbs/environments/00_load.ipynb #bf7fdfe1
+def has_module(name: str) -> bool:
+    """Return whether there is a module of a name; the packages that it is in are imported."""
+    try:
+        return name in sys.modules or importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError as error:
+        if error.name and f"{name}.".startswith(f"{error.name}."):
+            return False
+        raise  # a package that it is in lacks something else
+
 # %% ../../nbs/environments/00_load.ipynb #1d985453
 def search_environment(name: str) -> Callable[..., Environment] | None:
     """Return the `load_environment` of a name: an installed module's, a package's, or ours."""
-    if name in sys.modules or importlib.util.find_spec(name):
+    if has_module(name):
         module = importlib.import_module(name)
         if hasattr(module, "load_environment"):
             return module.load_environment
@@ -170,13 +195,11 @@ def explain_unknown(name: str) -> str:
 def load_environment(env_id: str, **env_args: Any) -> Environment:
     """Load an environment by its name (dashes or underscores), with its own arguments.
 
-    It is an installed module, a module on `sys.path`, or one of ours. Commands also look into
-    `./environments`. Raises `ValueError` for an unknown name, `RuntimeError` when the environment
-    itself fails.
+    It is an installed module, a module on `sys.path` (`games.chess` is one inside a package), or
+    one of ours. Commands also look into `./environments`. Raises `ValueError` for an unknown name,
+    `RuntimeError` when the environment itself fails.
     """
-    name = env_id.strip().replace("-", "_")
-    if not name.isidentifier():
-        raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.")
+    name = environment_module(env_id)
     try:
         with with_import_hooks(name):
             if load := search_environment(name):

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHARED_MEMORY', 'ROOT_PREFIX', 'adapter_config', 'check_replicas', 'server_option', 'check_servable', 'save_weights',
-           'set_to_zero', 'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'end_folders',
-           'AdapterFolders']
+__all__ = ['PATTERNS', 'PATTERNS_SINCE', 'SHARED_MEMORY', 'ROOT_PREFIX', 'adapter_config', 'check_replicas', 'has_patterns',
+           'release_of', 'check_patterns', 'largest_rank', 'needed_rank', 'server_option', 'check_servable',
+           'save_weights', 'set_to_zero', 'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep',
+           'end_folders', 'AdapterFolders']
 
 # %% ../../nbs/inference/13_adapter_files.ipynb #f87f54d9
 import os
@@ -22,9 +23,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from filelock import FileLock, Timeout
+from packaging.version import InvalidVersion, Version
 
 from .client import check_adapter, check_saved, written_whole
-from .vllm_options import check_rank
+from .vllm_options import RANKS, check_rank
 from .vllm_server import VLLMServer
 
 if TYPE_CHECKING:
@@ -53,6 +55,53 @@ def check_replicas(replicas: int) -> None:
             "them to vf.connect([...])"
         )
 
+# %% ../../nbs/inference/13_adapter_files.ipynb #92db124b
+PATTERNS = ("rank_pattern", "alpha_pattern")
+PATTERNS_SINCE = (0, 33)
+
+
+def has_patterns(config: PeftConfig) -> bool:
+    """Return whether single modules of an adapter have a rank or an alpha of their own."""
+    return any(getattr(config, name, None) for name in PATTERNS)
+
+# %% ../../nbs/inference/13_adapter_files.ipynb #ed55fed5
+def release_of(version: str) -> tuple[int, ...]:
+    """Return the numbers of a version, () if it isn't one."""
+    with suppress(InvalidVersion):
+        return Version(version).release
+    return ()
+
+# %% ../../nbs/inference/13_adapter_files.ipynb #6063fd5d
+def check_patterns(config: PeftConfig, version: str) -> None:
+    """Raise `ValueError` for `PATTERNS` that this version of vLLM ignores; "" is unknown."""
+    if not has_patterns(config) or release_of(version) >= PATTERNS_SINCE:
+        return
+    given = [f"{name}={value!r}" for name in PATTERNS if (value := getattr(config, name, None))]
+    since, found = ".".join(map(str, PATTERNS_SINCE)), version or "of unknown version"
+    raise ValueError(
+        f"an adapter with {', '.join(given)} needs vLLM {since} or later, and this is vLLM "
+        f"{found}, which may ignore it: update vLLM, or use one r and one lora_alpha for all "
+        "modules"
+    )
+
+# %% ../../nbs/inference/13_adapter_files.ipynb #cb3ff5b3
+def largest_rank(config: PeftConfig) -> int:
+    """Return the largest rank of an adapter's modules."""
+    by_module: dict[str, int] = getattr(config, "rank_pattern", None) or {}
+    return max([getattr(config, "r", 0), *by_module.values()])
+
+
+def needed_rank(config: PeftConfig) -> int:
+    """Return the least `max_lora_rank` of a server that has room for all modules of an adapter.
+
+    Raises `ValueError` if vLLM doesn't support the rank of the adapter or such a server.
+    """
+    check_rank(getattr(config, "r", 0))
+    largest = largest_rank(config)
+    needed = next((each for each in RANKS if each >= largest), largest)
+    check_rank(needed)
+    return needed
+
 # %% ../../nbs/inference/13_adapter_files.ipynb #0bc9d163
 def server_option(server: VLLMServer | None, option: str) -> str | None:
     """Return the value of an option in our own server's command line, None if it isn't set."""
@@ -60,15 +109,18 @@ def server_option(server: VLLMServer | None, option: str) -> str | None:
     return next(reversed(re.findall(rf" -{{1,2}}{option}[ =](\S+)", command)), None)
 
 
-def check_servable(config: PeftConfig, server: VLLMServer | None = None) -> None:
-    """Raise `ValueError` for an adapter that vLLM, or this server, would not serve right."""
+def check_servable(config: PeftConfig, server: VLLMServer | None = None, version: str = "") -> None:
+    """Raise `ValueError` for an adapter that vLLM, or this server, would not serve right.
+
+    `version` is that of its vLLM, "" if it isn't known; it decides about `PATTERNS` only.
+    """
     check_adapter(config)
-    rank: int = getattr(config, "r", 0)
-    check_rank(rank)
-    if rank > int(limit := server_option(server, "max[-_]lora[-_]rank") or rank):
+    check_patterns(config, version)
+    rank = needed_rank(config)
+    if rank > int(limit := server_option(server, "max[-_]lora[-_]rank") or RANKS[-1]):
         raise ValueError(
-            f"an adapter of rank {rank} does not fit this server, whose max_lora_rank is "
-            f"{limit}: start it with max_lora_rank={rank}"
+            f"an adapter with modules of rank {largest_rank(config)} does not fit this server, "
+            f"whose max_lora_rank is {limit}: start it with max_lora_rank={rank}"
         )
     check_replicas(int(server_option(server, "(?:data[-_]parallel[-_]size|dp)") or 1))
 

@@ -448,8 +448,6 @@ def read_answer(exchange: Exchange, content: bytes) -> Reply:
 UNSERVED = [
     "use_dora",
     "modules_to_save",
-    "rank_pattern",
-    "alpha_pattern",
     "lora_bias",
     "target_parameters",
     "trainable_token_indices",

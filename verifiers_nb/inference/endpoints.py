@@ -29,9 +29,9 @@ from typing import TYPE_CHECKING, Any
 
 from yarl import URL
 
-from .adapter_files import AdapterFolders, adapter_config, check_servable
+from .adapter_files import AdapterFolders, adapter_config
 from .adapter_versions import Version
-from .client import Reply
+from .client import Reply, check_adapter
 from .http import HTTPClient, running_loop
 from .vllm_policy import VLLMClient, call_server
 from ..support.calls import give_up, is_transient, with_retries
@@ -343,7 +343,7 @@ def push_to_all(endpoints: Endpoints, adapter: Adapter | None) -> int:
     """Load an adapter on all servers, then use it for all requests; return the policy version."""
     servers, number, folder = servers_to_train(endpoints), endpoints.version + 1, None
     if adapter is not None:
-        check_servable(adapter_config(adapter))
+        check_adapter(adapter_config(adapter))  # each server checks it by its own options
         folder = endpoints.folders.write(adapter, f"policy-v{number}")
     wait, unneeded = running_loop() is None, folder
     try:

@@ -31,6 +31,7 @@ def is_trusted_host(host: str) -> bool:
 OPEN = {
     "/health",
     "/metrics",
+    "/version",
     "/v1/models",
     "/v1/completions",
     "/v1/chat/completions",

