@@ -184,7 +184,7 @@ NEXT_TRIES = {
 
 # %% ../../nbs/envs/18_learnable.ipynb #731212c4
 def answer_facts_of(seen: Learnable) -> list[str]:
-    """Return how many rollouts have an answer and how many are not whole, as parts of a sentence."""
+    """Return how many rollouts have an answer, and how answers ended that are not whole."""
     parts = []
     if seen.answered is not None:
         parts.append(f"{seen.answered:,} of {seen.rollouts:,} have {seen.tag}")
