@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'FINE', 'ERROR_MESSAGES', 'FENCE', 'FENCE_MARK', 'WHOLE',
+__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'FINE', 'ERROR_MESSAGES', 'FENCE', 'FENCE_MARK', 'WHOLE_COMMAND',
            'COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK',
            'ALMOST_BASH', 'OTHER_FENCE', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts',
            'response_text', 'response_of', 'responses_of', 'ActionTurn', 'rule_checks', 'rule_points',
@@ -457,7 +457,7 @@ def fenced_format(commands: Sequence[Command]) -> Format:
     return tags.any_of([tags.RegexFormat(pattern=lines + block), thoughtful])
 
 # %% ../../nbs/parsers/05_actions.ipynb #70101b49
-WHOLE = "whole command"  # the rule
+WHOLE_COMMAND = "whole command"  # the rule
 
 
 def is_cut(command: str, rest: str) -> bool:
@@ -472,7 +472,7 @@ def cut_document(turn: ActionTurn) -> FormatError | None:
     before = last_block(thought) if FENCE_MARK in thought else None
     if is_cut(action, thought) or (before and is_cut(thought[slice(*before[1])], action)):
         message = "A command ends within a here-document: the first fence ends it."
-        return FormatError(message, rule=WHOLE, span=turn.span)
+        return FormatError(message, rule=WHOLE_COMMAND, span=turn.span)
     return None
 
 # %% ../../nbs/parsers/05_actions.ipynb #a8c39b69
@@ -481,7 +481,7 @@ class ThoughtActionParser(AbstractParseFunction):
 
     type: Literal["thought_action"] = "thought_action"
     error_message: str = ERROR_MESSAGES["thought_action"]
-    rules: ClassVar[Mapping[str, float]] = {"fenced block": 0.8, WHOLE: 0.2}
+    rules: ClassVar[Mapping[str, float]] = {"fenced block": 0.8, WHOLE_COMMAND: 0.2}
     tag_format = fenced_format
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
@@ -610,7 +610,7 @@ def cut_fault(text: str, blocks: Sequence[re.Match[str]]) -> FormatError | None:
         word = FENCE.match(text, block.end() - len(BASH_END) + 1)
         if word and "`" not in word[1]:
             message = f"A command is cut at {excerpt(word[0].strip())}: the first fence ends it."
-            return FormatError(message, rule=WHOLE, span=word.span())
+            return FormatError(message, rule=WHOLE_COMMAND, span=word.span())
     return None
 
 # %% ../../nbs/parsers/05_actions.ipynb #affa8f7f
@@ -620,7 +620,7 @@ def open_fault(turn: ActionTurn) -> FormatError | None:
     if not part:
         return None
     message = f"A command ends within {part}: the first fence ends it."
-    return FormatError(message, rule=WHOLE, span=turn.span)
+    return FormatError(message, rule=WHOLE_COMMAND, span=turn.span)
 
 # %% ../../nbs/parsers/05_actions.ipynb #f1f836cb
 def read_blocks(text: str) -> tuple[int, ActionTurn]:
@@ -665,7 +665,7 @@ class BashCodeBlockParser(AbstractParseFunction):
 
     type: Literal["all_bash_code_blocks"] = "all_bash_code_blocks"
     error_message: str = ERROR_MESSAGES["all_bash_code_blocks"]
-    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.8, WHOLE: 0.2}
+    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.8, WHOLE_COMMAND: 0.2}
     tag_format = bash_format
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
@@ -682,7 +682,7 @@ class SingleBashCodeBlockParser(AbstractParseFunction):
 
     type: Literal["single_bash_code_block"] = "single_bash_code_block"
     error_message: str = ERROR_MESSAGES["single_bash_code_block"]
-    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.5, "only one": 0.3, WHOLE: 0.2}
+    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.5, "only one": 0.3, WHOLE_COMMAND: 0.2}
     tag_format = partial(bash_format, single=True)
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
