@@ -231,6 +231,8 @@ def read_scores(
             rows.append((scores, rollout.reward, step, group, is_valid, len(said)))
     if not rows:
         raise ValueError("There is no complete step of rollouts yet: wait for the first.")
+    if not any(is_valid for _, _, _, _, is_valid, _ in rows):
+        raise ValueError("Every stored rollout failed, so there is no score to weigh.")
     table, rewards, steps, members, valid, lengths = map(np.array, zip(*rows, strict=True))
     scores = np.nan_to_num(table.astype(float), posinf=0.0, neginf=0.0)
     paid = rewards.astype(float)
