@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
 .SUFFIXES:
-.PHONY: help install demo demo-real lab run notebooks test test-all test-gpu test-ui export docs dist clean
+.PHONY: help install demo demo-real lab run notebooks test test-all test-newest test-lowest test-gpu test-ui export docs dist clean
 
 NEWEST_FIRST := python3 python3.14 python3.13 python3.12 python3.11 python
 IS_NEW := import sys; sys.exit(sys.version_info < (3, 11))
@@ -23,7 +23,7 @@ endif
 COMPLETE := $(subst installed,complete,$(STAMP))
 
 help: ## List these commands
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 18
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
 install: $(STAMP) ## Make .venv with the library, its training stack and its tools
 	@echo ".venv is ready."
@@ -68,6 +68,12 @@ test: $(COMPLETE) notebooks ## Check notebooks, types, and run every notebook an
 
 test-all: $(COMPLETE) notebooks ## The same, other packages in environments of their own, great sizes and the site
 	@OMP_NUM_THREADS=1 $(PY) -m pytest $(SLOWEST) -n 4
+
+test-newest: ## What needs no vLLM, on the newest versions of everything, in .venv-newest
+	@$(PYTHON) tools/versions.py newest
+
+test-lowest: ## The same, on the lowest versions that settings.ini allows, in .venv-lowest
+	@$(PYTHON) tools/versions.py lowest
 
 test-gpu: ## Only what needs a GPU: tests and figures, in at most 8 minutes
 	@$(if $(wildcard $(PY)),$(PY),python3) tools/gpu.py

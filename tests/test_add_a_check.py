@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import verifiers_nb as vf
-from verifiers_nb.bridges.later_parts import LaterXMLParser
+from verifiers_nb.bridges.later_parsers import LaterXMLParser
 from verifiers_nb.parsers import xml
 from verifiers_nb.parsers.xml import FieldSpans, OneAnswerParser, Rule, Verdict, XMLParser
 from verifiers_nb.widgets.inspection import inspect_text, survey_completions
@@ -71,7 +71,7 @@ ROW = '        Rule("sixth", 0.5, judge_sixth),\n'
 LAST_ROW = '        Rule("end", 0.2, bind(judge_end, end_note, closings)),\n'
 PROGRAM = f"""
 import verifiers_nb as vf
-from verifiers_nb.bridges.later_parts import LaterXMLParser
+from verifiers_nb.bridges.later_parsers import LaterXMLParser
 from verifiers_nb.widgets.inspection import inspect_text
 for kind in (vf.XMLParser, vf.OneAnswerParser, LaterXMLParser):
     parser = kind(["think", "answer"])

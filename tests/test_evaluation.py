@@ -73,6 +73,31 @@ def test_twenty_kills_lose_nothing(tmp_path: Path) -> None:
     assert sorted(indices(path)) == list(range(ROLLOUTS))
 
 
+CLOSING = """
+import os, sys
+import verifiers_nb as vf
+
+def closing(completion):
+    for number in (1, 2):
+        os.close(number)
+    return 1.0
+
+env = vf.SingleTurnEnv(eval_dataset=[{"question": "6 * 7?", "answer": "42"}], rubric=vf.Rubric(closing))
+for path in (None, sys.argv[1]):
+    results = env.evaluate(vf.ScriptedClient("42"), "m", save_path=path)
+    print("rewards", results.reward)
+"""
+
+
+def test_a_reward_that_closes_the_output_ends_a_quick_run_with_its_results(tmp_path: Path) -> None:
+    """The progress bar writes its last line to standard error, which must be there again."""
+    path = tmp_path / "results.jsonl"
+    done = forked.run([sys.executable, "-c", CLOSING, str(path)])
+    assert done.stdout == "rewards [1.0]\n" * 2, done.stderr
+    assert done.returncode == 0 and "Traceback" not in done.stderr
+    assert done.stderr.count("closed or redirected standard output") == 2 and indices(path) == [0]
+
+
 def test_a_second_process_on_one_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     first = start(path, pause=0.1)  # in all 4 s

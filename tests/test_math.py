@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import logging
 import random
+import time
 from collections import Counter
 from fractions import Fraction
 from functools import cache
@@ -12,8 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers_nb.rubrics.math import compare_at_sight, equal_answers, usual_spelling
+from verifiers_nb.rubrics.math import compare_at_sight, equal_answers, is_too_large
 from verifiers_nb.support.arithmetic import compare_plain, plus, read_plain
+from verifiers_nb.support.measures import measured
+from verifiers_nb.support.spellings import is_same_text, usual_spelling
 
 HAND_PICKED = [
     *["", " ", "0", "-0", "+0", "0.0", "3", "+3", "- 3", "--3", "-3", "−3", "007", "3.", "3,", "٣"],
@@ -329,3 +332,131 @@ def test_what_math_verify_rounds_away_is_not_paid():
     right, wrong = asyncio.run(verdicts())
     assert right == [True] * len(pairs)
     assert wrong == [False] * len(pairs)
+
+
+def verdicts_on(pairs):
+    async def both_ways():
+        asked = [pair for one, other in pairs for pair in ((one, other), (other, one))]
+        return dict(
+            zip(asked, await asyncio.gather(*(equal_answers(*p) for p in asked)), strict=True)
+        )
+
+    return asyncio.run(both_ways())
+
+
+WRITTEN_OTHERWISE = [
+    *[("£1,250.50", "1250.5"), ("30 €", "€30"), ("-¥500", "-500"), (r"\$1,200", "1200 dollars")],
+    *[
+        ("7 3/4", "7.75"),
+        ("x = 3 1/2", "3.5"),
+        ("66 2/3%", r"\frac{2}{3}"),
+        (r"33\frac13\%", r"\frac{100}{3}\%"),
+    ],
+    *[(r"0.\overline{3}", "1/3"), (r"0.1\overline{6}+x", r"x+\frac16"), ("0.333...", r"\frac13")],
+    *[("]0,1[", "(0,1)"), (r"[1,∞[", r"[1,\infty)"), (r"]0,1[ ∪ ]1,2[", r"(0,1)\cup(1,2)")],
+    *[
+        ("25°C", "25"),
+        ("37 degrees Celsius", r"37^\circ C"),
+        ("10 m²", r"10\text{ m}^{2}"),
+        ("60 mph", "60 miles per hour"),
+    ],
+    *[
+        ("１／２", "0.5"),
+        ("٤٢", "42"),
+        ("𝟒𝟐", "42"),
+        ("（1，2）", "(1,2)"),
+        (r"\varnothing", r"\emptyset"),
+        ("∅", r"\{\}"),
+    ],
+    *[
+        (r"\boldsymbol{7}", "7"),
+        (r"\text{12,345}", "12345"),
+        (r"\text{True}", "true"),
+        ("42 is the answer", "42"),
+    ],
+    *[
+        ("7^{7^{7^7}}", "7^{7^{7^{7}}}"),
+        ("2^{2^{2023}}", "2^{2^{2023}}"),
+        ("2^{1000000}", "4^{500000}"),
+    ],
+]
+NOT_THE_SAME = [
+    *[
+        ("£30", "€30"),
+        ("25°C", "25°F"),
+        ("10 m^2", "10 m^3"),
+        (r"\$1,200", "1200 cents"),
+        ("60 mph", "60 km/h"),
+    ],
+    *[
+        ("2", "3 1/2"),
+        ("7", "3 4"),
+        ("6", "2 3"),
+        (r"\frac13\%", r"33\frac13\%"),
+        ("0.5", r"0.5\%"),
+        ("100/3", r"1/3\%"),
+    ],
+    *[
+        ("1/3", "0.33"),
+        (r"0.\overline{12}", r"0.\overline{21}"),
+        ("0.12", "0.1212..."),
+        ("12,345", "12, 345"),
+    ],
+    *[
+        ("(0,1)", "]0,1]"),
+        ("[0,1]", "]0,1["),
+        ("42", "٤٣"),
+        ("x^2", "x2"),
+        ("x_1", "x₂"),
+        ("10", "10²"),
+    ],
+    *[
+        ("42", "43, not 42, is the answer"),
+        ("42", "The answer is not 42"),
+        ("True", "untrue"),
+        ("2", "1/2 is the answer"),
+    ],
+    *[
+        ("x^{10^9}", "(x+1)^{10^9}"),
+        ("9^{9^9}", "9^{9^8}"),
+        ("(10^9)!", "1"),
+        ("1.234,50", "1234.5"),
+        ("0,5", "0.5"),
+    ],
+]
+
+
+def test_other_spellings_of_the_same_answer_are_paid_both_ways():
+    assert [pair for pair, equal in verdicts_on(WRITTEN_OTHERWISE).items() if not equal] == []
+
+
+def test_what_looks_alike_or_is_ambiguous_is_not_paid():
+    assert [pair for pair, equal in verdicts_on(NOT_THE_SAME).items() if equal] == []
+
+
+def test_a_long_hostile_answer_is_rewritten_in_linear_time():
+    parts = (
+        " ",
+        "$",
+        "^{",
+        r"\abc",
+        "]0,1",
+        r"\text{",
+        "0.3",
+        "½²√",
+        "1 is ",
+        "1 ",
+        "x=",
+        r"\bm{",
+        "!)",
+    )
+
+    def seconds(text):
+        start = time.perf_counter()
+        usual_spelling(text), is_same_text(text, text + "1"), is_too_large(text), measured(text)
+        return time.perf_counter() - start
+
+    for part in parts:
+        text = "answer " + part * (8000 // len(part)) + " x"
+        shorter = min(seconds(text[: len(text) // 4]) for _ in range(3))
+        assert min(seconds(text) for _ in range(3)) < 10 * shorter + 0.01, part

@@ -20,7 +20,7 @@ from verifiers_nb.inference.engine import move_tool_calls
 from verifiers_nb.parsers.actions import FormatError
 from verifiers_nb.parsers.commands import Argument, Command
 from verifiers_nb.parsers.function_calls import action_parser
-from verifiers_nb.parsers.think import outside_thinking, thinking_end
+from verifiers_nb.parsers.think import ANY_MARK, first_outside, outside_thinking
 
 quick = settings(max_examples=150, deadline=None)
 WORD = Argument(name="word", type="string", description="", required=True)
@@ -33,21 +33,38 @@ CALLS = {
     "xml_thought_action": "<command>say {}</command>",
     "engine": '<tool_call>{{"name": "say", "arguments": {{"word": "{}"}}}}</tool_call>',
 }
-PIECES = ["<think>", "</think>", "call", "I could say it.", "\n", " a < b "]
-texts = st.lists(st.sampled_from(PIECES), max_size=10)
+PIECES = ["open", "close", "open", "close", "call", "I could say it.", "\n", " a < b "]
+MARKS = [
+    ("<think>", "</think>"),
+    ("<Thinking>", "</Thinking>"),
+    ("<REASONING>", "</REASONING>"),
+    ("[THINK]", "[/THINK]"),
+    ("◁think▷", "◁/think▷"),
+    ("<|channel|>analysis<|message|>", "<|end|>"),
+]
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> list[str]:
+    """Draw pieces of a text with marks of one kind or two."""
+    kinds = draw(st.lists(st.sampled_from(MARKS), min_size=1, max_size=2))
+    pieces = draw(st.lists(st.sampled_from(PIECES), max_size=10))
+    place = {"open": 0, "close": 1}
+    return [draw(st.sampled_from(kinds))[place[p]] if p in place else p for p in pieces]
 
 
 def said_aloud(pieces: list[str]) -> list[int]:
     """Return which pieces are outside thinking, found by walking over them."""
     aloud: list[int] = []
-    thinking = False
+    closing_of, closing = dict(MARKS), ""
     for number, piece in enumerate(pieces):
-        if piece == "<think>":
-            thinking = True
-        elif piece == "</think>":
-            aloud = aloud if thinking else []  # the prompt opened it
-            thinking = False
-        elif not thinking:
+        if closing:
+            closing = "" if piece == closing else closing
+        elif piece in closing_of:
+            closing = closing_of[piece]
+        elif piece in closing_of.values():
+            aloud = aloud if piece == "<|end|>" else []  # the prompt opened it
+        else:
             aloud.append(number)
     return aloud
 
@@ -66,7 +83,7 @@ def run(kind: str, text: str) -> str:
 
 @pytest.mark.parametrize("kind", CALLS)
 @quick
-@given(texts)
+@given(texts())
 def test_only_calls_outside_thinking_are_run(kind: str, pieces: list[str]) -> None:
     made = [
         CALLS[kind].format(f"w{number}w") if piece == "call" else piece
@@ -82,11 +99,12 @@ def test_only_calls_outside_thinking_are_run(kind: str, pieces: list[str]) -> No
 
 
 @quick
-@given(texts)
+@given(texts())
 def test_the_text_outside_thinking(pieces: list[str]) -> None:
     text = "".join(pieces)
-    assert outside_thinking(text) == "".join(pieces[number] for number in said_aloud(pieces))
-    assert 0 <= thinking_end(text) <= len(text)
+    outside = "".join(pieces[number] for number in said_aloud(pieces))
+    assert outside_thinking(text).replace("<|end|>", "") == outside
+    assert 0 <= first_outside(text, ANY_MARK) <= len(text)
 
 
 @pytest.mark.parametrize("kind", CALLS)

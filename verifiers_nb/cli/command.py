@@ -137,7 +137,9 @@ class CommandParser(argparse.ArgumentParser):
         head, _, rest = message.partition("unrecognized arguments: ")
         if rest and not head:
             word = rest.split()[0]
-            near = get_close_matches(word.partition("=")[0], self._option_string_actions, n=1)
+            given, known = word.partition("=")[0], [*self._option_string_actions]
+            longer = [each for each in known if len(given) > 3 and each.startswith(given)]
+            near = longer or get_close_matches(given, known, n=1)
             message = f"{word} is unknown" + (f"; did you mean {near[0]}?" if near else "")
         message = f"{self.prog}: {message.rstrip('.')}; {self.prog} --help lists the options.\n"
         self.exit(2, message)

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['EQUAL_REWARDS', 'NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable',
-           'most_possible', 'learnable_rewards', 'learnable', 'Advice', 'found_and_cut', 'what_is_learnt', 'advice_for',
-           'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
+           'most_possible', 'learnable_rewards', 'learnable', 'Advice', 'answer_facts_of', 'what_is_learnt',
+           'advice_for', 'nothing_learnt', 'learnable_rollouts', 'learnable_results', 'warn_of_results', 'chance_equal',
            'teaching_share', 'least_group_size', 'success_interval']
 
 # %% ../../nbs/envs/18_learnable.ipynb #d5bad4b8
 import logging
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ..inference.columns import ran_out_of_tokens
+from .statistics import answer_endings, ending_parts
 from ..rubrics.rubric import indices_of
 from ..types import GenerateOutputs, Rollout
 
@@ -58,7 +58,8 @@ class Learnable:
 
     `groups`: how many prompts have several rollouts; `teaching`: in how many of these the rewards
     differ. `solved`: how many rollouts earn `most`. `answered`: in how many the parser found what
-    `tag` names, None if it takes any text.
+    `tag` names, None if it takes any text. `endings`: how many answers are not whole, by the names
+    of `ENDINGS`.
     """
 
     rollouts: int
@@ -68,9 +69,14 @@ class Learnable:
     high: float
     most: float
     solved: int
-    cut_off: int = 0
+    endings: Mapping[str, int] = field(default_factory=dict)
     answered: int | None = None
     tag: str = ""
+
+    @property
+    def cut_off(self) -> int:
+        """How many answers were cut off at max_tokens."""
+        return self.endings.get("cut_off", 0)
 
     @property
     def hopeless(self) -> bool:
@@ -109,7 +115,7 @@ def learnable_rewards(
     rewards: Sequence[float],
     groups: Sequence[Hashable],
     most: float = 0.0,
-    cut_off: int = 0,
+    endings: Mapping[str, int] | None = None,
     answered: int | None = None,
     tag: str = "",
 ) -> Learnable:
@@ -120,8 +126,9 @@ def learnable_rewards(
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
     most = max(most, high)
     solved = sum(reward >= most - EQUAL_REWARDS for reward in rewards) if most > 0 else 0
+    figures = low, high, most, solved
     return Learnable(
-        len(rewards), len(several), sum(differ), low, high, most, solved, cut_off, answered, tag
+        len(rewards), len(several), sum(differ), *figures, endings or {}, answered, tag
     )
 
 # %% ../../nbs/envs/18_learnable.ipynb #45736760
@@ -141,9 +148,9 @@ def learnable(
     parser = parser or getattr(rubric, "parser", None)
     tag = answer_name(parser)
     answered = sum(finds_answer(parser, completions[at]) for at in kept) if tag else None
-    cut_off = sum(ran_out_of_tokens(states[at]) for at in kept)
+    endings = Counter(name for at in kept for name in answer_endings(states[at], completions[at]))
     paid, members = [rewards[at] for at in kept], [groups[at] for at in kept]
-    return learnable_rewards(paid, members, most_possible(rubric), cut_off, answered, tag)
+    return learnable_rewards(paid, members, most_possible(rubric), endings, answered, tag)
 
 # %% ../../nbs/envs/18_learnable.ipynb #b5c3971d
 class Advice(NamedTuple):
@@ -176,21 +183,19 @@ NEXT_TRIES = {
 }
 
 # %% ../../nbs/envs/18_learnable.ipynb #731212c4
-def found_and_cut(seen: Learnable) -> list[str]:
-    """Return how many rollouts have an answer and how many were cut off, as parts of a sentence."""
+def answer_facts_of(seen: Learnable) -> list[str]:
+    """Return how many rollouts have an answer, and how answers ended that are not whole."""
     parts = []
     if seen.answered is not None:
         parts.append(f"{seen.answered:,} of {seen.rollouts:,} have {seen.tag}")
-    if seen.cut_off:
-        parts.append(f"{seen.cut_off:,} were cut off at max_tokens")
-    return parts
+    return parts + ending_parts(seen.endings)
 
 # %% ../../nbs/envs/18_learnable.ipynb #095cda21
 def what_is_learnt(seen: Learnable) -> str:
     """Return a sentence on rollouts of which some groups teach, or of which that is unknown."""
     if not seen.rollouts:
         return "There are no rollouts yet."
-    facts = [f"{share(seen.solved, seen.rollouts)} earn the most", *found_and_cut(seen)]
+    facts = [f"{share(seen.solved, seen.rollouts)} earn the most", *answer_facts_of(seen)]
     about = f"; {', '.join(facts)}."
     if not seen.groups:
         return f"GRPO compares the rollouts of a prompt, and each prompt has one{about}"
@@ -214,7 +219,7 @@ def advice_for(seen: Learnable) -> list[Advice]:
 # %% ../../nbs/envs/18_learnable.ipynb #53ba05cc
 def nothing_learnt(seen: Learnable) -> str:
     """Return sentences on rollouts from which nothing can be learnt, and why."""
-    facts = found_and_cut(seen)
+    facts = answer_facts_of(seen)
     if seen.is_constant and abs(seen.high) < EQUAL_REWARDS:
         head = "Nothing scored"
     elif seen.is_constant:

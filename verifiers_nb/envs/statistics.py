@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ENDINGS', 'PERCENTILES', 'answer_endings', 'count_troubles', 'ending_lines', 'trouble_lines', 'distribution',
-           'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile', 'PairedDifference',
-           'paired_difference', 'example_keys', 'example_means']
+__all__ = ['ENDINGS', 'PERCENTILES', 'answer_endings', 'count_troubles', 'ending_parts', 'ending_lines', 'trouble_lines',
+           'distribution', 'standard_error', 'pass_at', 'pass_all', 'pass_rates', 'student_quantile',
+           'PairedDifference', 'paired_difference', 'example_keys', 'example_means']
 
 # %% ../../nbs/envs/05_statistics.ipynb #d3894074
 import json
@@ -24,10 +24,10 @@ from ..types import GenerateOutputs, is_empty_answer
 
 # %% ../../nbs/envs/05_statistics.ipynb #3319c29b
 ENDINGS = {
-    "cut_off": "answers were cut off at max_tokens",
-    "refusals": "answers were refusals",
-    "null_answers": "answers had no content (null)",
-    "empty_answers": "answers were empty",
+    "cut_off": "were cut off at max_tokens",
+    "refusals": "were refusals",
+    "null_answers": "had no content (null)",
+    "empty_answers": "were empty",
 }
 
 
@@ -48,7 +48,7 @@ def answer_endings(state: Mapping[str, Any], completion: Any) -> list[str]:
 
 # %% ../../nbs/envs/05_statistics.ipynb #6bbc7a47
 def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
-    """Return the short or empty rollouts that earn more than the mean, the shortest first.
+    """Count failed rollouts, answers of each of `ENDINGS`, and reward functions that failed.
 
     `first_error` is the first error of a rollout. `reward_errors` maps each function that failed to
     its `count` and the `first` message. Of the answers, `empty_answers` counts all that are empty.
@@ -72,20 +72,24 @@ def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
     return {**counts, "finish_reasons": text_counts(reasons)}
 
 # %% ../../nbs/envs/05_statistics.ipynb #64aed882
-def ending_lines(counts: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each of `ENDINGS` that some answers have.
+def ending_parts(counts: Mapping[str, int], of: str = "") -> list[str]:
+    """Return a part of a sentence for each of `ENDINGS` that some answers have.
 
-    Each empty answer is in one.
+    Each empty answer is in one. `of` follows each count.
     """
-    of = f"of {counts['rollouts']:,}"
     empty = counts.get("cut_off_empty") or 0
     named = empty + sum(counts.get(name) or 0 for name in ("refusals", "null_answers"))
     shown = {name: counts.get(name) or 0 for name in ENDINGS}
     shown["empty_answers"] = max(0, shown["empty_answers"] - named)
-    lines = [f"{count:,} {of} {ENDINGS[name]}" for name, count in shown.items() if count]
+    parts = [f"{count:,}{of} {ENDINGS[name]}" for name, count in shown.items() if count]
     if empty:
-        lines[0] += f" ({empty:,} empty)"
-    return lines
+        parts[0] += f" ({empty:,} empty)"
+    return parts
+
+
+def ending_lines(counts: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each of `ENDINGS` that some answers have."""
+    return ending_parts(counts, f" of {counts['rollouts']:,} answers")
 
 # %% ../../nbs/envs/05_statistics.ipynb #7f17b0de
 def trouble_lines(counts: Mapping[str, Any]) -> list[str]:

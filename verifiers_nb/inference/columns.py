@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'answer_facts', 'are_facts',
-           'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason', 'ran_out_of_tokens',
-           'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys', 'columns_of', 'as_number',
-           'text_counts']
+__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'is_refusal', 'answer_facts',
+           'are_facts', 'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason',
+           'ran_out_of_tokens', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
+           'columns_of', 'as_number', 'text_counts']
 
 # %% ../../nbs/inference/19_columns.ipynb #dc33393e
 import math
@@ -40,6 +40,14 @@ def is_cut_off(reason: str | None) -> bool:
     """Return whether a finish reason says that an answer reached its limit of tokens."""
     return reason in CUT_OFF
 
+# %% ../../nbs/inference/19_columns.ipynb #8a527b01
+def is_refusal(message: Any, reason: str | None) -> bool:
+    """Return whether a message without text is a refusal."""
+    if reason == "refusal" or getattr(message, "refusal", None):
+        return True
+    parts = message.content if isinstance(message.content, (list, tuple)) else ()
+    return any(isinstance(part, Mapping) and part.get("refusal") for part in parts)
+
 # %% ../../nbs/inference/19_columns.ipynb #f7a72e24
 def answer_facts(response: Any) -> dict[str, Any]:
     """Return the finish reason of a response and its number of tokens, as far as it has them.
@@ -57,7 +65,7 @@ def answer_facts(response: Any) -> dict[str, Any]:
         facts["tokens"] = int(tokens)
     message = getattr(choice, "message", None)
     if message is not None and not content_text(getattr(message, "content", None)).strip():
-        if getattr(message, "refusal", None):
+        if is_refusal(message, facts.get("finish_reason")):
             facts["content"] = "refusal"
         elif message.content is None and not getattr(message, "tool_calls", None):
             facts["content"] = "null"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'FINE', 'ERROR_MESSAGES', 'FENCE', 'FENCE_MARK', 'COMMAND_TAG',
-           'COMMAND_END', 'COMMAND_OR_THINKING', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'WHOLE',
+           'COMMAND_END', 'COMMAND_OR_MARK', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'WHOLE',
            'ALMOST_BASH', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text',
            'response_of', 'responses_of', 'ActionTurn', 'rule_checks', 'rule_points', 'AbstractParseFunction',
            'any_text', 'whole_note', 'Identity', 'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser',
@@ -38,14 +38,19 @@ from .commands import (
     valid_template,
 )
 from .think import (
+    ALL_MARKS,
+    ANY_MARK,
     CLOSE,
+    CLOSING_OF,
+    LONE_CLOSINGS,
     OPEN,
-    THINKING,
     find_outside,
     first_outside,
     has_thinking,
+    marks_in,
+    passed,
+    plain_from,
     skip_thinking,
-    thinking_end,
 )
 from ..types import ChatMessage, Messages, content_text
 
@@ -104,7 +109,9 @@ def excerpts(values: Sequence[Any], most: int = 5) -> str:
 # %% ../../nbs/parsers/05_actions.ipynb #1574bddb
 def response_text(response: Any) -> str:
     """Return the text of a response's message; raises `FormatError` if it has none."""
-    content = response.get("message", {}) if isinstance(response, Mapping) else {}
+    # Asking whether a dictionary is a mapping takes long.
+    named = type(response) is dict or isinstance(response, Mapping)
+    content = response.get("message", {}) if named else {}
     if isinstance(content, str):
         return content
     try:
@@ -276,8 +283,8 @@ def any_text(commands: Sequence[Command]) -> Format:
 # %% ../../nbs/parsers/05_actions.ipynb #2a6b8d01
 def whole_note(text: str) -> str:
     """Return the note about an action that is the whole message: it may include thinking."""
-    thinks = has_thinking(text) and (OPEN in text or CLOSE in text)
-    return "the action is the whole message, including its thinking" if thinks else FINE
+    found = has_thinking(text)
+    return "the action is the whole message, including its thinking" if found else FINE
 
 # %% ../../nbs/parsers/05_actions.ipynb #35fe2438
 class Identity(AbstractParseFunction):
@@ -374,10 +381,13 @@ def find_fences(text: str, at: int = 0) -> Iterator[re.Match[str]]:
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
     """Return the spans of the last outermost block outside thinking, with fences and without."""
     depth, outermost, found = 0, None, None
-    at, think = first_outside(text, FENCE_MARK)
+    at, marks = plain_from(text), None
+    if at < 0:
+        marks = marks_in(text) or ANY_MARK
+        at = first_outside(text, marks)
     for fence in find_fences(text, at):
-        if not depth:
-            at, think = skip_thinking(text, at, think, fence.start())
+        if marks and not depth:
+            at = skip_thinking(text, at, fence.start(), marks)
             if fence.start() < at:
                 continue
         if depth and not fence[1]:
@@ -388,8 +398,6 @@ def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
         if outermost and not depth:
             found = (outermost.start(), fence.end()), (outermost.end(), fence.start())
             at = fence.end()
-            if 0 <= think < at:
-                think = text.find(OPEN, at)
     return found
 
 # %% ../../nbs/parsers/05_actions.ipynb #ca59b6a1
@@ -397,24 +405,29 @@ def unfinished(block: str, fence: re.Match[str] | None, text: str) -> FormatErro
     """Return the error for a text without a complete block; `fence` is the first opening fence."""
     if fence is None:
         return FormatError(f"There is no {block}.", span=(len(text), len(text)))
-    if OPEN in text or CLOSE in text:
+    if has_thinking(text):
         message = f"There is no complete {block} outside the thinking, where nothing is run."
         return FormatError(message, span=fence.span())
     return FormatError(f"The {block} that begins here is never closed.", span=fence.span())
 
 # %% ../../nbs/parsers/05_actions.ipynb #4c8daf23
 def prose(marks: Sequence[str]) -> Format:
-    """Match text without these marks and without tags of thinking."""
+    """Match text without these marks and without those of thinking."""
     from .structural_tags import AnyTextFormat
 
-    return AnyTextFormat(excludes=[*marks, OPEN, CLOSE])
+    return AnyTextFormat(excludes=[*marks, *ALL_MARKS])
 
 # %% ../../nbs/parsers/05_actions.ipynb #07d8b7de
 def thinking_format() -> Format:
-    """Match complete thinking."""
+    """Match complete thinking in any of its marks."""
     from . import structural_tags as tags
 
-    return tags.TagFormat(begin=OPEN, content=tags.AnyTextFormat(excludes=[CLOSE]), end=CLOSE)
+    def thinking(opening: str, closing: str) -> Format:
+        """Match thinking between two marks."""
+        inside = tags.AnyTextFormat(excludes=[closing])
+        return tags.TagFormat(begin=opening, content=inside, end=closing)
+
+    return tags.any_of([thinking(*marks) for marks in CLOSING_OF.items()])
 
 # %% ../../nbs/parsers/05_actions.ipynb #88bf0317
 def thinking_then_prose(marks: Sequence[str]) -> Format:
@@ -426,7 +439,11 @@ def thinking_then_prose(marks: Sequence[str]) -> Format:
 
 # %% ../../nbs/parsers/05_actions.ipynb #6a865631
 def fenced_format(commands: Sequence[Command]) -> Format:
-    """Match text with one fenced block, which may begin with thinking."""
+    """Match text with one fenced block, which may begin with thinking.
+
+    The lines exclude `<think>` only: with all marks of thinking the pattern would be 30 times
+    longer.
+    """
     from . import structural_tags as tags
 
     bracket = f"<{tags.going_on([OPEN[1:], CLOSE[1:]])}".replace("[^", "[^\\n")
@@ -477,20 +494,22 @@ def command_format(commands: Sequence[Command]) -> Format:
     return tags.sequence(thinking_then_prose(marks), command, prose(marks))
 
 # %% ../../nbs/parsers/05_actions.ipynb #608bb089
-COMMAND_OR_THINKING = re.compile(
-    f"{COMMAND_TAG}(?:.*?{COMMAND_END}|.*)|({THINKING.pattern})", re.DOTALL
-)
+COMMAND_OR_MARK = re.compile(f"{COMMAND_TAG}(?:.*?{COMMAND_END}|.*)|{ANY_MARK.pattern}", re.DOTALL)
 
 
 def hide_thinking(text: str) -> str:
     """Replace the thinking outside commands by as many spaces."""
-    if not has_thinking(text):
-        return text
-    end = thinking_end(text)
-    hidden = COMMAND_OR_THINKING.sub(
-        lambda found: " " * len(found[0]) if found[1] else found[0], text[end:]
-    )
-    return " " * end + hidden
+    at = first_outside(text, ANY_MARK)
+    shown = [" " * at]
+    while found := COMMAND_OR_MARK.search(text, at):
+        if found[0].startswith(COMMAND_TAG):
+            end = found.end()
+            shown.append(text[at:end])
+        else:
+            end = passed(text, found)
+            shown.append(text[at : found.start()] + " " * (end - found.start()))
+        at = end
+    return "".join([*shown, text[at:]])
 
 # %% ../../nbs/parsers/05_actions.ipynb #1959ae5b
 def without_tag(tag: str, rule: str, text: str) -> FormatError:
@@ -501,13 +520,10 @@ def without_tag(tag: str, rule: str, text: str) -> FormatError:
 # %% ../../nbs/parsers/05_actions.ipynb #2649fb15
 def last_tags(text: str) -> tuple[int, int]:
     """Return where the last `<command>` and the last `</command>` outside thinking begin, or -1."""
-    start, end = text.rfind(COMMAND_TAG), text.rfind(COMMAND_END)
-    if has_thinking(text):
-        tag = text.rfind("think>")
-        if tag > min(start, end) or text[tag - 2 : tag] != "</":
-            shown = hide_thinking(text)
-            return shown.rfind(COMMAND_TAG), shown.rfind(COMMAND_END)
-    return start, end
+    at, shown = plain_from(text), text
+    if at < 0:
+        at, shown = 0, hide_thinking(text)
+    return shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
 
 # %% ../../nbs/parsers/05_actions.ipynb #c3229705
 class XMLThoughtActionParser(AbstractParseFunction):
@@ -596,13 +612,13 @@ def bash_format(commands: Sequence[Command], single: bool = False) -> Format:
     """Match text with complete bash blocks, or with one if `single`."""
     from . import structural_tags as tags
 
-    inside = tags.AnyTextFormat(excludes=[BASH_END, CLOSE])
+    inside = tags.AnyTextFormat(excludes=[BASH_END, *LONE_CLOSINGS])
     block = tags.TagFormat(begin=BASH_FENCE, content=inside, end=BASH_END)
     # White space follows a closing fence: a word would make it the fence of another block.
     blocks = [
         tags.TagFormat(begin=BASH_FENCE, content=inside, end=f"{BASH_END}{end}") for end in "\n "
     ]
-    several = tags.TriggeredTagsFormat(triggers=[BASH_FENCE], tags=blocks, excludes=[OPEN, CLOSE])
+    several = tags.TriggeredTagsFormat(triggers=[BASH_FENCE], tags=blocks, excludes=ALL_MARKS)
     nothing, space = tags.ConstStringFormat(value=""), tags.RegexFormat(pattern=r"\s")
     more = prose([BASH_FENCE]) if single else tags.sequence(several, tags.any_of([nothing, block]))
     rest = tags.any_of([nothing, tags.sequence(space, more)])

@@ -48,7 +48,7 @@ from .actions import (
 )
 from .base import TextSpan
 from .commands import JSON_TYPES, Argument, Command, invoke, value_fault
-from .think import CLOSE, OPEN, find_outside
+from .think import LONE_CLOSINGS, find_outside, has_thinking
 
 if TYPE_CHECKING:
     from .structural_tags import Format, StructuralTag, TagFormat
@@ -173,7 +173,7 @@ def value_format(argument: Argument) -> Format:
         return tags.JSONSchemaFormat(json_schema=argument.tool_property())
     if argument.enum:
         return tags.any_of([tags.ConstStringFormat(value=value) for value in argument.enum])
-    return tags.AnyTextFormat(excludes=[PARAMETER_END, FUNCTION_END, CLOSE])
+    return tags.AnyTextFormat(excludes=[PARAMETER_END, FUNCTION_END, *LONE_CLOSINGS])
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #c20d2c76
 def parameter_format(argument: Argument) -> Format:
@@ -214,7 +214,7 @@ def outside(text: str) -> str:
 
     It may be in the thinking, where nothing is run.
     """
-    return " outside the thinking" if OPEN in text or CLOSE in text else ""
+    return " outside the thinking" if has_thinking(text) else ""
 
 # %% ../../nbs/parsers/06_function_calls.ipynb #f1f836cb
 class XMLFunctionCallingParser(AbstractParseFunction):

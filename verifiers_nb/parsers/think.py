@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['THINKING', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'has_thinking',
-           'thinking_end', 'outside_thinking', 'skip_thinking', 'first_outside', 'search_outside', 'find_outside',
-           'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
+__all__ = ['THINKING_TAGS', 'TAG_FORMS', 'THINKING_MARKS', 'CLOSING_OF', 'LONE_CLOSINGS', 'ALL_MARKS', 'MARK_PARTS', 'MARK_WORDS',
+           'LONGEST_MARK', 'LONG_TEXT', 'ANY_MARK', 'ANGLE_MARK', 'ENDING_OF', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
+           'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'ThinkingMark', 'any_mark', 'marks_in', 'has_thinking',
+           'passed', 'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside',
+           'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
            'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .base import CLOSE, OPEN, Check, Parser, TextSpan
 from ..types import content_text
@@ -29,69 +31,160 @@ def after_thinking(text: str) -> str:
     end = text.rfind(CLOSE)
     return text[end + len(CLOSE) :].strip() if end >= 0 else ""
 
+# %% ../../nbs/parsers/02_think.ipynb #5b1e7a01
+class ThinkingMark(NamedTuple):
+    """The marks before and after thinking.
+
+    `alone`: a closing mark without an opening one ends thinking, too.
+    """
+
+    opening: str
+    closing: str
+    alone: bool = True
+
+
+THINKING_TAGS = (
+    "think",
+    "thinking",
+    "thought",
+    "thoughts",
+    "reasoning",
+    "reflection",
+    "scratchpad",
+    "seed:think",
+)
+TAG_FORMS = [form for name in THINKING_TAGS for form in (name, name.capitalize(), name.upper())]
+THINKING_MARKS = (
+    *(ThinkingMark(f"<{form}>", f"</{form}>") for form in TAG_FORMS),
+    ThinkingMark("[THINK]", "[/THINK]"),  # Mistral
+    ThinkingMark("◁think▷", "◁/think▷"),  # Kimi
+    ThinkingMark("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
+    ThinkingMark("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1
+    ThinkingMark("<|channel|>analysis", "<|end|>", alone=False),  # gpt-oss
+)
+
+# %% ../../nbs/parsers/02_think.ipynb #5b1e7a04
+CLOSING_OF = {mark.opening: mark.closing for mark in THINKING_MARKS}
+LONE_CLOSINGS = [mark.closing for mark in THINKING_MARKS if mark.alone]
+ALL_MARKS = [*CLOSING_OF, *LONE_CLOSINGS]
+MARK_PARTS = ("hink", "hough", "easoning", "eflection", "cratchpad")
+MARK_WORDS = (*MARK_PARTS, *map(str.upper, MARK_PARTS), "analysis")
+LONGEST_MARK, LONG_TEXT = max(map(len, ALL_MARKS)), 500
+
+
+def any_mark(marks: Iterable[str]) -> re.Pattern[str]:
+    """Return the pattern of any of some marks."""
+    return re.compile("|".join(map(re.escape, marks)))
+
+
+ANY_MARK = any_mark(ALL_MARKS)
+ANGLE_MARK = re.compile(  # looking at one character first is faster than trying each mark
+    f"<(?=/?[tTrRsS|])(?:{any_mark(mark[1:] for mark in ALL_MARKS if mark[0] == '<').pattern})"
+)
+
 # %% ../../nbs/parsers/02_think.ipynb #9eb075c5
+def marks_in(text: str, at: int = 0) -> re.Pattern[str] | None:
+    """Return the pattern that finds the marks of thinking from `at` on, or `None` without any."""
+    if text.find("]", at) >= 0 and text.find("THINK]", at) >= 0:
+        return ANY_MARK
+    if not text.isascii() and text.find("think▷", at) >= 0:
+        return ANY_MARK
+    end = text.find(">", at)
+    if end < 0:
+        return None
+    start = end - LONGEST_MARK if end > at + LONGEST_MARK else at
+    if len(text) - start > LONG_TEXT and not any(text.find(w, start) >= 0 for w in MARK_WORDS):
+        return None
+    return ANGLE_MARK if ANGLE_MARK.search(text, start) else None
+
+
 def has_thinking(text: str) -> bool:
-    """Return whether a text has a tag of thinking."""
-    mark = text.find(">")  # one character is found at once, and `rfind` is faster than `in`
-    return mark >= 0 and text.rfind("think>", max(0, mark - len("think"))) >= 0
+    """Return whether a text has a mark of thinking."""
+    return marks_in(text) is not None
+
+# %% ../../nbs/parsers/02_think.ipynb #5b1e7a08
+# Python finds a character fast: the search stops at the last one of the closing mark only.
+ENDING_OF = {
+    mark.opening: re.compile(f"{re.escape(mark.closing[-1])}(?<={re.escape(mark.closing)})")
+    for mark in THINKING_MARKS
+}
 
 
-def thinking_end(text: str) -> int:
-    """Return the end of the last `</think>` without an opening tag, or 0 without one."""
-    close = text.rfind(CLOSE)
-    while close >= 0:
-        opened = text.rfind(OPEN, 0, close)
-        if opened < 0 or text.find(CLOSE, opened, close) >= 0:
-            return close + len(CLOSE)
-        close = text.rfind(CLOSE, 0, opened)
-    return 0
+def passed(text: str, mark: re.Match[str]) -> int:
+    """Return where a text goes on after a mark and the thinking that it opens."""
+    ending = ENDING_OF.get(mark[0])
+    if ending is None:
+        return mark.end()
+    closed = ending.search(text, mark.end())
+    return closed.end() if closed else len(text)
+
+# %% ../../nbs/parsers/02_think.ipynb #5b1e7a14
+def first_outside(text: str, marks: re.Pattern[str]) -> int:
+    """Return where a text goes on after the thinking that it begins with.
+
+    That reaches to the last closing mark without an opening one.
+    """
+    start = at = 0
+    while mark := marks.search(text, at):
+        first = mark.start() == start
+        at = passed(text, mark)
+        if first or mark[0] not in ENDING_OF:
+            start = at
+    return start
+
+# %% ../../nbs/parsers/02_think.ipynb #5b1e7a11
+def plain_from(text: str) -> int:
+    """Return from where on a text has no mark, or -1 if it has others than one `<think>` first."""
+    at = 0
+    if text.startswith(OPEN):
+        close = text.rfind(CLOSE)
+        if close < 0 or text.rfind(CLOSE, 0, close) >= 0:
+            return -1
+        at = close + len(CLOSE)
+    return at if marks_in(text, at) is None else -1
 
 # %% ../../nbs/parsers/02_think.ipynb #ad35b22b
-THINKING = re.compile(f"{OPEN}[^<]*+(?:<(?!/think>)[^<]*+)*+(?:{CLOSE})?")
-
-
 def outside_thinking(text: str) -> str:
     """Return a text without its thinking, whether it is complete or cut off."""
-    return THINKING.sub("", text[thinking_end(text) :]) if has_thinking(text) else text
+    at = plain_from(text)
+    if at >= 0:
+        return text[at:]
+    marks = marks_in(text) or ANY_MARK
+    pieces, at = [], first_outside(text, marks)
+    while mark := marks.search(text, at):
+        pieces.append(text[at : mark.start()])
+        at = passed(text, mark)
+    return "".join([*pieces, text[at:]])
 
 # %% ../../nbs/parsers/02_think.ipynb #2d84ae51
-def skip_thinking(text: str, at: int, think: int, start: int) -> tuple[int, int]:
-    """Skip the thinking that begins before `start`; `think` is the first from `at` on, or -1.
+def skip_thinking(text: str, at: int, start: int, marks: re.Pattern[str]) -> int:
+    """Return where a text goes on after the thinking that begins between `at` and `start`.
 
-    Returns where the text goes on, and where the next thinking begins.
+    That is `at` without any, and beyond `start` if the thinking reaches over it.
     """
-    while 0 <= think < start:
-        close = text.find(CLOSE, think)
-        at = close + len(CLOSE) if close >= 0 else len(text)
-        think = text.find(OPEN, at)
-    return at, think
-
-# %% ../../nbs/parsers/02_think.ipynb #d18ce3b7
-def first_outside(text: str, mark: str) -> tuple[int, int]:
-    """Return where the search for a mark outside thinking begins, and the next thinking or -1."""
-    if not has_thinking(text):
-        return 0, -1
-    close = text.rfind(CLOSE)
-    only_thought = close >= 0 and text.rfind(mark, 0, close) < 0
-    at = close + len(CLOSE) if only_thought else thinking_end(text)
-    return at, text.find(OPEN, at) if text.rfind(OPEN, at) >= 0 else -1
+    while mark := marks.search(text, at, start):
+        at = passed(text, mark)
+    return at
 
 # %% ../../nbs/parsers/02_think.ipynb #76cd0884
-def search_outside(
-    call: re.Pattern[str], mark: str, text: str, at: int, think: int
-) -> Iterator[re.Match[str]]:
-    """Yield the matches of a pattern from `at` on; `think` is the next thinking.
-
-    See `find_outside`.
-    """
-    while (start := text.find(mark, at)) >= 0:
-        at, think = skip_thinking(text, at, think, start)
-        if start < at:
-            continue  # it is in the thinking
-        if found := call.match(text, start):
-            yield found
-        at = found.end() if found else start + len(mark)
-        think = text.find(OPEN, at) if 0 <= think < at else think
+def search_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Match[str]]:
+    """Yield the matches of a pattern outside any thinking; see `find_outside`."""
+    marks = marks_in(text) or ANY_MARK
+    at = first_outside(text, marks)
+    thought = marks.search(text, at)
+    while True:
+        start = text.find(mark, at, thought.start() if thought else len(text))
+        if start >= 0:
+            found = call.match(text, start)
+            if found:
+                yield found
+            at = found.end() if found else start + len(mark)
+        elif thought:
+            at = passed(text, thought)
+        else:
+            return
+        if thought and thought.start() < at:
+            thought = marks.search(text, at)
 
 # %% ../../nbs/parsers/02_think.ipynb #b3b1d089
 def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Match[str]]:
@@ -99,8 +192,8 @@ def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Mat
 
     Each match begins with `mark`.
     """
-    at, think = first_outside(text, mark)
-    return call.finditer(text, at) if think < 0 else search_outside(call, mark, text, at, think)
+    at = plain_from(text)
+    return call.finditer(text, at) if at >= 0 else search_outside(call, mark, text)
 
 # %% ../../nbs/parsers/02_think.ipynb #3a0b186e
 def think_fault(text: str) -> tuple[TextSpan, str] | None:

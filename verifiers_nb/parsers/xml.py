@@ -30,7 +30,7 @@ from .base import (
     assistant_texts,
     identity,
 )
-from .think import outside_thinking
+from .think import THINKING_TAGS, outside_thinking
 from ..types import content_text
 
 if TYPE_CHECKING:
@@ -495,7 +495,9 @@ class OneAnswerParser(XMLParser):
 
     def parse_answer(self, completion: Messages) -> str | None:
         """Return the answer of the last assistant message, or `None` if it has none or several."""
-        given = outside_thinking("".join(assistant_texts(completion)[-1:]))
+        given = "".join(assistant_texts(completion)[-1:])
+        if self.answer_field not in THINKING_TAGS:
+            given = outside_thinking(given)
         alone = self.count_answers(given) == 1 and f"<{self.answer_field}>" in given
         return super().parse_answer(given) if alone else None
 

@@ -23,6 +23,7 @@ from hashlib import blake2b
 from statistics import fmean
 from typing import Any
 
+from ..parsers.think import outside_thinking
 from .judge import JUDGED_TEXTS, JudgeRubric
 from ..support.budget import judged_state, run_policy
 from ..types import Messages, RewardFunc, State, content_text
@@ -107,7 +108,7 @@ def read_verdict_parts(text: str, names: Sequence[str]) -> dict[str, JudgedPart]
 
     Text around the JSON object, such as thinking, doesn't count.
     """
-    said = text.rpartition("</think>")[2]
+    said = outside_thinking(text)
     start, end = said.find("{"), said.rfind("}")
     try:
         verdict = json.loads(said[start : end + 1])

@@ -19,6 +19,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ..parsers.base import Parser
+from ..parsers.think import outside_thinking
 from .rubric import Rubric
 from ..support.budget import judged_state, note_judge
 from ..support.calls import (
@@ -203,7 +204,11 @@ class JudgeRubric(Rubric):
 
 # %% ../../nbs/rubrics/02_judge.ipynb #0f3da7be
 def read_verdict(text: str, tag: str) -> str | None:
-    """Return the content of the only `<tag>`, the whole text without a tag, or else None."""
+    """Return the content of the only `<tag>`, the whole text without a tag, or else None.
+
+    Thinking doesn't count.
+    """
+    text = outside_thinking(text)
     if f"<{tag}" not in text:
         return text.strip()
     contents = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)

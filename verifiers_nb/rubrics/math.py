@@ -6,15 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'SUPERSCRIPTS', 'RAISED', 'LOWERED', 'FRACTION_SIGN', 'ROOT_SIGN',
-           'MARKS', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
-           'PYTHON_BASES', 'PYTHON_BASE', 'IN_HTML', 'IN_LATEX', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED',
-           'BRACKETS', 'ELLIPSIS', 'UNITS', 'UNIT_OF', 'LONE_NUMBER', 'IN_DOLLARS', 'IN_UNITS', 'SENTENCE', 'DENIAL',
-           'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols', 'compare_answers',
-           'compare_at_sight', 'signs_in_latex', 'without_marks', 'usual_spelling', 'bases_in', 'based_value',
-           'listed_terms', 'compare_lists', 'unit_in', 'compare_spellings', 'parse_fast_first', 'answer_questions',
+__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'BRACKETS', 'ELLIPSIS',
+           'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'MATH_BYTES',
+           'SENTENCE', 'DENIAL', 'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols',
+           'compare_answers', 'compare_at_sight', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
+           'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
+           'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory', 'answer_questions',
            'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
-           'is_statement', 'equal_answers', 'MathRubric']
+           'is_statement', 'is_unreadable', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -30,16 +29,18 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from fractions import Fraction
 from functools import cache, lru_cache
 from importlib.util import find_spec
 from queue import SimpleQueue
 from typing import IO, Any
-from unicodedata import normalize
 
 from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from .rubric import Rubric
-from ..support.arithmetic import compare_plain
+from ..support.arithmetic import compare_plain, read_plain
+from ..support.measures import measured
+from ..support.spellings import SIDE_BY_SIDE, is_same_text, usual_spelling
 from ..types import Messages, RewardFunc
 
 # %% ../../nbs/rubrics/03_math.ipynb #fe5dbbce
@@ -129,71 +130,39 @@ def compare_at_sight(gold: str, response: str) -> bool | None:
         return True
     return compare_plain(gold, response)
 
-# %% ../../nbs/rubrics/03_math.ipynb #42246a63
-SUPERSCRIPTS = "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁽⁾ⁿ"
-RAISED = re.compile(f"[{SUPERSCRIPTS}]+")
-LOWERED = str.maketrans(SUPERSCRIPTS, "0123456789+-()n")
-FRACTION_SIGN = re.compile("[¼-¾⅐-⅞]")  # such as ½
-ROOT_SIGN = re.compile(r"√\s?(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+|\\[a-z]+|[A-Za-z]))")
+# %% ../../nbs/rubrics/03_math.ipynb #b1183078
+def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
+    """Return two answers without their units, or None if these differ.
 
+    A letter as in `5m` may be a variable, and 50% may be 0.5. So where only one answer has such a
+    unit, it stays.
+    """
+    first, second = measured(gold), measured(response)
+    if first and second:
+        numbers = usual_spelling(first.number), usual_spelling(second.number)
+        return numbers if first.unit == second.unit else None
+    if first and not (first.is_variable or first.unit == "%"):
+        return usual_spelling(first.number), response
+    if second and not (second.is_variable or second.unit == "%"):
+        return gold, usual_spelling(second.number)
+    return gold, response
 
-def signs_in_latex(answer: str) -> str:
-    """Write the signs of Unicode for powers, fractions, roots and pi in LaTeX."""
-    if answer.isascii():
-        return answer
-    answer = RAISED.sub(lambda power: f"^{{{power[0].translate(LOWERED)}}}", answer)
-    answer = ROOT_SIGN.sub(lambda root: rf"\sqrt{{{root[1] or root[2] or root[3] or ''}}}", answer)
-    for sign in set(FRACTION_SIGN.findall(answer)):
-        above, _, below = normalize("NFKC", sign).partition("⁄")
-        answer = answer.replace(sign, rf"\frac{{{above}}}{{{below or 1}}}")
-    return answer.replace("⁄", "/").replace("π", r"\pi ").replace("°", r"^\circ ")
+# %% ../../nbs/rubrics/03_math.ipynb #a417384d
+def compare_percentage(gold: str, response: str) -> bool | None:
+    """Return whether a percentage is a number; None if that isn't plain.
 
-# %% ../../nbs/rubrics/03_math.ipynb #1b4b01be
-MARKS = ("**", "__", "`", "$", "*", "_")  # a pair of them around an answer is no part of it
-LATEX_SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
-BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
-GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
-SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
-E_NOTATION = re.compile(
-    r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
-    r"\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})([+-]?[0-9]{1,4})"
-)
-TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
-PYTHON_BASES = {"x": 16, "o": 8, "b": 2}
-PYTHON_BASE = re.compile(r"(-?)0([xX](?=[0-9a-fA-F])|[oObB](?=[0-9]))([0-9a-fA-F]{1,99})")
-IN_HTML = re.compile(r"<(b|strong|i|em)>(.*)</\1>", re.DOTALL)
-IN_LATEX = str.maketrans({"−": "-", "×": r"\times ", "·": r"\cdot ", "…": r"\ldots "})
-
-
-def without_marks(answer: str) -> str:
-    """Return an answer without a final full stop, and without marks such as `**` around it."""
-    for _ in range(4):  # such as "**$42$.**"
-        answer = answer.strip()
-        if answer.endswith(".") and not answer.endswith(("..", r"\right.", r"\left.")):
-            answer = answer[:-1].removesuffix("\\").rstrip()
-        if in_html := IN_HTML.fullmatch(answer):
-            answer = in_html[2]
-        for mark in MARKS:
-            inner = answer.removeprefix(mark).removesuffix(mark)
-            has_both = len(answer) - len(inner) == 2 * len(mark)
-            if has_both and inner and mark not in inner:
-                answer = inner
-    return answer
-
-# %% ../../nbs/rubrics/03_math.ipynb #395edf24
-def usual_spelling(answer: str) -> str:
-    """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
-    answer = signs_in_latex(without_marks(answer)).translate(IN_LATEX).replace(r"\!", "")
-    if in_python := PYTHON_BASE.fullmatch(answer):
-        sign, prefix, digits = in_python.groups()
-        return f"{sign}0{digits.upper()}_{{{PYTHON_BASES[prefix.lower()]}}}"
-    answer = TIMES_TEN.sub(r"\\times ", answer)
-    answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
-    if GROUPS_OF_THREE.fullmatch(answer):
-        return answer.replace(" ", "")
-    if number := E_NOTATION.fullmatch(answer):
-        return rf"{number[1].removesuffix('.')}\times 10^{{{int(number[2])}}}"
-    return answer
+    50% is 0.5, and math-verify takes 50 for it, too, but 0.5% isn't 0.5.
+    """
+    first, second = measured(gold), measured(response)
+    if first and first.unit == "%" and not second:
+        number, other = usual_spelling(first.number), response
+    elif second and second.unit == "%" and not first:
+        number, other = usual_spelling(second.number), gold
+    else:
+        return None
+    if number.isdecimal() and compare_plain(number, other):
+        return True
+    return compare_plain(f"({number})/100", other)
 
 # %% ../../nbs/rubrics/03_math.ipynb #6b82907a
 BASE = re.compile(
@@ -256,56 +225,68 @@ def compare_lists(gold: str, response: str) -> bool | None:
     pairs = zip(first, second, strict=True)
     return all(one == other or compare_at_sight(one, other) for one, other in pairs)
 
-# %% ../../nbs/rubrics/03_math.ipynb #1cdcffa4
-UNITS = """
-mm millimeter millimeters millimetre millimetres
-cm centimeter centimeters centimetre centimetres
-m meter meters metre metres
-km kilometer kilometers kilometre kilometres
-in inch inches
-ft foot feet
-yd yard yards
-mi mile miles
-mg milligram milligrams
-g gram grams
-kg kilogram kilograms
-oz ounce ounces
-lb lbs pound pounds
-t ton tons tonne tonnes
-ml milliliter milliliters millilitre millilitres
-l liter liters litre litres
-s sec second seconds
-min minute minutes
-h hr hour hours
-day days
-week weeks
-month months
-year years
-cent cents
-dollar dollars
-euro euros
-"""
-UNIT_OF = {name: line.split()[0] for line in UNITS.strip().splitlines() for name in line.split()}
-LONE_NUMBER = r"[+-]?(?:[0-9][0-9.,/]{0,30}|\\[dt]?frac\{[0-9]{1,15}\}\{[0-9]{1,15}\})"
-IN_DOLLARS = re.compile(rf"\\?\$\s*{LONE_NUMBER}")
-IN_UNITS = re.compile(
-    rf"{LONE_NUMBER}\s*(?:\\(?:text|mathrm|mbox)\{{\s*)?([A-Za-z]{{1,12}})\s*\}}?"
+# %% ../../nbs/rubrics/03_math.ipynb #a037333b
+LARGEST_EXPONENT = 1_000_000  # math-verify evaluates 3^{1000000} in a third of a second
+EXPONENT = re.compile(r"(?:\^|\\binom|\\choose)\s?([{(])")
+FACTORIAL = re.compile(r"[0-9]{6,}\s?!|([)}])\s?!|!\s?!\s?!")
+NESTED = re.compile(r"[\^!]|[0-9]{7}")
+
+
+def pairs_of_brackets(text: str) -> dict[int, int]:
+    """Return where each bracket's partner is, both ways."""
+    partners, opened = dict[int, int](), list[int]()
+    for bracket in re.finditer("[(){}]", text):
+        if bracket[0] in "({":
+            opened.append(bracket.start())
+        elif opened:
+            partners[bracket.start()] = opened.pop()
+            partners[partners[bracket.start()]] = bracket.start()
+    return partners
+
+# %% ../../nbs/rubrics/03_math.ipynb #657f4f0b
+LONGEST_EXPONENT = 60  # characters
+VARIABLE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+POWER = re.compile(
+    r"(?<![0-9.,)}])([0-9]{1,7})\s?\^\s?(?:([0-9])(?![0-9])|\{([0-9]{1,7})\})(?!\s?\^)"
 )
 
 
-def unit_in(answer: str) -> str | None:
-    """Return the unit of an answer that is one number, or None if it has none that we know.
+def power_of_digits(power: re.Match[str]) -> str:
+    """Return the value of a power if it is small enough to be an exponent, else its text."""
+    base, exponent = int(power[1]), int(power[2] or power[3])
+    is_small = base.bit_length() * exponent <= LARGEST_EXPONENT.bit_length()
+    return str(base**exponent) if is_small else power[0]
 
-    In a sum such as `3s+2t` the letters are variables.
-    """
-    if IN_DOLLARS.fullmatch(answer):
-        return "dollar"
-    word = IN_UNITS.fullmatch(answer)
-    return UNIT_OF.get(word[1].lower()) if word else None
+# %% ../../nbs/rubrics/03_math.ipynb #f4fba8ce
+def is_large_number(text: str) -> bool:
+    """Return whether a text is a number that is too large as an exponent."""
+    if len(text) > LONGEST_EXPONENT or not NESTED.search(text) or VARIABLE.search(text):
+        return False  # a small number, or one with variables
+    for _ in range(3):  # from the inside of a tower of powers
+        text = POWER.sub(power_of_digits, text)
+    answer = read_plain(text.strip())
+    if answer is None:
+        return True
+    return abs(answer.parts[0].get((1, ""), Fraction(0))) > LARGEST_EXPONENT
+
+# %% ../../nbs/rubrics/03_math.ipynb #5dfa2f3d
+def is_too_large(answer: str) -> bool:
+    """Return whether an answer has powers or factorials too large to evaluate."""
+    partners = pairs_of_brackets(answer)
+    opened = [found.start(1) for found in EXPONENT.finditer(answer)]
+    for found in FACTORIAL.finditer(answer):
+        if found[1] is None:
+            return True
+        opened.append(partners.get(found.start(1), len(answer)))
+    longest = LONGEST_EXPONENT + 1  # one more than is read
+    ends = [min(partners.get(at, len(answer)), at + 1 + longest) for at in opened]
+    return any(is_large_number(answer[at + 1 : end]) for at, end in zip(opened, ends, strict=True))
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
 def compare_spellings(gold: str, response: str) -> bool | None:
     """Return whether two answers are equal, or None if only math-verify can decide."""
+    if is_same_text(gold, response):
+        return True
     bases = bases_in(gold), bases_in(response)
     if all(bases) and bases[0] != bases[1]:
         return False
@@ -314,11 +295,10 @@ def compare_spellings(gold: str, response: str) -> bool | None:
         return values[0] != "" and values[0] == values[1]
     if not bases[0] and values[1] is not None:
         return compare_at_sight(gold, values[1]) is True
-    units = unit_in(gold), unit_in(response)
-    if all(units) and units[0] != units[1]:
-        return False
-    listed = compare_lists(gold, response)
-    return compare_at_sight(gold, response) if listed is None else listed
+    verdict = compare_lists(gold, response)
+    if verdict is None:
+        verdict = compare_at_sight(gold, response)
+    return compare_percentage(gold, response) if verdict is None else verdict
 
 # %% ../../nbs/rubrics/03_math.ipynb #b3f0c7f6
 def parse_fast_first() -> None:
@@ -346,11 +326,37 @@ def parse_fast_first() -> None:
 
     converter.create_parser, converter.parse = create_with_mode, parse_in_two_stages
 
+# %% ../../nbs/rubrics/03_math.ipynb #038df97b
+MATH_BYTES = 2**30  # that math-verify may take
+
+
+def address_space() -> int:
+    """Return the bytes that this process has asked for, or 0 except on Linux."""
+    try:
+        with open("/proc/self/statm") as numbers:
+            return int(numbers.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return 0
+
+# %% ../../nbs/rubrics/03_math.ipynb #df2bc442
+def limit_memory() -> float:
+    """Limit the memory of this process on Linux, and return with how much it should end."""
+    if sys.platform != "linux":
+        return float("inf")
+    import resource
+
+    start = address_space()
+    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
+    with suppress(OSError, ValueError):  # a lower limit is there already
+        resource.setrlimit(resource.RLIMIT_AS, (start + MATH_BYTES, hard))
+    return start + MATH_BYTES / 2
+
 # %% ../../nbs/rubrics/03_math.ipynb #91032ad7
-def answer_questions(questions: IO[str], answers: IO[str]) -> None:
+def answer_questions(questions: IO[str], answers: IO[str], largest: float = float("inf")) -> None:
     """Answer each line `[gold, response]` with `true` or `false`; any failure is `false`.
 
-    A pair that takes too long ends the process.
+    A pair that takes too long ends the process. Once it has more memory than `largest`, an answer
+    is `true last` or `false last`, and none follows.
     """
     logging.disable(logging.CRITICAL)
     limit = 3 * VERIFY_SECONDS + 1
@@ -362,7 +368,10 @@ def answer_questions(questions: IO[str], answers: IO[str]) -> None:
         except BaseException:  # math-verify's own timeout is not an Exception
             equal = False
         faulthandler.cancel_dump_traceback_later()
-        print(json.dumps(equal), file=answers, flush=True)
+        is_last = address_space() > largest
+        print(json.dumps(equal) + (" last" if is_last else ""), file=answers, flush=True)
+        if is_last:
+            return
 
 # %% ../../nbs/rubrics/03_math.ipynb #58287630
 def answer_standard_streams() -> None:
@@ -372,7 +381,7 @@ def answer_standard_streams() -> None:
     gc.set_threshold(50_000)  # expressions are many small objects, and few are in cycles
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    answer_questions(sys.stdin, answers)
+    answer_questions(sys.stdin, answers, limit_memory())
 
 # %% ../../nbs/rubrics/03_math.ipynb #d435a6cd
 def start_math_process() -> subprocess.Popen[str]:
@@ -426,10 +435,11 @@ class MathProcess:
             self.process.stdin.write(json.dumps([gold, response]) + "\n")
             self.process.stdin.flush()
             answer = self.process.stdout.readline()
-        if not answer:  # it is ending and must not get the next question
+        verdict, _, last = answer.strip().partition(" ")
+        if not answer or last:  # it is ending and must not get the next question
             self.process.kill()
             self.process.wait()
-        return answer == "true\n"
+        return verdict == "true"
 
 # %% ../../nbs/rubrics/03_math.ipynb #887309d0
 @cache
@@ -455,15 +465,26 @@ def is_statement(answer: str) -> bool:
     """Return whether an answer is a sentence that neither denies its number nor doubts it."""
     return SENTENCE.search(answer) is not None and DENIAL.search(answer) is None
 
+# %% ../../nbs/rubrics/03_math.ipynb #8fbe084d
+def is_unreadable(answer: str) -> bool:
+    """Return whether math-verify would read an answer as another one, or evaluate it for ever."""
+    return SIDE_BY_SIDE.fullmatch(answer) is not None or is_too_large(answer)
+
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
     """Return whether a response equals the gold answer; any failure is False."""
     verdict = compare_at_sight(gold, response)
-    if verdict is None:
-        gold, response = usual_spelling(gold), usual_spelling(response)
-        verdict = compare_spellings(gold, response)
     if verdict is not None:
         return verdict
+    numbers = in_same_unit(usual_spelling(gold), usual_spelling(response))
+    if numbers is None:
+        return False
+    gold, response = numbers
+    verdict = compare_spellings(gold, response)
+    if verdict is not None:
+        return verdict
+    if is_unreadable(gold) or is_unreadable(response):
+        return False
     if is_statement(response) and not SENTENCE.search(gold):
         response += "."
     pending = verdict_on(gold, response, processes, os.getpid())

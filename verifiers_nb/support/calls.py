@@ -251,8 +251,16 @@ def meant_by(name: str) -> str | None:
 
 # %% ../../nbs/support/01_calls.ipynb #231bedc6
 def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return sampling arguments with those of the chat template in their place, and warnings."""
+    """Return sampling arguments with those of the chat template in their place, and warnings.
+
+    `stream` is left out: rollouts need whole answers.
+    """
     checked, warnings = dict(arguments), list[str]()
+    if checked.pop("stream", None):
+        checked.pop("stream_options", None)
+        warnings.append(
+            "The sampling argument stream is left out: rollouts wait for whole answers."
+        )
     extra = dict(checked.get("extra_body") or {})
     moved = {name: checked.pop(name) for name in TEMPLATE_NAMES if name in checked}
     if moved:

@@ -84,10 +84,9 @@ class RolloutTable:
         """The names by which the list can be sorted."""
         return [*SORTS, *self.columns, *self.part_keys]
 
-    def ending_lines(self, cut_off: bool = True) -> list[str]:
-        """Say how many answers were cut off, unless that is told already, refusals or empty."""
-        told = {} if cut_off else {"cut_off": 0, "cut_off_empty": 0}
-        return ending_lines({"rollouts": len(self), **self.endings, **told})
+    def ending_lines(self) -> list[str]:
+        """Say how many answers were cut off, refusals or empty."""
+        return ending_lines({"rollouts": len(self), **self.endings})
 
     def numbers(self) -> list[str]:
         """Return the names of the columns of numbers, which can be bounded."""
@@ -220,10 +219,8 @@ def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
             table.answered.append(found)
         answered = sum(table.answered)
     rewards, prompts = [row.reward for row in good], [row.prompt for row in good]
-    cut_off, most = sum(row.truncated for row in good), most_possible(rubric)
-    return learnable_rewards(
-        rewards, prompts, most, cut_off, answered, tag if answered is not None else ""
-    )
+    most, tag = most_possible(rubric), tag if answered is not None else ""
+    return learnable_rewards(rewards, prompts, most, table.endings, answered, tag)
 
 # %% ../../nbs/widgets/05_rollouts.ipynb #a71cc5e5
 class Bin(NamedTuple):
