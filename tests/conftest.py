@@ -23,9 +23,10 @@ SECOND_TRY = {
     "test_kernel_versions.py": "before 7.4 ipykernel may leave a request unread until the next one (ipykernel#1554)",
 }
 
-# What `make test` leaves to `make test-all`, which runs each week. Other packages, each in an environment of its own, are
-# asked whether this library still agrees with them: that changes when they are released, not with each commit here.
-# Widgets are driven at sizes that few runs reach. The site is made for each change by .github/workflows/docs.yml.
+# What `make test` leaves to `make test-all`, which runs each week, and for each change of the rooms that it is about
+# (.github/workflows/weekly.yml). Other packages, each in an environment of its own, are asked whether this library still
+# agrees with them: that changes when they are released, not with each commit here. Widgets are driven at sizes that few
+# runs reach, and vLLM through losses and crowds. The site is made for each change by .github/workflows/docs.yml.
 WEEKLY = (
     "tests/browser/test_curves.py::test_five_thousand_steps_of_two_runs",
     "tests/browser/test_format_inspector.py::test_ten_thousand_completions_by_keyboard",
@@ -50,7 +51,16 @@ WEEKLY = (
     "tests/test_wheel.py::test_dev",
     "tests/test_wheel.py::test_envs",
     "tests/test_wheel.py::test_train",
+    "tests/vllm_server/test_adapters.py::test_a_push_waits_for_a_free_slot",
+    "tests/vllm_server/test_adapters.py::test_more_versions_than_slots",
+    "tests/vllm_server/test_adapters.py::test_ten_versions_with_requests_in_flight",
+    "tests/vllm_server/test_endpoints.py::test_an_evaluation_outlives_the_loss_of_a_server",
+    "tests/vllm_server/test_endpoints.py::test_versions_on_two_servers",
     "tests/vllm_server/test_served_gguf.py",
+    "tests/vllm_server/test_server.py::test_a_server_that_hangs",
+    "tests/vllm_server/test_server.py::test_an_engine_that_dies_in_mid_rollout",
+    "tests/vllm_server/test_server.py::test_the_command_beside_another_server",
+    "tests/vllm_server/test_tolerance.py",
 )
 
 # What takes half a minute or more, the longest first: begun last, it would let the other workers wait.

@@ -37,9 +37,8 @@ def test_a_weight_is_moved_and_the_figures_change(notebook, page) -> None:
     assert "0 of 16" in figures.inner_text()
     slider = widget.get_by_role("slider", name="right")
     slider.focus()
-    assert "share of the most" not in widget.locator(".vf-chart").inner_text()
+    assert widget.locator(".vf-chart").count() == 0  # one step is no curve
     page.keyboard.press("Home")  # the least weight: a wrong answer is paid
-    widget.locator(".vf-chart").get_by_text("share of the most, 2 and 1").wait_for()
     figures.get_by_text("1 of 4 (25%)").wait_for()
     widget.get_by_role("article").first.click()
     widget.get_by_text("is stored without tokens").wait_for()

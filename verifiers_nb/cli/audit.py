@@ -72,7 +72,7 @@ def show_report(report: AuditReport, as_json: bool) -> None:
         return
     from rich.console import Console
 
-    Console(highlight=False, soft_wrap=False).print(report_table(report))
+    Console(highlight=False, force_jupyter=False).print(report_table(report))
 
 # %% ../../nbs/cli/16_audit.ipynb #cb3061eb
 def sampled_model(given: Any) -> tuple[Any, str | None]:

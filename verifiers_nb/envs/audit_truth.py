@@ -41,7 +41,8 @@ def check_raises(case: Case) -> Iterable[Finding]:
         severity = "error" if on_right or lost else "warning"
         if all(script is None for script, _ in failed):  # an API always answers with a message
             severity = "note"
-        example = f"{script!r}: {one_row_text(payment.error, 200)}"
+        given = "no message" if script is None else repr(script)
+        example = f"{given}: {one_row_text(payment.error, 200)}"
         remedy = "rubric.add_reward_func(func, isolate=True), or return 0.0 for such a text"
         yield Finding("raises", severity, message, example, remedy)
 

@@ -81,7 +81,7 @@ def read_options(served: str, arguments: dict[str, Any]) -> Options:
     """
     given = {**arguments, **(arguments.get("extra_body") or {}), "extra_body": None}
     given = {name: value for name, value in given.items() if value is not None}
-    if (model := given.pop("model", served)) != served:
+    if (model := str(given.pop("model", served))) != str(served):  # a path may be either
         raise ValueError(f"this engine serves {served!r}, not {model!r}")
     if "max_completion_tokens" in given:
         given["max_tokens"] = given.pop("max_completion_tokens")

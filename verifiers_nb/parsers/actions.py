@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'FINE', 'ERROR_MESSAGES', 'FENCE', 'FENCE_MARK', 'COMMAND_TAG',
-           'COMMAND_END', 'COMMAND_OR_MARK', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'WHOLE',
-           'ALMOST_BASH', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts', 'response_text',
-           'response_of', 'responses_of', 'ActionTurn', 'rule_checks', 'rule_points', 'AbstractParseFunction',
-           'any_text', 'whole_note', 'Identity', 'ActionOnlyParser', 'need_commands', 'action_format', 'ActionParser',
-           'find_fences', 'last_block', 'unfinished', 'prose', 'thinking_format', 'thinking_then_prose',
-           'fenced_format', 'ThoughtActionParser', 'EditFormat', 'command_format', 'hide_thinking', 'without_tag',
-           'last_tags', 'XMLThoughtActionParser', 'without_bash_block', 'cut_fault', 'open_fault', 'read_blocks',
-           'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'ActionResponse', 'FINE', 'ERROR_MESSAGES', 'FENCE', 'FENCE_MARK', 'WHOLE_COMMAND',
+           'COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK',
+           'ALMOST_BASH', 'OTHER_FENCE', 'FormatError', 'FunctionCallingFormatError', 'excerpt', 'excerpts',
+           'response_text', 'response_of', 'responses_of', 'ActionTurn', 'rule_checks', 'rule_points',
+           'AbstractParseFunction', 'any_text', 'whole_note', 'Identity', 'ActionOnlyParser', 'need_commands',
+           'action_format', 'ActionParser', 'find_fences', 'last_block', 'unfinished', 'prose', 'thinking_format',
+           'thinking_then_prose', 'fenced_format', 'is_cut', 'cut_document', 'ThoughtActionParser', 'EditFormat',
+           'command_format', 'hide_thinking', 'without_tag', 'last_tags', 'XMLThoughtActionParser',
+           'without_bash_block', 'cut_fault', 'open_fault', 'read_blocks', 'bash_format', 'BashCodeBlockParser',
+           'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/05_actions.ipynb #df0ab944
 import math
@@ -455,13 +456,32 @@ def fenced_format(commands: Sequence[Command]) -> Format:
     thoughtful = tags.sequence(tags.SPACES, thinking_format(), after)
     return tags.any_of([tags.RegexFormat(pattern=lines + block), thoughtful])
 
+# %% ../../nbs/parsers/05_actions.ipynb #70101b49
+WHOLE_COMMAND = "whole command"  # the rule
+
+
+def is_cut(command: str, rest: str) -> bool:
+    """Return whether a here-document is open at the end of a command and closed in the rest."""
+    here = "a here-document"
+    return unfinished_part(command) == here != unfinished_part(f"{command}\n{rest}")
+
+# %% ../../nbs/parsers/05_actions.ipynb #fd1d5a0b
+def cut_document(turn: ActionTurn) -> FormatError | None:
+    """Return the fault that a fence ends the command or the block before it, or `None`."""
+    thought, action = turn.thought, turn.action
+    before = last_block(thought) if FENCE_MARK in thought else None
+    if is_cut(action, thought) or (before and is_cut(thought[slice(*before[1])], action)):
+        message = "A command ends within a here-document: the first fence ends it."
+        return FormatError(message, rule=WHOLE_COMMAND, span=turn.span)
+    return None
+
 # %% ../../nbs/parsers/05_actions.ipynb #a8c39b69
 class ThoughtActionParser(AbstractParseFunction):
     """Take the last fenced block as the action, and the text around it as the thought."""
 
     type: Literal["thought_action"] = "thought_action"
     error_message: str = ERROR_MESSAGES["thought_action"]
-    rules: ClassVar[Mapping[str, float]] = {"fenced block": 1.0}
+    rules: ClassVar[Mapping[str, float]] = {"fenced block": 0.8, WHOLE_COMMAND: 0.2}
     tag_format = fenced_format
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
@@ -473,13 +493,22 @@ class ThoughtActionParser(AbstractParseFunction):
         (start, end), inner = found
         return ActionTurn(text[:start] + text[end:], text[slice(*inner)], inner)
 
+    def fault(self, turn: ActionTurn) -> FormatError | None:
+        """Return why the command may be cut, or `None`."""
+        return cut_document(turn)
+
 # %% ../../nbs/parsers/05_actions.ipynb #b4b31eb9
 class EditFormat(ThoughtActionParser):
     """Take the last fenced block as the new content of the window that is being edited."""
 
     type: Literal["edit_format"] = "edit_format"  # type: ignore[assignment]
     error_message: str = ERROR_MESSAGES["edit_format"]
+    rules: ClassVar[Mapping[str, float]] = {"fenced block": 1.0}
     tag_format = fenced_format
+
+    def fault(self, turn: ActionTurn) -> FormatError | None:
+        """Return `None`: the text of a file may contain half a command."""
+        return None
 
 # %% ../../nbs/parsers/05_actions.ipynb #ff3b2080
 COMMAND_TAG, COMMAND_END = "<command>", "</command>"
@@ -549,16 +578,22 @@ class XMLThoughtActionParser(AbstractParseFunction):
 # %% ../../nbs/parsers/05_actions.ipynb #ff28c7c5
 BASH_FENCE, BASH_END = "```bash\n", "\n```"
 BASH_BLOCK = re.compile(f"{BASH_FENCE}(?:(.*?){BASH_END}|.*)", re.DOTALL)
-BLOCK_MARK, WHOLE = "<extracted_code_block>", "whole command"
+BLOCK_MARK = "<extracted_code_block>"
 
 # %% ../../nbs/parsers/05_actions.ipynb #5d9eb034
 ALMOST_BASH = re.compile(r"```[ \t]*(?:bash|Bash|BASH)[^\n`]*\n?")
+OTHER_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*\n?", re.MULTILINE)
 
 
 def without_bash_block(text: str) -> FormatError:
     """Return the error for a text without a complete bash block."""
     fence = re.search(BASH_FENCE, text)
-    if not fence and (almost := ALMOST_BASH.search(text)):
+    if fence and FENCE_MARK in text[fence.end() :] and not has_thinking(text):
+        message = (
+            "The bash block that begins here is never closed: it ends at a line break and '```'."
+        )
+        return FormatError(message, span=fence.span())
+    if not fence and (almost := ALMOST_BASH.search(text) or OTHER_FENCE.search(text)):
         message = (
             "There is no bash block: its fence must be '```bash' and a line break, not "
             f"{excerpt(almost[0])}."
@@ -575,7 +610,7 @@ def cut_fault(text: str, blocks: Sequence[re.Match[str]]) -> FormatError | None:
         word = FENCE.match(text, block.end() - len(BASH_END) + 1)
         if word and "`" not in word[1]:
             message = f"A command is cut at {excerpt(word[0].strip())}: the first fence ends it."
-            return FormatError(message, rule=WHOLE, span=word.span())
+            return FormatError(message, rule=WHOLE_COMMAND, span=word.span())
     return None
 
 # %% ../../nbs/parsers/05_actions.ipynb #affa8f7f
@@ -585,7 +620,7 @@ def open_fault(turn: ActionTurn) -> FormatError | None:
     if not part:
         return None
     message = f"A command ends within {part}: the first fence ends it."
-    return FormatError(message, rule=WHOLE, span=turn.span)
+    return FormatError(message, rule=WHOLE_COMMAND, span=turn.span)
 
 # %% ../../nbs/parsers/05_actions.ipynb #f1f836cb
 def read_blocks(text: str) -> tuple[int, ActionTurn]:
@@ -630,7 +665,7 @@ class BashCodeBlockParser(AbstractParseFunction):
 
     type: Literal["all_bash_code_blocks"] = "all_bash_code_blocks"
     error_message: str = ERROR_MESSAGES["all_bash_code_blocks"]
-    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.8, WHOLE: 0.2}
+    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.8, WHOLE_COMMAND: 0.2}
     tag_format = bash_format
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
@@ -647,7 +682,7 @@ class SingleBashCodeBlockParser(AbstractParseFunction):
 
     type: Literal["single_bash_code_block"] = "single_bash_code_block"
     error_message: str = ERROR_MESSAGES["single_bash_code_block"]
-    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.5, "only one": 0.3, WHOLE: 0.2}
+    rules: ClassVar[Mapping[str, float]] = {"bash block": 0.5, "only one": 0.3, WHOLE_COMMAND: 0.2}
     tag_format = partial(bash_format, single=True)
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:

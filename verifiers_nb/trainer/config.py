@@ -184,7 +184,7 @@ def check_truncation(sampling: Mapping[str, Any], where: str = "") -> None:
 AT_LEAST = dict(
     num_generations=2,  # of one rollout there is nothing to compare
     num_iterations=1, ref_model_sync_steps=1, max_concurrent=1, num_batches_ahead=0,
-    learning_rate=0,
+    log_completions_steps=1, learning_rate=0,
 )  # fmt: skip
 POSITIVE = ("temperature", "epsilon", "importance_cap", "max_seq_len", "async_generation_timeout")
 
@@ -269,6 +269,7 @@ class GRPOConfig(TrainingArguments):
     presence_penalty: float = setting(0.0, "Subtracted from the logits of generated tokens.")
     frequency_penalty: float = setting(0.0, "The same, times their count.")
     log_completions: bool = setting(False, "Print completions whenever metrics are logged.")
+    log_completions_steps: int = setting(1, "Steps from one such table to the next.")
     num_completions_to_print: int | None = setting(None, "How many to print; None: all.")
     keep_adapters: str = setting("all", "Keep the adapter of each step: all or none.")
     keep_adapters_mb: float = setting(256.0, "MB for them; above it, they are thinned out.")

@@ -85,6 +85,7 @@ from .policy import (
 )
 from .run_folder import whole_checkpoints
 from .run_records import (
+    is_due,
     log_rollouts,
     mean_metrics,
     print_rollouts,
@@ -372,7 +373,8 @@ class GRPOTrainer(ResumableTrainer):
         for batch in batches:
             batch.metrics |= skipped
         write_advantages(generation.path, advantages)
-        if self.args.log_completions:
+        interval = self.args.parts * self.args.num_iterations
+        if self.args.log_completions and is_due(step, self.args.log_completions_steps, interval):
             shown = rollouts[: self.args.num_completions_to_print]
             print_rollouts(shown, step + 1)
             log_rollouts(self.args.report_to, shown, step + 1)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'HAVE_TABLES', 'MetricsFile', 'mean_metrics', 'write_advantages', 'print_rollouts', 'log_rollouts',
+__all__ = ['logger', 'HAVE_TABLES', 'MetricsFile', 'mean_metrics', 'write_advantages', 'is_due', 'print_rollouts', 'log_rollouts',
            'steps_to_keep', 'KeepAdapters', 'with_records', 'RewardBar', 'replace_progress', 'peak_memory',
            'speed_metrics']
 
@@ -78,6 +78,11 @@ def write_advantages(path: Path, advantages: Sequence[float]) -> None:
                 out.write(to_line(record))
     except OSError as error:  # of a full disk: training goes on without them
         logger.error("The advantages are not in %s: %s.", path, error)
+
+# %% ../../nbs/trainer/15_run_records.ipynb #49c53bf3
+def is_due(step: int, every: int, interval: int) -> bool:
+    """Return whether a multiple of `every` is in the last `interval` steps up to `step`."""
+    return step // every > (step - interval) // every
 
 # %% ../../nbs/trainer/15_run_records.ipynb #f00a729a
 def print_rollouts(rollouts: Sequence[Rollout], step: int) -> None:

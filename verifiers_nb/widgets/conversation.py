@@ -405,9 +405,11 @@ def sequence_html(
     texts = token_texts(decode, sequence.ids[part])
     edges = [*accumulate(map(len, texts), initial=0)]
     shades = [shade(m, logprob, mode, advantage) for m, logprob in zip(mask, logprobs, strict=True)]
-    marks, least = colour_marks(edges, shades), []
-    if row is not None:
+    if row is None:
+        marks = colour_marks(edges, shades)
+    else:
         marks = pressable_marks(edges, shades, mask, logprobs, row, before)
+    least = []
     choices = [at for at in range(len(texts)) if mask[at] and mode == "logprob"]
     for key, at in enumerate(sorted(choices, key=lambda at: logprobs[at])[:NAMED]):
         marks.append(Mark(edges[at], edges[at + 1], "", key))

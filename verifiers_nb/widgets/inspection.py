@@ -457,6 +457,8 @@ class Survey:
         """Name the checks at which a row loses points."""
         columns = self.columns.items()
         losing = [name for name, scores in columns if row < len(scores) and scores[row] < 1]
+        if len(losing) == len(columns) > 1:
+            return "every check"
         return ", ".join(losing) or "every check is met"
 
     def reason(self, row: int, check: str) -> str:

@@ -231,6 +231,8 @@ def read_scores(
             rows.append((scores, rollout.reward, step, group, is_valid, len(said)))
     if not rows:
         raise ValueError("There is no complete step of rollouts yet: wait for the first.")
+    if not any(is_valid for _, _, _, _, is_valid, _ in rows):
+        raise ValueError("Every stored rollout failed, so there is no score to weigh.")
     table, rewards, steps, members, valid, lengths = map(np.array, zip(*rows, strict=True))
     scores = np.nan_to_num(table.astype(float), posinf=0.0, neginf=0.0)
     paid = rewards.astype(float)
@@ -238,7 +240,7 @@ def read_scores(
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #7bca2e82
 def reward_chart(effects: RewardEffects, most: tuple[float, float]) -> Chart | None:
-    """Return the chart of the reward by step, before and after.
+    """Return the chart of the reward by step, before and after; None for a single step.
 
     Where the highest rewards differ, it shows shares of them, which one axis can compare.
     """
@@ -256,7 +258,8 @@ def reward_chart(effects: RewardEffects, most: tuple[float, float]) -> Chart | N
         for at, name in enumerate(("stored", "with these weights"))
     ]
     note = f"share of the most, {tops[0]:.3g} and {tops[1]:.3g}" if is_share else ""
-    return make_chart("Reward by step", note, curves, CurveLook(0.0))
+    drawn = [curve for curve in curves if len(curve.points) > 1]  # one step is no curve
+    return make_chart("Reward by step", note, drawn, CurveLook(0.0))
 
 # %% ../../nbs/widgets/15_reward_bench.ipynb #a7266d30
 def effects_html(

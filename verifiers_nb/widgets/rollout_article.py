@@ -82,9 +82,11 @@ def article_html(
 # %% ../../nbs/widgets/11_rollout_article.ipynb #8df6d80c
 @cache
 def find_tokenizer(model: str) -> Any:
-    """Return the tokenizer of a model; None if it has no name or is not on this machine."""
+    """Return the tokenizer of a model, a folder or a file; None if it is not on this machine."""
     # Any other name would be looked up on the hub.
-    here = model in shipped_models() or (model and Path(model).expanduser().is_dir())
+    place = Path(model).expanduser()
+    is_file = place.suffix == ".gguf" and place.is_file()
+    here = model in shipped_models() or (model and (place.is_dir() or is_file))
     return get_tokenizer(model) if here else None
 
 

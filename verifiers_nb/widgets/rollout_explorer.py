@@ -109,7 +109,8 @@ class RolloutExplorer(Panel):
     ) -> None:  # fmt: skip
         check_positions(env, client)
         self.env, self.client = env, client or getattr(env, "client", None)
-        self.model = model or getattr(env, "model", None) or getattr(client, "model", None)
+        named = model or getattr(env, "model", None) or getattr(client, "model", None)
+        self.model = str(named) if named else None
         self.source = RolloutSource(results)
         self.tokenizer = tokenizer or getattr(results, "processing_class", None)
         self.weights: dict[str, float] = {}

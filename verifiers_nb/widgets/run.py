@@ -364,7 +364,9 @@ def plotly_figure(charts: Sequence[Chart]) -> dict[str, Any]:
             data.append({**trace, "xaxis": f"x{at}", "yaxis": f"y{at}", "showlegend": is_new})
     steps = [step for trace in data for step in trace["x"]]
     if steps and max(steps) - min(steps) <= FEW_STEPS:
-        layout["xaxis"]["dtick"] = 1  # no ticks at half steps
+        for name in layout:
+            if name.startswith("xaxis"):
+                layout[name]["dtick"] = 1  # no ticks at half steps
     layout |= {"annotations": titles, "showlegend": len(named) > 1}
     marks = charts[0].marks if charts else ()
     told = [(m.step, m.kind, visible(f"{m.kind} {m.note[:60]}".strip())) for m in marks]
@@ -639,7 +641,7 @@ def value_histogram(values: Sequence[float], label: str) -> str:
     bins = {f"{edges[i]} to {edges[i + 1]}": counts[i] for i in range(BARS)}
     label += f": {len(known):,} values from {figure_text(min(known))} to {figure_text(max(known))}"
     bars = fill("parts.html", "histogram", bins, label, "", False, {})
-    return f'{bars}<div class="vf-ends"><span>{edges[0]}</span> to <span>{edges[-1]}</span></div>'
+    return f'{bars}<div class="vf-ends"><span>{edges[0]}</span> <span>{edges[-1]}</span></div>'
 
 # %% ../../nbs/widgets/13_run.ipynb #89c94980
 @dataclass(frozen=True, slots=True)

@@ -217,7 +217,9 @@ def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     """Draw one completion with its reward, its parts and its prompt."""
     record, parts = row.record, islice(row.scores.items(), 6)
     advantage = record.get("advantage")
-    facts = [] if advantage is None else [f"advantage {advantage:+.3g}"]
+    facts = (
+        [] if advantage is None else [f"advantage {advantage:+.3g}" if advantage else "advantage 0"]
+    )
     facts += [f"{name[:40]} {number_text(value)}" for name, value in parts]
     if row.truncated:
         facts.append("truncated")

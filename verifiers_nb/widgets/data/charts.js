@@ -29,7 +29,7 @@ function colour(place, name) {
 function laidOut(place, figure) {
   const { data, layout } = structuredClone(figure), width = place.clientWidth, count = layout.annotations.length;
   const columns = Math.min(count, Number(getComputedStyle(place).getPropertyValue("--columns"))), rows = Math.ceil(count / columns);
-  const named = data.filter((trace) => trace.showlegend).length, top = 38 + (width < 500 ? 19 * named : 19);
+  const named = data.filter((trace) => trace.showlegend).length, top = 38 + (width < 500 ? 19 * named : 19 * Math.min(named, 1));
   const [ink, soft, line, paper] = ["ink", "soft", "line", "paper"].map((name) => colour(place, name));
   const hues = [0, 1, 2, 3, 4, 5].map((hue) => colour(place, `hue-${hue}`)), font = getComputedStyle(place).fontFamily;
   for (const trace of data) {
