@@ -194,7 +194,7 @@ def answer_facts_of(seen: Learnable) -> list[str]:
 def what_is_learnt(seen: Learnable) -> str:
     """Return a sentence on rollouts of which some groups teach, or of which that is unknown."""
     if not seen.rollouts:
-        return "There are no rollouts yet."
+        return "No rollout has a score."
     facts = [f"{share(seen.solved, seen.rollouts)} earn the most", *answer_facts_of(seen)]
     about = f"; {', '.join(facts)}."
     if not seen.groups:

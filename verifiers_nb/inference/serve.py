@@ -56,7 +56,7 @@ def reason_for_embedded(model: Any, env: Mapping[str, str] | None = None) -> str
 class Served(AbstractContextManager["Served"]):
     """A model that is served by vLLM or by the embedded engine, as `engine` says.
 
-    Pass `client` to `generate`, `evaluate` or the trainer.
+    Pass `client` to the trainer. An evaluation takes it, or this.
     """
 
     engine: Literal["vllm", "embedded"]
@@ -67,6 +67,16 @@ class Served(AbstractContextManager["Served"]):
     def model(self) -> str:
         """The model's name in requests."""
         return self.client.model
+
+    @property
+    def chat(self) -> Any:
+        """Where the client answers conversations."""
+        return self.client.chat
+
+    @property
+    def completions(self) -> Any:
+        """Where the client continues texts."""
+        return self.client.completions
 
     @property
     def log(self) -> Path | None:
