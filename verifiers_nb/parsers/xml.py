@@ -11,7 +11,7 @@ __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc
            'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note', 'field_spans', 'Rule',
            'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end', 'presence_rules',
            'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values', 'xml_tag', 'XMLParser',
-           'occurrences', 'once_note', 'judge_once', 'once_rules', 'OneAnswerParser']
+           'occurrences', 'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -350,16 +350,21 @@ def finish_values(values: Values, fields: Sequence[tuple[str, ...]], extract_fn:
             values[name] = extract_fn(value)
 
 # %% ../../nbs/parsers/03_xml.ipynb #d1854de6
-def xml_tag(fields: Sequence[Sequence[str]]) -> StructuralTag:
-    """Return the structural tag of fields, each a list of its names; needs xgrammar."""
+def xml_tag(
+    fields: Sequence[Sequence[str]], excluded: Sequence[Sequence[str]] = ()
+) -> StructuralTag:
+    """Return the structural tag of fields, each a list of its names; needs xgrammar.
+
+    `excluded`: for each field, tags that its content doesn't have, besides all closing tags.
+    """
     from . import structural_tags as tags
 
     if not fields:
         raise ValueError("A format without fields has no structural tag: name at least one field.")
     closing = [f"</{name}>" for names in fields for name in names]
-    content = tags.text_without(closing, filled=True)
     elements: list[tags.Format] = [tags.SPACES]
-    for names in fields:
+    for names, openings in zip(fields, excluded or [()] * len(fields), strict=True):
+        content = tags.text_without([*closing, *openings], filled=True)
         options = [tags.TagFormat(begin=f"<{n}>", content=content, end=f"</{n}>") for n in names]
         elements += [tags.any_of(options), tags.SPACES]
     return tags.StructuralTag(format=tags.sequence(*elements))
@@ -452,11 +457,17 @@ class XMLParser(Parser):
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
 def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:
-    """Return how often a field occurs: its closing tags and, with `mentions`, its opening tags."""
+    """Return how often a field occurs: its closing tags, or its opening tags if these are more.
+
+    Opening tags within the first content count only with `mentions`.
+    """
     # The first tag of a name is the one before its content, so nothing before it is counted.
     begin = content[0] - field[0][3] if len(field) == 1 else 0
-    closed = sum([text.count(tag[2], begin) for tag in field])
-    return max(closed, sum([text.count(tag[1], begin) for tag in field])) if mentions else closed
+    closed, opened = 0, 0 if mentions else 1
+    for _, opening, closing, _ in field:
+        closed += text.count(closing, begin)
+        opened += text.count(opening, begin if mentions else content[1])
+    return closed if closed > opened else opened
 
 # %% ../../nbs/parsers/03_xml.ipynb #68dd9af6
 def once_note(at: int, fields: FieldTags, mentions: bool, text: str, spans: FieldSpans) -> Note:
@@ -486,6 +497,17 @@ def once_rules(fields: FieldTags, answer_field: str) -> dict[str, Rule]:
         rules[rule.name] = rule._replace(judge=judge)
     return rules
 
+# %% ../../nbs/parsers/03_xml.ipynb #4fb63520
+def counted_openings(
+    fields: Sequence[Sequence[str]], answer_names: Sequence[str]
+) -> list[list[str]]:
+    """List for each field the opening tags that would count as another field in its content."""
+    listed, before = list[list[str]](), list[str]()
+    for names in fields:
+        listed.append([f"<{name}>" for name in dict.fromkeys([*before, *answer_names])])
+        before += names
+    return listed
+
 # %% ../../nbs/parsers/03_xml.ipynb #e823f4da
 class OneAnswerParser(XMLParser):
     """Read the answer only if the last message has exactly one outside its thinking.
@@ -504,11 +526,15 @@ class OneAnswerParser(XMLParser):
     @property
     def answer_names(self) -> tuple[str, ...]:
         """Return the names of the answer field."""
-        return next(names for names in self._names if self.answer_field in names)
+        return next((names for names in self._names if self.answer_field in names), ())
 
     def count_answers(self, text: str) -> int:
         """Count the answer tags in a text, under any name of the field."""
         return sum(text.count(f"<{name}>") for name in self.answer_names)
+
+    def to_structural_tag(self) -> StructuralTag:
+        """Return the tag with which a server enforces the format; needs xgrammar."""
+        return xml_tag(self._names, counted_openings(self._names, self.answer_names))
 
     def make_rules(self) -> list[Rule]:
         """List the rules of `XMLParser`; a field that occurs several times scores nothing."""
