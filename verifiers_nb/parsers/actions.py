@@ -469,6 +469,8 @@ def is_cut(command: str, rest: str) -> bool:
 def cut_document(turn: ActionTurn) -> FormatError | None:
     """Return the fault that a fence ends the command or the block before it, or `None`."""
     thought, action = turn.thought, turn.action
+    if "<<" not in action and "<<" not in thought:
+        return None
     before = last_block(thought) if FENCE_MARK in thought else None
     if is_cut(action, thought) or (before and is_cut(thought[slice(*before[1])], action)):
         message = "A command ends within a here-document: the first fence ends it."
