@@ -61,7 +61,7 @@ from ..widgets.html import (
     table,
     widget_file,
 )
-from ..widgets.run import value_histogram
+from ..widgets.run_steps import value_histogram
 from ..widgets.text_report import evaluation_text, is_training_run, training_text
 
 if TYPE_CHECKING:
