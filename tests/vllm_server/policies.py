@@ -79,9 +79,15 @@ def wait_for(condition: Callable[[], Any], seconds: float = 300) -> Any:
     return value
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    """Wait in a coroutine until a condition holds."""
-    await asyncio.to_thread(wait_for, condition)
+async def until(condition: Callable[[], Any], asked: Sequence[asyncio.Future[Any]] = ()) -> None:
+    """Wait in a coroutine until a condition holds; none of these requests may be over by then."""
+
+    def holds() -> Any:
+        over = [request for request in asked if request.done()]
+        assert not over, f"over too early: {over}"
+        return condition()
+
+    await asyncio.to_thread(wait_for, holds)
 
 
 def running(server: VLLMServer) -> int:
@@ -95,13 +101,7 @@ async def until_running(
     server: VLLMServer, count: int, asked: Sequence[asyncio.Future[Any]]
 ) -> None:
     """Wait until an engine computes so many sequences; none of these requests may be over by then."""
-
-    def computing() -> bool:
-        over = [request for request in asked if request.done()]
-        assert not over, f"over too early: {over}"
-        return running(server) >= count
-
-    await until(computing)
+    await until(lambda: running(server) >= count, asked)
 
 
 @contextmanager

@@ -122,7 +122,7 @@ def test_the_base_model_among_adapters(
         await asyncio.to_thread(client.push, policy.train(1))
         policy.keep(1)
         second = [asyncio.ensure_future(complete(client, 300, seed)) for seed in range(4)]
-        await until(lambda: client.versions.current.in_flight == 4)
+        await until(lambda: client.versions.current.in_flight == 4, second)
         with frozen(client):
             await asyncio.to_thread(client.push, None)
         third = [asyncio.ensure_future(complete(client, 30, seed)) for seed in range(4)]

@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
            'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'PYTHON_BASES', 'PYTHON_BASE',
-           'TURNED', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT',
-           'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
-           'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'usual_spelling',
-           'is_same_text']
+           'TURNED', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT',
+           'COMPILED_LAYOUT', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced',
+           'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses',
+           'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/21_spellings.ipynb #8526c750
 import re
@@ -95,16 +95,19 @@ IN_HTML = re.compile(r"<(b|strong|i|em)>(.*)</\1>", re.DOTALL)
 def without_marks(answer: str) -> str:
     """Return an answer without a final full stop, and without marks such as `**` around it."""
     for _ in range(4):  # such as "**$42$.**"
+        before = answer
         answer = answer.strip()
         if answer.endswith(".") and not answer.endswith(("..", r"\right.", r"\left.")):
             answer = answer[:-1].removesuffix("\\").rstrip()
         if in_html := IN_HTML.fullmatch(answer):
             answer = in_html[2]
-        for mark in MARKS:
+        for mark in MARKS if answer.startswith(MARKS) else ():
             inner = answer.removeprefix(mark).removesuffix(mark)
             has_both = len(answer) - len(inner) == 2 * len(mark)
             if has_both and inner and mark not in inner:
                 answer = inner
+        if answer == before:
+            break
     return answer
 
 # %% ../../nbs/support/21_spellings.ipynb #42a1a844
@@ -240,14 +243,16 @@ REWRITINGS = {
     r"\\rangle(?![A-Za-z])": ")",
     r"\\!": "",
 }
+ONLY_DIGITS_AND_SIGNS = re.compile(r"[-+*/^()., 0-9]*")
 COMPILED_REWRITINGS = [(re.compile(pattern), latex) for pattern, latex in REWRITINGS.items()]
 
 
 def usual_spelling(answer: str) -> str:
     """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
     answer = without_style(without_marks(signs_in_latex(answer)))
-    for pattern, latex in COMPILED_REWRITINGS:
-        answer = pattern.sub(latex, answer)
+    if not ONLY_DIGITS_AND_SIGNS.fullmatch(answer):  # nothing to rewrite
+        for pattern, latex in COMPILED_REWRITINGS:
+            answer = pattern.sub(latex, answer)
     return with_parentheses(usual_number(without_marks(answer)))
 
 # %% ../../nbs/support/21_spellings.ipynb #c5cb3b98
