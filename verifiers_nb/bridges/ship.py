@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 from .later_environments import LaterMultiTurnEnv
 from .trl import start_row
 from ..environments.load import (
+    environment_module,
     find_environment,
     load_environment,
     plugged_environments,
@@ -122,7 +123,7 @@ def source_of(env: str | Environment, package: Path) -> str:
             "def make(**arguments):\n"
             '    return dill.loads((Path(__file__).parent / "environment.pkl").read_bytes())\n'
         )
-    name = env.strip().replace("-", "_")
+    name = environment_module(env)
     if name in shipped_environments():
         return f"from verifiers_nb.environments.{name} import load_environment as make"
     module, called = name, "load_environment"
@@ -203,7 +204,7 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
             "read it from a variable."
         )
     made = load_environment(env, **arguments) if isinstance(env, str) else env
-    own_name = env.strip().replace("-", "_") if isinstance(env, str) else ""
+    own_name = environment_module(env) if isinstance(env, str) else ""
     check_target(made, to, find_environment(own_name) if own_name else None)
     folder = Path(folder).expanduser().resolve()
     module = folder.name.replace("-", "_")

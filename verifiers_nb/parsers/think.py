@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['THINKING_TAGS', 'TAG_FORMS', 'THINKING_MARKS', 'CLOSING_OF', 'LONE_CLOSINGS', 'ALL_MARKS', 'MARK_PARTS', 'MARK_WORDS',
-           'LONGEST_MARK', 'LONG_TEXT', 'ANY_MARK', 'ANGLE_MARK', 'ENDING_OF', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
-           'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'ThinkingMark', 'any_mark', 'marks_in', 'has_thinking',
-           'passed', 'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside',
-           'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
-           'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
+__all__ = ['THINKING_TAGS', 'TAG_FORMS', 'THINKING_MARKS', 'CLOSING_OF', 'LONE_CLOSINGS', 'ALL_MARKS', 'NAME_ENDS', 'MARK_PARTS',
+           'MARK_WORDS', 'LONGEST_MARK', 'LONG_TEXT', 'ANY_MARK', 'ANGLED', 'FIRST_LETTERS', 'ANGLE_MARK', 'ENDING_OF',
+           'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'ThinkingMark',
+           'any_mark', 'marks_in', 'has_thinking', 'passed', 'first_outside', 'plain_from', 'outside_thinking',
+           'skip_thinking', 'search_outside', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser',
+           'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser',
+           'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
@@ -67,7 +68,9 @@ THINKING_MARKS = (
 CLOSING_OF = {mark.opening: mark.closing for mark in THINKING_MARKS}
 LONE_CLOSINGS = [mark.closing for mark in THINKING_MARKS if mark.alone]
 ALL_MARKS = [*CLOSING_OF, *LONE_CLOSINGS]
-MARK_PARTS = ("hink", "hough", "easoning", "eflection", "cratchpad")
+# What is in every mark: the names without their first letter, which may be a capital.
+NAME_ENDS = [*dict.fromkeys(name.rpartition(":")[2][1:] for name in THINKING_TAGS)]
+MARK_PARTS = [end for end in NAME_ENDS if not any(o != end and o in end for o in NAME_ENDS)]
 MARK_WORDS = (*MARK_PARTS, *map(str.upper, MARK_PARTS), "analysis")
 LONGEST_MARK, LONG_TEXT = max(map(len, ALL_MARKS)), 500
 
@@ -78,8 +81,10 @@ def any_mark(marks: Iterable[str]) -> re.Pattern[str]:
 
 
 ANY_MARK = any_mark(ALL_MARKS)
+ANGLED = [mark[1:] for mark in ALL_MARKS if mark[0] == "<"]
+FIRST_LETTERS = "".join(sorted({mark.lstrip("/")[0] for mark in ANGLED}))
 ANGLE_MARK = re.compile(  # looking at one character first is faster than trying each mark
-    f"<(?=/?[tTrRsS|])(?:{any_mark(mark[1:] for mark in ALL_MARKS if mark[0] == '<').pattern})"
+    f"<(?=/?[{FIRST_LETTERS}])(?:{any_mark(ANGLED).pattern})"
 )
 
 # %% ../../nbs/parsers/02_think.ipynb #9eb075c5
