@@ -452,11 +452,11 @@ def test_a_long_hostile_answer_is_rewritten_in_linear_time():
     )
 
     def seconds(text):
-        start = time.perf_counter()
+        start = time.thread_time()
         usual_spelling(text), is_same_text(text, text + "1"), is_too_large(text), measured(text)
-        return time.perf_counter() - start
+        return time.thread_time() - start
 
     for part in parts:
         text = "answer " + part * (8000 // len(part)) + " x"
-        shorter = min(seconds(text[: len(text) // 4]) for _ in range(3))
-        assert min(seconds(text) for _ in range(3)) < 10 * shorter + 0.01, part
+        shorter = min(seconds(text[: len(text) // 4]) for _ in range(5))
+        assert min(seconds(text) for _ in range(5)) < 10 * shorter + 0.01, part
