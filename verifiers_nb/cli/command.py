@@ -259,7 +259,8 @@ class Presses:
         self.leave = leave
         self.stop = stop
         self.seconds = seconds
-        self.asked, self.first = False, 0.0
+        self.asked = False
+        self.first = 0.0
         self.before = {s: signal.signal(s, self) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def restore(self) -> None:
@@ -269,7 +270,8 @@ class Presses:
 
     def __call__(self, *_: object) -> None:
         if not self.asked:
-            self.asked, self.first = True, time.monotonic()
+            self.asked = True
+            self.first = time.monotonic()
             self.stop()
         elif time.monotonic() - self.first > self.seconds:
             self.leave()

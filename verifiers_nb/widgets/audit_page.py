@@ -36,8 +36,8 @@ def audit_drawing(
     """
     findings = [each for each in report.findings if chosen in ("all", each.severity)]
     text = "" if opened is None else marked_text(report.tricks[opened].text, label="Trick")
-    given = findings, count_text(report.findings), chosen, opened, text, live
-    return fill("audit_page.html", "page", report, *given)
+    counts = count_text(report.findings)
+    return fill("audit_page.html", "page", report, findings, counts, chosen, opened, text, live)
 
 # %% ../../nbs/widgets/20_audit_page.ipynb #ca768896
 def page_html(report: AuditReport) -> str:
@@ -55,7 +55,8 @@ class AuditPage(Panel):
     css = AUDIT_CSS
 
     def __init__(self, report: AuditReport) -> None:
-        self.report, self.chosen = report, "all"
+        self.report = report
+        self.chosen = "all"
         self.opened: int | None = None
         super().__init__()
 

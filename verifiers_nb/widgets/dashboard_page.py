@@ -182,8 +182,8 @@ def curves_html(view: DashboardState, live: bool) -> str:
     chosen = chosen_metrics(view.runs, view.names)
     words = mark_words(view.charts[0].marks) if view.charts else {}
     marks = [(kind, MARK_KINDS[kind].hue, told) for kind, told in words.items()]
-    drawn = charts, sorted(groups.items()), chosen, marks, chart_rooms(len(view.charts))
-    return draw_part("curves", view, *drawn, live)
+    rooms = chart_rooms(len(view.charts))
+    return draw_part("curves", view, charts, sorted(groups.items()), chosen, marks, rooms, live)
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #f1b6f115
 def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
@@ -236,9 +236,9 @@ def path_html(view: DashboardState, path: PromptPath, step: int, live: bool) -> 
     for visit, marked in zip(pair, marks, strict=True):
         head = f"Step {visit.step:,}: best of {visit.count:,}, mean {figure_text(visit.mean)}"
         columns.append((head, sample_html(visit.best[0], marks=marked)))
-    counts = len(visits), len(path.seen), len({*view.steps} - {*path.seen})
+    unread = len({*view.steps} - {*path.seen})
     labels, shown = visit_labels(visits, at), visits[at].step if visits else None
-    return draw_part("path", *counts, labels, shown, columns, live)
+    return draw_part("path", len(visits), len(path.seen), unread, labels, shown, columns, live)
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #d7000021
 def completions_html(view: DashboardState, live: bool) -> str:
@@ -281,6 +281,14 @@ def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: its state, warnings, curves, completions and checkpoints."""
     errors, seen = (view.completions.errors, view.seen) if view.completions else ({}, None)
     warnings = run_warnings(view.history, errors, seen)
-    above = warnings, key_figures_html(view), split_html(view.history)
-    below = curves_html(view, live), completions_html(view, live), checkpoints_html(view, live)
-    return draw_part("dashboard", view, *above, *below, live)
+    return draw_part(
+        "dashboard",
+        view,
+        warnings,
+        key_figures_html(view),
+        split_html(view.history),
+        curves_html(view, live),
+        completions_html(view, live),
+        checkpoints_html(view, live),
+        live,
+    )

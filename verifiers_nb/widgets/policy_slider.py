@@ -376,7 +376,9 @@ class PolicySlider(Panel):
         self.stamps = {step: file_stamp(path) for step, path in self.adapters.items()}
         self.rows: list[dict[str, Any]] = []
         self.answers: list[dict[int, PolicyAnswer]] = []
-        self.model, self.stopped, self.drawn_at = None, "", 0.0
+        self.model = None
+        self.stopped = ""
+        self.drawn_at = 0.0
         self.thread: threading.Thread | None = None
         super().__init__()
         self.ask(prompts)
@@ -397,8 +399,10 @@ class PolicySlider(Panel):
         """Return the file of the answers to a row."""
         rewards = self.env.rubric.get_reward_func_names(), self.env.rubric.get_reward_weights()
         sampling = sampling_for(self.client, self.settings)
-        about = row["prompt"], row.get("answer"), sampling, type(self.client).__name__, rewards
-        return answers_file(self.folder, *about)
+        client = type(self.client).__name__
+        return answers_file(
+            self.folder, row["prompt"], row.get("answer"), sampling, client, rewards
+        )
 
     def missing(self) -> tuple[int, list[int]] | None:
         """Return the next step and the prompts that it has not answered, None if all are."""

@@ -265,10 +265,10 @@ def effects_html(
     """
     learnt = [len({*known.groups[each != 0].tolist()}) for each in effects.advantages]
     means = [float(each[known.valid].mean()) for each in effects.rewards]
-    counts = int(known.groups.max()) + 1, int(known.valid.sum())
+    groups, rollouts = int(known.groups.max()) + 1, int(known.valid.sum())
     chart = reward_chart(effects, most)
     drawn = chart_html(chart) if chart else ""
-    return fill("reward_bench.html", "effects", effects, drawn, means, learnt, *counts)
+    return fill("reward_bench.html", "effects", effects, drawn, means, learnt, groups, rollouts)
 
 # %% ../../nbs/widgets/18_reward_bench.ipynb #d58576a4
 def stored_rollout(source: RolloutSource, number: int) -> tuple[Rollout, str]:
@@ -295,8 +295,8 @@ def flips_html(known: StoredScores, effects: RewardEffects, opened: int | None, 
     cards = []
     for number in effects.flipped[:MOST_LISTED].tolist():
         figures = [float(each[number]) for each in (*effects.rewards, *effects.advantages)]
-        about = rollout_name(known, number), figures, int(known.lengths[number])
-        cards.append((number, *about, *known.texts[number]))
+        name, length = rollout_name(known, number), int(known.lengths[number])
+        cards.append((number, name, figures, length, *known.texts[number]))
     return fill("reward_bench.html", "flips", cards, len(effects.flipped), opened, live)
 
 # %% ../../nbs/widgets/18_reward_bench.ipynb #c7ae72ef
@@ -309,8 +309,8 @@ def opened_html(
     advantages = [float(each[number]) for each in effects.advantages]
     tokens = [tokens_html(record, decode, "advantage", each) for each in advantages]
     prompt, completion = messages_text(rollout.prompt), messages_text(rollout.completion)
-    drawn = prompt, marked_text(completion, label="Completion"), tokens, bool(rollout.turns)
-    return fill("reward_bench.html", "opened", name.capitalize(), *drawn)
+    text, title = marked_text(completion, label="Completion"), name.capitalize()
+    return fill("reward_bench.html", "opened", title, prompt, text, tokens, bool(rollout.turns))
 
 # %% ../../nbs/widgets/18_reward_bench.ipynb #58f3ad06
 def failed_note(errors: Sequence[str], tried: int) -> str:
@@ -367,7 +367,8 @@ class RewardBench(Panel):
         chosen = env or getattr(run, "env", None)
         if chosen is None:
             raise ValueError("The bench needs the environment: vf.RewardBench(run, env).")
-        self.env, self.source = chosen, RolloutSource(run)
+        self.env = chosen
+        self.source = RolloutSource(run)
         self._identity = identity_of_results(run, chosen)
         failed: dict[str, list[str]] = {}
         self.known = read_scores(self.source, chosen.rubric, failed)

@@ -150,9 +150,12 @@ class TrainingDashboard(Panel):
         run.notice = self.notice
         if self.trainer is not None:
             control, args = self.trainer.run, self.trainer.args
-            run.state, run.is_active, run.wish = control.state, control.is_active, control.wish
+            run.state = control.state
+            run.is_active = control.is_active
+            run.wish = control.wish
             run.settings = {name: getattr(args, name) for name in CHANGEABLE}
-            run.pending, run.is_late = dict(control.changes), not has_subshells()
+            run.pending = dict(control.changes)
+            run.is_late = not has_subshells()
             run.parts = self.trainer.env.rubric.get_reward_func_names()
             engine = self.trainer.client
             run.growing = engine.growing() if hasattr(engine, "growing") else ()
@@ -171,12 +174,14 @@ class TrainingDashboard(Panel):
         known = run.look, run.names, read, run.checkpoints, {*run.scores}
         if known != self._charted:
             marks = run_marks(run.history, run.checkpoints, run.scores)
-            run.charts, self._charted = run_charts(run.runs, run.names, run.look, marks), known
+            run.charts = run_charts(run.runs, run.names, run.look, marks)
+            self._charted = known
 
     def read_completions(self) -> None:
         """Read the completions of the shown step, unless they are loaded."""
         run, files = self.run, step_files(self.folder)
-        run.steps, run.is_latest = whole_steps(files), self._chosen not in files
+        run.steps = whole_steps(files)
+        run.is_latest = self._chosen not in files
         later = [*files][len(run.steps) :]
         run.coming = (later[0], rollouts_so_far(files[later[0]])) if later else None
         if run.path:
@@ -189,7 +194,8 @@ class TrainingDashboard(Panel):
             found = step, files[step].stat().st_mtime_ns
             if found != self._shown:
                 rubric = self.trainer and self.trainer.env.rubric
-                run.completions, self._shown = read_completions(step, files[step], rubric), found
+                run.completions = read_completions(step, files[step], rubric)
+                self._shown = found
 
     def written(self) -> list[list[int]]:
         """Return when the files of each run were written."""
