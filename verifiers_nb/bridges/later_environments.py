@@ -230,6 +230,9 @@ async def first_state(
         state = await env.init_state(**{name: columns[name] for name in STATE_CALL})
     if state is None:
         return await env.init_state(row, client, model, sampling_args)
+    if not isinstance(state, LaterState):  # an override may have made a dict of it
+        state = LaterState(state)
+        state.first_prompt = state["prompt"]
     set_request(state, client, model, sampling_args)
     return state
 
@@ -243,7 +246,7 @@ def with_state(own: Any) -> Any:
         if not call.get("state"):
             row = {name: call.get(name, default) for name, default in DEFAULTS.items()}
             row["example_id"] = call.get("example_id", run_group.get())
-            request = [call.get(name) for name in ("client", "model", "sampling_args")]
+            request: Any = [call.get(name) for name in ("client", "model", "sampling_args")]
             call["state"] = state = await first_state(self, row, *request)
             call |= {name: state[name] for name in ("completion", "example_id")}
         return await own(self, **call)
