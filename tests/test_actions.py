@@ -15,14 +15,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers_nb.parsers.actions import (
-    FormatError,
-    FunctionCallingFormatError,
-    last_block,
-    read_blocks,
-)
+from verifiers_nb.parsers.actions import FormatError
+from verifiers_nb.parsers.bash_actions import read_blocks
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke, unfinished_part
+from verifiers_nb.parsers.fenced_actions import last_block
 from verifiers_nb.parsers.function_calls import (
+    FunctionCallingFormatError,
     ParseFunction,
     action_parser,
     find_call,
@@ -230,6 +228,7 @@ CALL_TEXTS = texts(
     "</parameter>", "</function>", "a",
 )  # fmt: skip
 FENCE_TEXTS = texts("```", "```\n", "```bash\n", "\n```", "\n", " ", "```a", "ls")
+TAG_TEXTS = texts("<command>", "</command>", "<think>", "</think>", "ls")
 
 
 @quick
@@ -288,7 +287,7 @@ tool_calls = st.lists(
 )
 parts = st.lists(st.fixed_dictionaries({"type": st.just("text"), "text": st.text()}) | json_values)
 messages = (
-    CALL_TEXTS | FENCE_TEXTS | parts | json_values | st.binary(max_size=3)
+    CALL_TEXTS | FENCE_TEXTS | TAG_TEXTS | parts | json_values | st.binary(max_size=3)
     | st.builds(as_json, names, arguments | json_values, json_values)
     | st.fixed_dictionaries({}, optional={"thought": json_values, "command": functions}).map(json.dumps)
 )  # fmt: skip

@@ -29,10 +29,13 @@ _EXPORTS = {
     "BOXED_SYSTEM_PROMPT BoxedParser ThinkBoxedParser think_tag",
     "parsers.xml": "XMLParser OneAnswerParser xml_tag",
     "parsers.commands": "Argument Command BASH_COMMAND command_docs",
-    "parsers.actions": "FormatError FunctionCallingFormatError ActionParser ActionOnlyParser "
-    "ThoughtActionParser XMLThoughtActionParser EditFormat Identity BashCodeBlockParser "
-    "SingleBashCodeBlockParser",
-    "parsers.function_calls": "XMLFunctionCallingParser FunctionCallingParser JsonParser "
+    "parsers.actions": "FormatError",
+    "parsers.message_actions": "Identity ActionOnlyParser ActionParser",
+    "parsers.fenced_actions": "ThoughtActionParser EditFormat",
+    "parsers.tagged_actions": "XMLThoughtActionParser",
+    "parsers.bash_actions": "BashCodeBlockParser SingleBashCodeBlockParser",
+    "parsers.function_calls": "FunctionCallingFormatError XMLFunctionCallingParser "
+    "FunctionCallingParser JsonParser "
     "ParseFunction action_parser "
     "action_tag tools_tag",
     "parsers.structural_tags": "StructuralTag StructuralTagItem AnyTextFormat ConstStringFormat "
@@ -107,14 +110,21 @@ _EXPORTS = {
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
 # %% ../nbs/01_init.ipynb #308c3bb2
+_ACTIONS = (
+    "commands",
+    "actions",
+    "message_actions",
+    "fenced_actions",
+    "tagged_actions",
+    "bash_actions",
+    "function_calls",
+)
 _NAMESPACES = {
     "types": _EXPORTS["types"],
     # structural tags, and the functions that make one from a parser, a schema or tools
     "formats": _EXPORTS["parsers.structural_tags"] + " xml_tag think_tag tools_tag action_tag",
     # action parsers, their commands and their errors
-    "actions": " ".join(
-        _EXPORTS[f"parsers.{module}"] for module in ("commands", "actions", "function_calls")
-    ),
+    "actions": " ".join(_EXPORTS[f"parsers.{module}"] for module in _ACTIONS),
     # verifiers by class, and the checks that a parser or a verifier reports
     "checks": "register_verifier Criterion CriteriaJudge RankingJudge AuditPage AuditReport "
     "Finding "

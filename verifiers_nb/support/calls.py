@@ -148,7 +148,8 @@ class Breaker:
     """Let all requests to an address fail at once after it was asked twice without a connection."""
 
     def __init__(self) -> None:
-        self.probing, self.suspect = asyncio.Lock(), False
+        self.probing = asyncio.Lock()
+        self.suspect = False
         self.error: Exception | None = None
 
     async def ask(self, request: Callable[[], Awaitable[T]]) -> T:

@@ -86,11 +86,14 @@ class PromptOrder:
     """
 
     def __init__(self, dataset: Dataset, args: GRPOConfig) -> None:
-        self.dataset, self.prompts = dataset, args.prompts_per_generation
+        self.dataset = dataset
+        self.prompts = args.prompts_per_generation
         self.seed = args.seed if args.data_seed is None else args.data_seed
-        self.shuffle, self.skip = args.shuffle_dataset, args.skip_zero_variance
+        self.shuffle = args.shuffle_dataset
+        self.skip = args.skip_zero_variance
         self.kind = [len(dataset), self.prompts, self.seed]  # a state of another kind is ignored
-        self.flat, self.chosen = set[int](), dict[int, list[int]]()
+        self.flat = set[int]()
+        self.chosen = dict[int, list[int]]()
 
     def __len__(self) -> int:
         """Return the number of generations in an epoch."""
@@ -153,7 +156,8 @@ class TrainingRun(RolloutRun):
 
     async def play(self, rollout: Rollout) -> None:
         """Play one rollout, and again with another seed if it failed."""
-        self.begun, self.playing = self.begun + 1, self.playing + 1
+        self.begun += 1
+        self.playing += 1
         try:
             await super().play(rollout)
             if rollout.error:
@@ -162,7 +166,8 @@ class TrainingRun(RolloutRun):
                 await RolloutRun.play(again, rollout)
         finally:
             self.playing -= 1
-            self.over_at, self.turned = time.perf_counter(), False
+            self.over_at = time.perf_counter()
+            self.turned = False
             asyncio.get_running_loop().call_soon(setattr, self, "turned", True)
 
     def clock_score(self) -> None:
