@@ -196,7 +196,7 @@ def named_call(env: Any, given: Sequence[Any], named: Mapping[str, Any]) -> dict
     names = CALL_WITH_STATE if env.has_example_ids and not env.is_later else OLDER_CALL
     return {**dict(zip(names, given, strict=False)), **named}
 
-
+# %% ../../nbs/bridges/06_later_environments.ipynb #0ccb9c63
 def from_row(own: Any) -> Any:
     """Let a `rollout` that takes a row and returns a state also be called as in 0.1.3."""
 
@@ -236,7 +236,7 @@ async def first_state(
     set_request(state, client, model, sampling_args)
     return state
 
-
+# %% ../../nbs/bridges/06_later_environments.ipynb #82d85f5e
 def with_state(own: Any) -> Any:
     """Give a `rollout` of 0.1.6 the arguments that our own run does not have."""
 
@@ -284,7 +284,7 @@ class LaterOutputs(dict[str, Any]):
         metrics = {name: [row["metrics"].get(name, 0.0) for row in rows] for name in scores}
         return GenerateOutputs.model_construct(**columns, metrics=metrics)
 
-
+# %% ../../nbs/bridges/06_later_environments.ipynb #cfdecdd6
 async def generate_later(env: Any, *given: Any, **kwargs: Any) -> Any:
     """Return what `super().generate` returns in an override, in the form of its version."""
     results = await MultiTurnEnv.a_generate(env, *given, **kwargs)

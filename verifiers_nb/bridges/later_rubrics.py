@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['RUBRICS', 'scoring_options', 'score_states', 'with_seen_prompt', 'last_scores', 'LaterRubric', 'AwaitableFloat',
-           'awaitable', 'LaterToolRubric', 'num_turns', 'turn_metrics', 'LaterMathRubric']
+           'awaitable', 'LaterToolRubric', 'model_turns', 'turn_metrics', 'LaterMathRubric']
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #6247c0b0
 import inspect
@@ -45,7 +45,7 @@ def scoring_options(method: Callable[..., Any]) -> dict[str, Any]:
     asks = "score_sem" in inspect.signature(method).parameters
     return {"score_sem": nullcontext()} if asks else {}
 
-
+# %% ../../nbs/bridges/05_later_rubrics.ipynb #ad703f82
 async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> RolloutScores:
     """Score a group with `score_group(states)`, or each state with `score_rollout(state)`."""
     states = columns[ROW.index("state")]
@@ -187,14 +187,17 @@ class LaterToolRubric(ToolRubric, LaterRubric):
         return awaitable(counter_of(tool_name))
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #419fc1cb
-async def num_turns(state: State) -> float:
+async def model_turns(state: State) -> float:
     """Return the number of the model's turns."""
     return float(len(state["trajectory"]))
 
 
+model_turns.__name__ = "num_turns"  # the name of the metric
+
+
 def turn_metrics() -> LaterRubric:
     """Return a rubric whose only metric is the number of turns."""
-    return LaterRubric([num_turns], [0.0])
+    return LaterRubric([model_turns], [0.0])
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #8718951b
 class LaterMathRubric(MathRubric, LaterRubric):

@@ -120,7 +120,7 @@ def set_request(
     args = copy.deepcopy(sampling_args or {})
     state.update(client=client, model=model, sampling_args=args)
 
-
+# %% ../../nbs/bridges/03_later_state.ipynb #98662f30
 async def later_state(
     env: Any, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None
 ) -> LaterState:
