@@ -17,7 +17,7 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -127,10 +127,10 @@ def opening(mark: Mark) -> str:
     return f'<b class="vf-gap"{lit}>‸</b>' if mark.start == mark.end else ""
 
 # %% ../../nbs/widgets/00_html.ipynb #bd677c57
-def piece(text: str, over: Sequence[Mark]) -> str:
-    """Draw characters under their marks."""
+def piece(text: str, over: Sequence[Mark], draw: Callable[[str], str] = escaped) -> str:
+    """Draw characters, as `draw` does, under their marks."""
     if not over:
-        return escaped(text)
+        return draw(text)
     kinds = " ".join(sorted({f"vf-{mark.kind}" for mark in over if mark.kind}))
     keys = " ".join(sorted({str(mark.key) for mark in over if mark.key is not None}))
     lit = f' data-mark="{keys}"' if keys else ""
@@ -139,7 +139,7 @@ def piece(text: str, over: Sequence[Mark]) -> str:
         inner = min(tinted, key=lambda mark: mark.end - mark.start)
         colour = f' style="--hue:var(--hue-{inner.hue % 6});--tint:{inner.tint:.2g}"'
         colour += inner.attributes
-    return f'<span class="{kinds}"{lit}{colour}>{escaped(text)}</span>'
+    return f'<span class="{kinds}"{lit}{colour}>{draw(text)}</span>'
 
 # %% ../../nbs/widgets/00_html.ipynb #12c6fc06
 def marked_text(
