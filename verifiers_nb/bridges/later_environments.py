@@ -500,7 +500,8 @@ class LaterTextArenaEnv(LaterMultiTurnEnv, either=True):
     ) -> None:
         from datasets import Dataset
 
-        self.ta_env, self.feedback_fn = make_game(game, wrapped=True), feedback_fn
+        self.ta_env = make_game(game, wrapped=True)
+        self.feedback_fn = feedback_fn
         self.ta_env.reset(num_players=1)
         self.question = self.ta_env.get_observation()[1]
         sizes, draw = (num_train_examples, num_eval_examples), Random(seed)

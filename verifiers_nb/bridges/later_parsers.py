@@ -80,7 +80,8 @@ class LaterXMLParser(XMLParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shared, self.extract_fn = [], identity
+        self._shared = []
+        self.extract_fn = identity
         self._fields = [(names[0], list(names)) for names in self._names]
 
     def __getattr__(self, name: str) -> Any:

@@ -288,7 +288,8 @@ class AgentEnv(Environment):
         super().__init__(**kwargs)
         if isinstance(agent, str):
             raise TypeError("A command must be a list of words, such as ['python', 'agent.py'].")
-        self.agent, self.threads = agent, Threads()
+        self.agent = agent
+        self.threads = Threads()
 
     async def run_agent(self, tape: Tape, **row: Any) -> Any:
         """Run the agent on a row and return its result."""

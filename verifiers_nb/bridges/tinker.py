@@ -141,7 +141,8 @@ class TinkerPolicy(torch.nn.Module):
 
         super().__init__()
         self.anchor = torch.nn.Parameter(torch.zeros(1))
-        self.address, self.fresh = address, False
+        self.address = address
+        self.fresh = False
         self.service = tinker.ServiceClient(**address)
         self.settings = {"base_model": base_model, "rank": rank, "seed": seed}
         self.restart()
@@ -159,7 +160,8 @@ class TinkerPolicy(torch.nn.Module):
     def load(self, path: str) -> None:
         """Continue from saved weights and optimizer state."""
         create = self.service.create_training_client_from_state_with_optimizer
-        self.remote, self.fresh = create(path).result(), False
+        self.remote = create(path).result()
+        self.fresh = False
 
     def export(self, folder: Path) -> Path:
         """Download the adapter's files in the server's export format; return the folder."""
@@ -234,9 +236,11 @@ class TinkerClient:
     sample = sample_remotely
 
     def __init__(self, service: Any, model: str, tokenizer: PreTrainedTokenizerBase) -> None:
-        self.service, self.model = service, model
+        self.service = service
+        self.model = model
         self.newest: tuple[Any, int] = (None, 0)
-        self.served, self.request_numbers = PromptTokenizer(tokenizer), count(1)
+        self.served = PromptTokenizer(tokenizer)
+        self.request_numbers = count(1)
         create = partial(complete_chat, self)
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=create))
         self.completions = SimpleNamespace(create=partial(complete_text, self))

@@ -208,7 +208,8 @@ class TRLRollouts:
     """
 
     def __init__(self, env: Environment, rows: Sequence[RolloutRows], client: Any = None) -> None:
-        self.env, self.client = env, client
+        self.env = env
+        self.client = client
         self.rows = rows_by_prompt(*rows)
         self.pushed: tuple[Any, int] | None = None
 

@@ -237,10 +237,14 @@ class Player:
     """A process of another Python that plays tasks; `settings` are the argument of its script."""
 
     def __init__(self, python: str | Path, script: Any, settings: Mapping[str, Any]) -> None:
-        self.log, self.numbers, self.lock = TemporaryFile(), count(), RLock()  # noqa: SIM115
+        self.log = TemporaryFile()  # noqa: SIM115
+        self.numbers = count()
+        self.lock = RLock()
         self.waiting: dict[int, Future[dict[str, Any]]] = {}
-        self.versions, self.tasks = pending(), pending()
-        self.first, self.problem = [self.versions, self.tasks], ""
+        self.versions = pending()
+        self.tasks = pending()
+        self.first = [self.versions, self.tasks]
+        self.problem = ""
         self.process = start_script(python, script, settings, self.log)
         Thread(target=take_answers, args=(self,), daemon=True).start()
 

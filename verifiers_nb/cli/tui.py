@@ -148,10 +148,12 @@ class RunScreen(Screen[None]):
 
     def __init__(self, run: SavedRun, env: str | None = None) -> None:
         super().__init__()
-        self.run, self.env = run, env
+        self.run = run
+        self.env = env
         self.places: Sequence[Place] = ()
         self.found: Sequence[Place] = ()
-        self.sorting, self.wanted = ORDERS[0], ""
+        self.sorting = ORDERS[0]
+        self.wanted = ""
         self.kept: dict[str, Any] | None = None
         self.unfolded = False
         self.parser: Any = None
@@ -285,7 +287,8 @@ class RunsScreen(Screen[None]):
 
     def __init__(self, paths: Sequence[Path], env: str | None) -> None:
         super().__init__()
-        self.paths, self.env = paths, env
+        self.paths = paths
+        self.env = env
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
@@ -327,7 +330,8 @@ class TerminalBrowser(App[None]):
 
     def __init__(self, paths: Sequence[Path], env: str | None = None) -> None:
         super().__init__()
-        self.paths, self.env = paths, env
+        self.paths = paths
+        self.env = env
 
     def on_mount(self) -> None:
         """Show the tree of runs, or directly the only run that the user named."""

@@ -139,8 +139,10 @@ class WikiTools:
     def __init__(
         self, pages: Mapping[str, Page], embed: Embed, open_index: Callable[[], Any]
     ) -> None:
-        self.pages, self.embed = pages, embed
-        self.index, self.lock = cache(open_index), Lock()
+        self.pages = pages
+        self.embed = embed
+        self.index = cache(open_index)
+        self.lock = Lock()
 
     def page(self, page_id: str) -> Page:
         """Return a page; raises `ValueError` for one that is not there."""

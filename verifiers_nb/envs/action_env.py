@@ -62,7 +62,8 @@ class ActionEnv(MultiTurnEnv):
         self.reader = action_parser(parser)
         self.commands = commands
         self.strict = strict
-        self.execute, self.end_commands = execute, end_commands
+        self.execute = execute
+        self.end_commands = end_commands
         self.max_format_errors = max_format_errors
         if isinstance(self.reader, FunctionCallingParser):
             kwargs.setdefault("oai_tools", [c.get_function_calling_tool() for c in commands])

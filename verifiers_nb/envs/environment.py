@@ -207,8 +207,10 @@ class Environment(ABC):
         self.dataset = prepare_dataset(dataset, prepare)
         self.eval_dataset = prepare_dataset(eval_dataset, prepare)
         self.client, self.model = client, model
-        self.oai_tools, self.max_workers = oai_tools, max_workers
-        self.max_retries, self.rollout_timeout = max_retries, rollout_timeout
+        self.oai_tools = oai_tools
+        self.max_workers = max_workers
+        self.max_retries = max_retries
+        self.rollout_timeout = rollout_timeout
         self.rubric = check_rubric(rubric) or Rubric()
         if parser is not None and not self.rubric.has_own_parser:
             self.rubric.set_parser(parser)

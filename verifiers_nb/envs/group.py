@@ -88,7 +88,8 @@ class EnvGroup(Environment):
         if len(names) != len(envs):
             raise ValueError("Number of env_names must match number of envs")
         check_members(envs, names)
-        self.envs, self.env_names = list(envs), names
+        self.envs = list(envs)
+        self.env_names = names
         self.env_map = dict(zip(names, envs, strict=True))
         has_train = any(env.has_dataset for env in envs)
         has_eval = any(env.has_eval_dataset for env in envs)

@@ -126,9 +126,17 @@ def learnable_rewards(
     low, high = min(rewards, default=0.0), max(rewards, default=0.0)
     most = max(most, high)
     solved = sum(reward >= most - EQUAL_REWARDS for reward in rewards) if most > 0 else 0
-    figures = low, high, most, solved
     return Learnable(
-        len(rewards), len(several), sum(differ), *figures, endings or {}, answered, tag
+        rollouts=len(rewards),
+        groups=len(several),
+        teaching=sum(differ),
+        low=low,
+        high=high,
+        most=most,
+        solved=solved,
+        endings=endings or {},
+        answered=answered,
+        tag=tag,
     )
 
 # %% ../../nbs/envs/18_learnable.ipynb #45736760

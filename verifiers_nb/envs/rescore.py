@@ -60,7 +60,9 @@ def rollouts_from_outputs(results: GenerateOutputs) -> list[Rollout]:
     """Return the rollouts of outputs; their states are copies, one level deep."""
     rollouts = rollouts_from_columns(*([*getattr(results, name)] for name in ROW))
     for i, rollout in enumerate(rollouts):
-        rollout.index, rollout.reward, rollout.state = i, results.reward[i], {**rollout.state}
+        rollout.index = i
+        rollout.reward = results.reward[i]
+        rollout.state = {**rollout.state}
         rollout.metrics = {name: values[i] for name, values in results.metrics.items()}
         rollout.turns = rollout_turns(rollout.state, exact=False)
         rollout.error = rollout.state.get("error")

@@ -237,7 +237,8 @@ class StoredRollouts(Sequence[dict[str, Any]]):
     """The records at some offsets of a file, each read on access."""
 
     def __init__(self, path: Path, offsets: Iterable[int]) -> None:
-        self.path, self.offsets = path, array("Q", offsets)
+        self.path = path
+        self.offsets = array("Q", offsets)
         self.read = lru_cache(maxsize=1)(partial(read_at, path))
 
     def __len__(self) -> int:

@@ -113,7 +113,8 @@ class LentLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.running, self.free = threading.Lock(), threading.Event()
+        self.running = threading.Lock()
+        self.free = threading.Event()
         self.free.set()
         threading.Thread(target=self.serve, name="verifiers_nb-loop", daemon=True).start()
 
@@ -214,7 +215,8 @@ def fail(rollout: Rollout, error: Exception) -> None:
     if lacks_files(error):
         message = f"{message}. {TOO_MANY_FILES}"
     rollout.error = without_secrets(message)
-    rollout.completion, rollout.turns = "" if isinstance(rollout.prompt, str) else [], []
+    rollout.completion = "" if isinstance(rollout.prompt, str) else []
+    rollout.turns = []
     columns = {name: getattr(rollout, name) for name in (*INPUTS, "error")}
     rollout.state = {**columns, "responses": []}
 
@@ -338,7 +340,8 @@ class RolloutRun:
         order = self.order()
         if max_concurrent == -1 and (self.budget or self.until):
             max_concurrent = MAY_END_IN_FLIGHT
-        self.process, self.belongings = os.getpid(), Belongings()
+        self.process = os.getpid()
+        self.belongings = Belongings()
         done = watch(self.show_status)
         try:
             if self.store:

@@ -170,12 +170,15 @@ class RolloutStore:
 
     def __init__(self, path: str | Path, retry_failed: bool = False) -> None:
         # A reward function may change the working directory.
-        self.path, self.retry_failed = Path(os.path.abspath(path)), retry_failed
-        self.seconds, self.began = 0.0, time.monotonic()
+        self.path = Path(os.path.abspath(path))
+        self.retry_failed = retry_failed
+        self.seconds = 0.0
+        self.began = time.monotonic()
         self.settings: dict[str, Any] | None = None
         self.settings_text = b""
         self.stored_settings: dict[str, Any] | None = None
-        self.done, self.failed = dict[int, int](), set[int]()
+        self.done = dict[int, int]()
+        self.failed = set[int]()
         self.inputs: dict[int, str] = {}  # of the rollouts that are being played
         self.file: AppendedFile | None = None
         if self.path.exists():
@@ -184,7 +187,8 @@ class RolloutStore:
 
     def read(self) -> None:
         """Find the rollouts in the file, and those of them that failed."""
-        self.done, self.failed = {}, set()
+        self.done = {}
+        self.failed = set()
         for offset, record in read_with_offsets(self.path):
             self.done[record["index"]] = offset
             if record["error"]:

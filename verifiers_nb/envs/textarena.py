@@ -142,7 +142,8 @@ class TextArenaEnv(MultiTurnEnv):
         **kwargs: Any,
     ) -> None:
         sets = generated_sets(self.make_rows, seed, num_train_examples, num_eval_examples)
-        self.game, self.feedback_fn = make_game(game, words), feedback_fn
+        self.game = make_game(game, words)
+        self.feedback_fn = feedback_fn
         new_game(self.game, seed)  # raises an error now if the game can't be played
         parser = parser or XMLParser(["think", "guess"], answer_field="guess")
         if system_prompt is None:

@@ -122,7 +122,8 @@ class Judges:
     """
 
     def __init__(self, left: int = 0) -> None:
-        self.left, self.why = left, NOT_ASKED
+        self.left = left
+        self.why = NOT_ASKED
 
     def answer(self, env: Environment, question: Question) -> str | PermissionError:
         """Return the judge's answer, or an error for the function that asked."""
@@ -170,15 +171,17 @@ async def pay_played(env: Environment, rollouts: Sequence[Rollout]) -> list[Paym
 async def pay(env: Environment, row: Rollout, script: Script | None) -> Payment:
     """Play a script on a row, and score it."""
     began = time.perf_counter()
-    given = (row.prompt, row.answer, row.task, row.info)
     try:
         if script is None:
             completion: Any = [] if isinstance(row.prompt, list) else ""
-            state = initial_state(*given, env.message_type)
+            state = initial_state(row.prompt, row.answer, row.task, row.info, env.message_type)
             if isinstance(env, MultiTurnEnv):
                 state = await settled(env.setup_state(state))
         else:
-            completion, state = await env.rollout(ScriptedClient(script), "audit", *given, {})
+            client = ScriptedClient(script)
+            completion, state = await env.rollout(
+                client, "audit", row.prompt, row.answer, row.task, row.info, {}
+            )
     except Exception as error:
         return Payment(error=f"the rollout failed: {type(error).__name__}: {error}")
     (payment,) = await pay_played(env, [replace(row, completion=completion, state=state)])

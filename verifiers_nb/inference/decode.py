@@ -45,7 +45,8 @@ class RowCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
-        self.buffers, self.starts = list[Tensor](), list[int]()
+        self.buffers = list[Tensor]()
+        self.starts = list[int]()
         self.begin = self.end = 0
         self.capacity = (0, 0)
 
@@ -118,7 +119,8 @@ def keep_rows(cache: RowCache, order: list[int]) -> None:
     cache.starts = [cache.starts[row] for row in order]
     cache.begin = min(cache.starts, default=cache.end)
     if not order:
-        cache.buffers, cache.capacity = [], (0, 0)
+        cache.buffers = []
+        cache.capacity = (0, 0)
 
 # %% ../../nbs/inference/02_decode.ipynb #472b07b9
 def prefill_attention(
@@ -168,7 +170,8 @@ class PlainDecoder:
     is_full, token_bytes = False, 0
 
     def __init__(self, model: PreTrainedModel):
-        self.model, self.rows = model, list[list[int]]()
+        self.model = model
+        self.rows = list[list[int]]()
 
     def join(self, prompts: Sequence[Sequence[int]]) -> None:
         """Append a row per prompt."""
@@ -279,7 +282,8 @@ class CachedDecoder:
 
     def __init__(self, model: PreTrainedModel):
         use_row_attention(model)
-        self.model, self.cache = model, RowCache()
+        self.model = model
+        self.cache = RowCache()
 
     def join(self, prompts: Sequence[Sequence[int]]) -> None:
         """Append a row per prompt; each distinct prompt is computed once."""

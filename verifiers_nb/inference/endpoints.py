@@ -155,9 +155,11 @@ class Endpoints:
         self.retries = retries
         self.check_every = check_every
         self.model: str = clients[0].model
-        self.version, self.folders = 0, AdapterFolders()
+        self.version = 0
+        self.folders = AdapterFolders()
         self.folder: Path | None = None
-        self.pushing, self.lock = threading.RLock(), threading.Lock()
+        self.pushing = threading.RLock()
+        self.lock = threading.Lock()
         self.closed = threading.Event()
         self.completions = SimpleNamespace(create=partial(self.create, "completions"))
         chat = SimpleNamespace(create=partial(self.create, "chat.completions"))
@@ -250,7 +252,8 @@ async def send_to_any(endpoints: Endpoints, kind: str, request: dict[str, Any]) 
         endpoint = await wait_for_endpoint(endpoints)
         create = attrgetter(kind)(endpoint.client).create
         with endpoints.lock:
-            endpoint.busy, endpoint.requests = endpoint.busy + 1, endpoint.requests + 1
+            endpoint.busy += 1
+            endpoint.requests += 1
         try:
             return await create(**request)
         except Exception as error:

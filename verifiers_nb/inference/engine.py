@@ -245,7 +245,8 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
         self.scheduler = Scheduler(network, max_batch_size, threads, cache)
         # Also called when the engine is garbage-collected, and at the end of the interpreter.
         self.close = weakref.finalize(self, Scheduler.close, self.scheduler)
-        self.seeds, self.request_numbers = random.Random(seed), count(1)
+        self.seeds = random.Random(seed)
+        self.request_numbers = count(1)
         chat = SimpleNamespace(create=partial(complete_chat, self))
         self.chat = SimpleNamespace(completions=chat)
         self.completions = SimpleNamespace(create=partial(complete_text, self))

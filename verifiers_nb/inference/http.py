@@ -235,10 +235,12 @@ class HTTPClient:
         chat = SimpleNamespace(create=partial(self.create, self.url("chat/completions")))
         self.chat = SimpleNamespace(completions=chat)
         self.limit = as_timeout(timeout)
-        self.max_connections, self.max_reply_mb = max_connections, max_reply_mb
+        self.max_connections = max_connections
+        self.max_reply_mb = max_reply_mb
         self.sessions: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
         self.gates = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
-        self.lock, self.noted = threading.Lock(), False
+        self.lock = threading.Lock()
+        self.noted = False
         weakref.finalize(self, end_sessions, self.sessions)
 
     def url(self, path: str) -> URL:

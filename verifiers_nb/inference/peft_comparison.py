@@ -49,14 +49,14 @@ def gaps_with_peft(turn: Turn, adapter: PeftModel, temperature: float) -> list[f
     """
     import torch
 
-    given = turn.prompt_ids, turn.completion_ids, temperature
+    prompt, sampled = turn.prompt_ids, turn.completion_ids
     served, training = torch.tensor(turn.logprobs), adapter.training
     adapter.eval()
     try:
         with torch.no_grad():
-            adapted = sampled_logprobs(adapter, *given)
+            adapted = sampled_logprobs(adapter, prompt, sampled, temperature)
             with adapter.disable_adapter():
-                base = sampled_logprobs(adapter, *given)
+                base = sampled_logprobs(adapter, prompt, sampled, temperature)
     finally:
         adapter.train(training)
     return [typical_gap(*pair) for pair in ((served, adapted), (served, base), (adapted, base))]

@@ -118,7 +118,8 @@ class PromptTokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         # A fast tokenizer fails if two threads use it at once, and the caller may use the original.
-        self.tokenizer, self.lock = copy.deepcopy(tokenizer), threading.Lock()
+        self.tokenizer = copy.deepcopy(tokenizer)
+        self.lock = threading.Lock()
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the ids of a text; ids stay unchanged."""

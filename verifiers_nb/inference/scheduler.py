@@ -43,7 +43,8 @@ class StopDetector:
     """Find stop strings in a growing answer, at a constant cost per token."""
 
     def __init__(self, decode: Callable[[list[int]], str], stops: tuple[str, ...]):
-        self.decode, self.stops = decode, stops
+        self.decode = decode
+        self.stops = stops
         self.tail = ""
         self.begin = 0
         self.read = 0
@@ -112,14 +113,16 @@ class Batch:
     """The sequences that run together, in the order of the decoder's rows."""
 
     def __init__(self, model: PreTrainedModel):
-        self.decoder, self.running = make_decoder(model), list[SampledSequence]()
+        self.decoder = make_decoder(model)
+        self.running = list[SampledSequence]()
         self.sampler: Sampler | None = None
         self.tokens_generated = 0
 
     def join(self, new: list[SampledSequence]) -> None:
         """Add new or started sequences; those of similar length are prefilled together."""
         new = sorted(new, key=lambda each: (each.length, each.prompt))
-        self.running, self.sampler = [*self.running, *new], None
+        self.running = [*self.running, *new]
+        self.sampler = None
         self.decoder.join([each.prompt + each.token_ids for each in new])
 
     def advance(self) -> list[SampledSequence]:
@@ -148,7 +151,8 @@ class Batch:
             del order[-1]
         if removed:
             self.decoder.keep(order)
-            self.running, self.sampler = [self.running[row] for row in order], None
+            self.running = [self.running[row] for row in order]
+            self.sampler = None
         return removed
 
     def clear(self) -> list[SampledSequence]:
@@ -292,9 +296,11 @@ class Scheduler:
         self.batch = Batch(model)
         self.closed = False
         self.wave: list[SampledSequence] = []  # of this iteration of an event loop
-        self.inbox, self.waiting = list[SampledSequence](), list[SampledSequence]()
+        self.inbox = list[SampledSequence]()
+        self.waiting = list[SampledSequence]()
         self.max_batch_size = self.most = max_batch_size
-        self.cache_bytes, self.version = cache_bytes, 0
+        self.cache_bytes = cache_bytes
+        self.version = 0
         self.weights: dict[str, Tensor] | None = None  # for new sequences
         self.serving: dict[str, Tensor] | None = None  # those that the model has
         self.changed = threading.Condition()

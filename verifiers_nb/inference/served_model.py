@@ -22,6 +22,7 @@ from .client import check_adapter, check_saved, get_model, get_tokenizer
 from .decode import make_matcher
 from .requests import PromptTokenizer
 from ..support.memory import best_device, sampling_dtype
+from ..support.products import use_onednn
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -59,6 +60,7 @@ def load_network(
         dtype = sampling_dtype(device)
     network.zero_grad()  # the copy of a model in training has its gradients too
     torch.nn.Module.to(network, device, dtype)
+    use_onednn(network)
     return network.eval().requires_grad_(False)
 
 # %% ../../nbs/inference/04_served_model.ipynb #af75efc1

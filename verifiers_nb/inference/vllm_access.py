@@ -59,7 +59,8 @@ class AccessFilter:
     """ASGI middleware that answers requests with a `refusal` itself, and passes on all others."""
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
-        self.app, self.api_key = app, os.environ.get("VLLM_API_KEY", "")
+        self.app = app
+        self.api_key = os.environ.get("VLLM_API_KEY", "")
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Pass a request on, or reject it. Websockets are always rejected."""

@@ -65,7 +65,8 @@ class ServerError(RuntimeError):
     def __init__(self, what: str, failure: str, line: str = "", log: Path | None = None):
         shown = f"\nFrom its log: {line[:1000]}\nFull log: {log}" if log else ""
         super().__init__(f"{what}: {known_failures()[failure]['advice']}{shown}")
-        self.failure, self.log = failure, log
+        self.failure = failure
+        self.log = log
 
 # %% ../../nbs/inference/11_vllm_log.ipynb #cb9c4862
 LOG_TAIL = 200_000  # bytes

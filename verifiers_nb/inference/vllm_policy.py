@@ -383,11 +383,13 @@ class VLLMClient(HTTPClient):
     ) -> None:
         super().__init__(base_url, api_key, model=model, **settings)
         self.model = model or served_model(self)
-        self.versions, self.folders = Versions(self.model), AdapterFolders(adapter_dir)
+        self.versions = Versions(self.model)
+        self.folders = AdapterFolders(adapter_dir)
         self.max_loras = max_loras
         self.tolerance = tolerance
         self.proved = False
-        self.pushing, self.claimed = threading.RLock(), claim_lock(self.base_url)
+        self.pushing = threading.RLock()
+        self.claimed = claim_lock(self.base_url)
         self.server = server
 
     @property

@@ -39,7 +39,9 @@ class FormatError(Exception):
 
     def __init__(self, message: str = "", *, rule: str = "", span: TextSpan | None = None) -> None:
         super().__init__(message)
-        self.message, self.rule, self.span = message, rule, span
+        self.message = message
+        self.rule = rule
+        self.span = span
         self.extra_info: dict[str, Any] = {}
 
 # %% ../../nbs/parsers/05_actions.ipynb #7b52009b

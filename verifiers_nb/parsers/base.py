@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..types import ANY_REASONING, content_text, reasoning_text
+from ..types import content_text, reasoning_text
 
 if TYPE_CHECKING:
     from ..types import ChatMessage, Messages
@@ -117,16 +117,14 @@ def assistant_texts(completion: Messages, thinking: bool = False) -> list[str]:
     """Return the text of each assistant message; a string is one message."""
     if isinstance(completion, str):
         return [completion]
-    if not thinking:
-        return [content_text(m.get("content")) for m in completion if m.get("role") == "assistant"]
-    return [
-        text
-        if isinstance(text := m.get("content"), str)
-        and (len(m) == 2 or ANY_REASONING.isdisjoint(m))  # most have a role and a text only
-        else text_with_thinking(m)
-        for m in completion
-        if m.get("role") == "assistant"
-    ]
+    texts = []
+    for message in completion:
+        if message.get("role") == "assistant":
+            text = message.get("content")
+            if len(message) > 2 or not isinstance(text, str):  # most have a role and a text only
+                text = text_with_thinking(message) if thinking else content_text(text)
+            texts.append(text)
+    return texts
 
 # %% ../../nbs/parsers/00_base.ipynb #43d19cc0
 ExtractFn: TypeAlias = Callable[[str], Any]
@@ -183,6 +181,8 @@ class Parser:
         def format_reward_func(completion: Messages, **kwargs: Any) -> float:
             """Score the completion's format; returns 0.0 without an assistant message."""
             texts = assistant_texts(completion, thinking)
+            if len(texts) == 1:
+                return score(texts[0])
             return sum(map(score, texts)) / len(texts) if texts else 0.0
 
         return format_reward_func

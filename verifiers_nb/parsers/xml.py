@@ -341,13 +341,16 @@ def find_values(text: str, tags: Sequence[Tag], strip: bool = True, last: bool =
 def finish_values(values: Values, fields: Sequence[tuple[str, ...]], extract_fn: ExtractFn) -> None:
     """Share values among the names of each field, then apply `extract_fn` to them, in place."""
     for names in fields:
-        found = [values[name] for name in names if values[name] is not None]
         for name in names:
-            if found and values[name] is None:
-                values[name] = found[0]
-    for name, value in values.items():
-        if value is not None:
-            values[name] = extract_fn(value)
+            if (found := values[name]) is not None:
+                break
+        for name in names:
+            if values[name] is None:
+                values[name] = found
+    if extract_fn is not identity:
+        for name, value in values.items():
+            if value is not None:
+                values[name] = extract_fn(value)
 
 # %% ../../nbs/parsers/03_xml.ipynb #d1854de6
 def xml_tag(
@@ -418,11 +421,12 @@ class XMLParser(Parser):
             text = content_text(text)
         result = SimpleNamespace()
         values = result.__dict__
-        if last or len(text) > 1000:
+        if len(text) > 1000:
             values.update(find_values(text, self._tags, strip, last))
         else:
             for name, opening, closing, width in self._tags:
-                begin = text.find(opening) + width
+                start = text.rfind(opening, 0, text.rfind(closing)) if last else text.find(opening)
+                begin = start + width
                 end = text.find(closing, begin)
                 value = text[begin:end] if begin >= width and end >= 0 else None
                 values[name] = value.strip() if value and strip else value
@@ -432,9 +436,11 @@ class XMLParser(Parser):
 
     def parse_answer(self, completion: Messages) -> Any:
         """Return the last answer of a string, or of the last assistant message that has one."""
-        parsed = (self.parse(text, last=True) for text in reversed(assistant_texts(completion)))
-        answers = (getattr(fields, self.answer_field, None) for fields in parsed)
-        return next((answer for answer in answers if answer is not None), None)
+        for text in reversed(assistant_texts(completion)):
+            answer = getattr(self.parse(text, last=True), self.answer_field, None)
+            if answer is not None:
+                return answer
+        return None
 
     def find_spans(self, text: str) -> FieldSpans:
         """Return the span of each field's content, as the rules get them.

@@ -125,7 +125,8 @@ class VerdictWatch:
     """Count verdicts, and warn if a judge has given the same scores in all of them."""
 
     def __init__(self) -> None:
-        self.count, self.kinds = 0, Counter[tuple[float, ...]]()
+        self.count = 0
+        self.kinds = Counter[tuple[float, ...]]()
 
     def note(self, scores: Sequence[float]) -> None:
         """Count a verdict."""

@@ -89,7 +89,8 @@ class JudgeClient:
     """
 
     def __init__(self, base_url: str | None = None, key_var: str = "OPENAI_API_KEY") -> None:
-        self.base_url, self.key_var = base_url, key_var
+        self.base_url = base_url
+        self.key_var = key_var
 
     @cached_property
     def client(self) -> Any:
@@ -157,7 +158,8 @@ class JudgeRubric(Rubric):
     ) -> None:
         super().__init__(parser=parser, parallelize_scoring=parallelize_scoring, **kwargs)
         self.judge_client = JudgeClient() if judge_client is None else judge_client
-        self.judge_model, self.judge_prompt = judge_model, judge_prompt
+        self.judge_model = judge_model
+        self.judge_prompt = judge_prompt
         self.judge_sampling_args, warnings = check_sampling_args(judge_sampling_args or {})
         for warning in warnings:
             logger.warning("In judge_sampling_args: %s", warning)

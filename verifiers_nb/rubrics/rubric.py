@@ -386,7 +386,8 @@ class Rubric:
     ) -> None:
         self.reward_funcs: list[RewardFunc] = []
         self.reward_weights: list[float] = []
-        self.parallelize_scoring, self.timeout = parallelize_scoring, timeout
+        self.parallelize_scoring = parallelize_scoring
+        self.timeout = timeout
         self.failures: Counter[str] = Counter()
         self.has_own_parser = parser is not None
         self.class_objects: dict[str, Any] = {}

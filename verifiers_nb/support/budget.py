@@ -170,7 +170,8 @@ class MeteredClient:
         chat, text = (
             each and SimpleNamespace(create=partial(self.ask, each)) for each in (chat, text)
         )
-        self.chat, self.completions = SimpleNamespace(completions=chat), text
+        self.chat = SimpleNamespace(completions=chat)
+        self.completions = text
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "client":  # copy and pickle look these up first

@@ -132,8 +132,8 @@ def enter_own_root(libc: ctypes.CDLL, folder: str, file_mb: int, paths: Sequence
         mount(libc, "tmpfs", folder + HIDDEN, "tmpfs", "size=4k,mode=755")
     rdonly_nosuid_nodev = struct.pack("QQQQ", 1 | 2 | 4, 0, 0, 0)  # a struct mount_attr
     mount_setattr, at_fdcwd, recursively = 442, -100, 0x8000
-    attributes = rdonly_nosuid_nodev, len(rdonly_nosuid_nodev)
-    check(libc.syscall(mount_setattr, at_fdcwd, folder.encode(), recursively, *attributes))
+    place, size = folder.encode(), len(rdonly_nosuid_nodev)
+    check(libc.syscall(mount_setattr, at_fdcwd, place, recursively, rdonly_nosuid_nodev, size))
     for device in DEVICES:
         mount(libc, device, folder + device)
     mount(libc, "tmpfs", folder + folder, "tmpfs", f"size={file_mb}m,nr_inodes={file_mb}k,mode=700")

@@ -66,7 +66,8 @@ class HeaderReader:
     """Read numbers and texts from bytes, one after the other; `EOFError` where the bytes end."""
 
     def __init__(self, data: Any) -> None:
-        self.data, self.at = data, 0
+        self.data = data
+        self.at = 0
 
     def take(self, count: int) -> bytes:
         """Return the next bytes."""
@@ -217,7 +218,8 @@ def forget_quantization(model: Any) -> None:
     for owner, name in ((model.config, "quantization_config"), (model, "quantization_method")):
         if hasattr(owner, name):
             delattr(owner, name)
-    model.hf_quantizer, model.is_quantized = None, False
+    model.hf_quantizer = None
+    model.is_quantized = False
 
 # %% ../../nbs/support/15_gguf.ipynb #4128e3d2
 @contextmanager

@@ -28,12 +28,14 @@ class MeanSequence:
     """
 
     def __init__(self, half: float, confidence: float = 0.95) -> None:
-        self.half, self.threshold = half, math.log(2 / (1 - confidence))
+        self.half = half
+        self.threshold = math.log(2 / (1 - confidence))
         self.count = 0
         self.total = 0.5
         self.squares = 0.25
         self.weights = self.weighted = self.penalty = 0.0
-        self.low, self.high = 0.0, 1.0
+        self.low = 0.0
+        self.high = 1.0
 
     def add(self, value: float) -> None:
         """Add a value."""
@@ -64,7 +66,8 @@ class DrawnOrder:
     """
 
     def __init__(self, members: Mapping[Any, Sequence[int]], seed: int = 0) -> None:
-        self.members, self.examples = members, [*members]
+        self.members = members
+        self.examples = [*members]
         random.Random(seed).shuffle(self.examples)
         self.rewards: dict[Any, list[float | None]] = {example: [] for example in members}
         self.place = 0
@@ -127,7 +130,8 @@ class Until:
                 "high))."
             )
         self.sequence = MeanSequence(self.width / (self.top - self.bottom) / 2, self.confidence)
-        self.order, self.outside = DrawnOrder(members, self.seed), None
+        self.order = DrawnOrder(members, self.seed)
+        self.outside = None
         return self.order.indices()
 
     def note(self, example: Any, reward: float | None) -> None:

@@ -147,7 +147,8 @@ class Connection:
     """
 
     def __init__(self, settings: ServerSettings, timeout: float) -> None:
-        self.settings, self.timeout = settings, timeout
+        self.settings = settings
+        self.timeout = timeout
         self.log = TemporaryFile()  # noqa: SIM115 - closed by `close`
         self.printed = self.logged = ""
         self.waiting = self.lost_with = 0
@@ -312,7 +313,8 @@ class Server:
     """A server that is started by the first call, and again by the first call after a failure."""
 
     def __init__(self, settings: ServerSettings, timeout: float) -> None:
-        self.settings, self.timeout = settings, timeout
+        self.settings = settings
+        self.timeout = timeout
         self.connection: Connection | None = None
         self.few = asyncio.Semaphore(AT_ONCE)  # of the servers for single calls
 

@@ -7,20 +7,16 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['WEIGHT_FILES', 'is_adapter', 'base_and_adapter', 'load_adapter', 'new_adapter', 'made_trainable', 'with_adapter',
-           'turn_off_dropout', 'FrozenLinear', 'frozen_linear', 'use_onednn', 'save_adapter', 'merge_and_save',
-           'MovingReference']
+           'turn_off_dropout', 'save_adapter', 'merge_and_save', 'MovingReference']
 
 # %% ../../nbs/trainer/09_adapters.ipynb #77de68da
 import copy
 import warnings
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
-from torch.nn import Parameter
-from torch.nn.functional import linear
 
 from ..inference.client import base_of, check_adapter, check_saved, written_whole
 from .batching import MicroBatch
@@ -151,41 +147,6 @@ def turn_off_dropout(model: torch.nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0
-
-# %% ../../nbs/trainer/09_adapters.ipynb #30d39884
-class FrozenLinear(torch.autograd.Function):
-    """The product of inputs [..., I] and a frozen weight [O, I], [..., O], by oneDNN."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return the product."""
-        ctx.save_for_backward(weight)
-        return torch.ops.mkldnn._linear_pointwise(inputs, weight, None, "none", [], "")
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
-        """Return the gradient of the inputs."""
-        return FrozenLinear.apply(gradients[0], ctx.saved_tensors[0].t()), None
-
-# %% ../../nbs/trainer/09_adapters.ipynb #2aa0dd39
-def frozen_linear(layer: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
-    """Return the output of a linear layer, by oneDNN if it is frozen float32 on a processor."""
-    weight, bias = layer.weight, layer.bias
-    usual = input.device.type != "cpu" or torch.is_autocast_enabled("cpu") or weight.requires_grad
-    # A quantised weight is of another class, which may know only the usual product.
-    if usual or not input.dtype == weight.dtype == torch.float32 or type(weight) is not Parameter:
-        return linear(input, weight, bias)
-    outputs = FrozenLinear.apply(input, weight)
-    return outputs if bias is None else outputs + bias
-
-# %% ../../nbs/trainer/09_adapters.ipynb #d238dcaf
-def use_onednn(model: torch.nn.Module) -> None:
-    """Compute the frozen linear layers of a model by oneDNN, on AMD's processors with AVX-512."""
-    processor: Any = getattr(torch.cpu, "get_capabilities", dict)()
-    if "AMD" in processor.get("cpu_name", "") and processor.get("avx512_f"):
-        for layer in model.modules():
-            if type(layer) is torch.nn.Linear:
-                layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
 
 # %% ../../nbs/trainer/09_adapters.ipynb #f35534ad
 def save_adapter(model: PeftModel, folder: str | Path) -> Path:

@@ -32,7 +32,8 @@ def group_advantages(
     centred = (grouped - (grouped * mask).sum(1, keepdim=True) / count) * mask
     # Equal rewards have no advantage, even if their mean is rounded.
     high, low = (grouped.masked_fill(mask == 0, v) for v in (-torch.inf, torch.inf))
-    return (centred * (high.amax(1, keepdim=True) > low.amin(1, keepdim=True))).view(-1)
+    differ = high.amax(1, keepdim=True) > low.amin(1, keepdim=True)
+    return centred.where(differ, 0.0).view(-1)
 
 # %% ../../nbs/trainer/00_advantage.ipynb #bd307a3e
 def leave_one_out_advantages(

@@ -189,7 +189,8 @@ class ResumableTrainer(Trainer):
     forked_from: Path | None = None  # the folder of the run that this one left
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.run, self.guard = RunControl(), InterruptGuard()
+        self.run = RunControl()
+        self.guard = InterruptGuard()
         self.changed: dict[str, float] = {}
         self.first_settings: dict[str, Any] = {}  # original values of changed settings
         AcceleratorState._reset_state()  # another trainer may have another precision

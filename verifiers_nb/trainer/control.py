@@ -72,8 +72,10 @@ class Phases:
     """Track the current phase of a run, and count the seconds of each phase."""
 
     def __init__(self) -> None:
-        self.now, self.since = "idle", time.perf_counter()
-        self.seconds, self.lapped = defaultdict[str, float](float), defaultdict[str, float](float)
+        self.now = "idle"
+        self.since = time.perf_counter()
+        self.seconds = defaultdict[str, float](float)
+        self.lapped = defaultdict[str, float](float)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
@@ -152,8 +154,10 @@ class RunControl:
     thread: threading.Thread | None = None
 
     def __init__(self) -> None:
-        self.phase, self.changed = Phases(), threading.Condition()
-        self.metrics, self.changes = dict[str, float](), dict[str, float]()
+        self.phase = Phases()
+        self.changed = threading.Condition()
+        self.metrics = dict[str, float]()
+        self.changes = dict[str, float]()
         self.progress: Callable[[], tuple[int, int, bool]] = lambda: (0, 0, False)
         self.interrupt: Callable[[], None] = lambda: None
 
@@ -233,7 +237,8 @@ class RunControl:
     def begin(self, step: int, max_steps: int) -> None:
         """Set the steps at which the run starts and ends."""
         self.step = self.first_step = step
-        self.max_steps, self.started = max_steps, self.phase.worked()
+        self.max_steps = max_steps
+        self.started = self.phase.worked()
 
     def hold(self) -> bool:
         """Wait during a pause; raise `RunStopped` after a request to stop.

@@ -286,7 +286,7 @@ class GRPOTrainer(ResumableTrainer):
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self.pipeline.interrupt()
+            self.pipeline.close()
             if self.accelerator.is_main_process:
                 self.versions.wake()
                 release_client(self.client)
@@ -407,7 +407,8 @@ class GRPOTrainer(ResumableTrainer):
     def start_afresh(self) -> None:
         """Also forget the moved reference and the measurements."""
         super().start_afresh()
-        self.watch, self.reference = RewardWatch(), MovingReference()
+        self.watch = RewardWatch()
+        self.reference = MovingReference()
         if self.args.kl_reference == "start" or self.cold_weights is not None:
             self.reference.begin_at(self.model)
         elif self.goes_on and self.args.beta and self.accelerator.is_main_process:
@@ -419,7 +420,8 @@ class GRPOTrainer(ResumableTrainer):
         """Forget everything made with the earlier weights."""
         self.versions.pushed = None
         self.delivery = Delivery()
-        self.collapse, self.collapse_told = CollapseWatch(), False
+        self.collapse = CollapseWatch()
+        self.collapse_told = False
 
     def save_more(self, folder: Path) -> None:
         """Save the reference, if it has moved, to a checkpoint too."""

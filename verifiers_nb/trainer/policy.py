@@ -25,7 +25,8 @@ from ..inference.client import get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..support.calls import is_transient
 from ..support.memory import keep_reserve
-from .adapters import is_adapter, use_onednn
+from ..support.products import use_onednn
+from .adapters import is_adapter
 from .advantage import ESTIMATORS
 from .checks import bound_micro_batch
 from .config import GRPOConfig

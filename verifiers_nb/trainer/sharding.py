@@ -20,7 +20,12 @@ from typing import Any, TypeVar
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast, broadcast_object_list, gather_object
+from accelerate.utils import (
+    broadcast,
+    broadcast_object_list,
+    gather_object,
+    patch_environment,
+)
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from .batching import MicroBatch, Sample, build_micro_batch, sampled_places
@@ -92,15 +97,14 @@ def wants_sharding(args: GRPOConfig) -> bool:
 @contextmanager
 def sharding_left_to_us(args: GRPOConfig) -> Iterator[None]:
     """Keep accelerate from sharding within this block."""
-    launched = os.environ.pop("ACCELERATE_USE_FSDP", None)
-    fsdp, args.fsdp = args.fsdp, ""  # not None: transformers before 5.10 ask for its length
-    plugin, args.fsdp_plugin_args = args.fsdp_plugin_args, None
+    fsdp, plugin = args.fsdp, args.fsdp_plugin_args
+    args.fsdp = ""  # not None: transformers before 5.10 ask for its length
+    args.fsdp_plugin_args = None
     try:
-        yield
+        with patch_environment(ACCELERATE_USE_FSDP="false"):
+            yield
     finally:
         args.fsdp, args.fsdp_plugin_args = fsdp, plugin
-        if launched is not None:
-            os.environ["ACCELERATE_USE_FSDP"] = launched
 
 # %% ../../nbs/trainer/12_sharding.ipynb #c8b22668
 def shard_base(gathered: torch.nn.Module, device: torch.device) -> None:
@@ -131,7 +135,8 @@ class GatheredPolicy(torch.nn.Module):
 
     def __init__(self, policy: Any, args: GRPOConfig) -> None:
         super().__init__()
-        self.policy, self.is_sharded = policy, wants_sharding(args)
+        self.policy = policy
+        self.is_sharded = wants_sharding(args)
         if self.is_sharded:
             shard_base(self, args.device)
 
@@ -150,7 +155,8 @@ class Processes(OneProcess):
     """The processes of a launch: each learns from its share, gradients are summed."""
 
     def __init__(self, accelerator: Accelerator, gathered: GatheredPolicy) -> None:
-        self.accelerator, self.gathered = accelerator, gathered
+        self.accelerator = accelerator
+        self.gathered = gathered
         self.scales_gradients = accelerator.scaler is not None
         # Not `accelerator.autocast`, which takes the precision of the latest trainer.
         dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float16

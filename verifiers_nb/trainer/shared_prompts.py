@@ -158,8 +158,15 @@ def attend_at_once(
     query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
     seen = [each.index_select(0, shared.seen) for each in (key, value)]
     reach = (-1 if window is None else window - 1, 0)  # tokens visible before and after each token
-    sizes = (*shared.bounds, *shared.longest)
-    return varlen_attn(query, *seen, *sizes, scale=scale, window_size=reach, enable_gqa=True)
+    return varlen_attn(
+        query,
+        *seen,
+        *shared.bounds,
+        *shared.longest,
+        scale=scale,
+        window_size=reach,
+        enable_gqa=True,
+    )
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #f1abd670
 def shared_prompt_attention(

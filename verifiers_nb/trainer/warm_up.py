@@ -147,7 +147,8 @@ class WarmUp(ResumableTrainer):
         self.size = size
         self.digest = digest
         super().__init__(owner.model, args, processing_class=owner.processing_class)
-        self.run, self.first_weights = owner.run, owner.cold_weights
+        self.run = owner.run
+        self.first_weights = owner.cold_weights
         replace_progress(self)
         if not owner.args.disable_tqdm:
             self.add_callback(LossBar())

@@ -29,8 +29,10 @@ class WriteOn:
     """Pass requests on to a client, but let the first answer begin with the content of `begun`."""
 
     def __init__(self, client: Any, begun: Mapping[str, Any]) -> None:
-        self.client, self.begun = client, begun
-        self.chat, self.asked = SimpleNamespace(completions=self), False
+        self.client = client
+        self.begun = begun
+        self.chat = SimpleNamespace(completions=self)
+        self.asked = False
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.client, name)

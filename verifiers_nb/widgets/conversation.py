@@ -382,8 +382,8 @@ def pressable_marks(
             title = f"token {number + 1:,}, chance {math.exp(logprobs[at]):.2%}"
             attributes = f' tabindex="-1" title="{title}"'
             attributes += action("token", True, row=row, token=number)
-            place = edges[at], edges[at + 1]
-            marks.append(Mark(*place, "token", hue=hue, tint=tint, attributes=attributes))
+            start, end = edges[at], edges[at + 1]
+            marks.append(Mark(start, end, "token", hue=hue, tint=tint, attributes=attributes))
             number += 1
     return marks
 
@@ -415,8 +415,8 @@ def sequence_html(
         marks.append(Mark(edges[at], edges[at + 1], "", key))
         least.append((repr(texts[at])[1:-1][:60], logprobs[at]))
     text = marked_text("".join(texts), marks, name, most=40_000)
-    counts = sum(sequence.mask), len(sequence.ids)
-    return fill("conversation.html", "sequence", *counts, part, text, least)
+    sampled, count = sum(sequence.mask), len(sequence.ids)
+    return fill("conversation.html", "sequence", sampled, count, part, text, least)
 
 # %% ../../nbs/widgets/10_conversation.ipynb #482f0e66
 def tokens_html(
@@ -431,8 +431,7 @@ def tokens_html(
     if decode is not None:
         for number, sequence in enumerate(merge_turns(turns)[:20], 1):
             name = f"Tokens, sequence {number}"
-            how = mode, advantage or 0.0, name, row, before
-            drawn.append(sequence_html(sequence, decode, *how))
+            drawn.append(sequence_html(sequence, decode, mode, advantage or 0.0, name, row, before))
             before += sum(sequence.mask)
-    given = mode, advantage, bool(turns), decode is not None, drawn
-    return fill("conversation.html", "tokens", *given)
+    has_turns, can_decode = bool(turns), decode is not None
+    return fill("conversation.html", "tokens", mode, advantage, has_turns, can_decode, drawn)

@@ -129,8 +129,7 @@ def inspection_html(
         )
     else:
         text = marked_text(seen.text, marks, "Text with its fields and faults")
-    drawn = seen, text, head, live, waits, MOST_KEYS
-    return fill("format_inspector.html", "inspection", *drawn)
+    return fill("format_inspector.html", "inspection", seen, text, head, live, waits, MOST_KEYS)
 
 # %% ../../nbs/widgets/03_format_inspector.ipynb #8b59f415
 def env_of(given: Any) -> Any:
@@ -258,7 +257,8 @@ class FormatInspector(Panel):
             raise ValueError("There are no completions: give them to FormatInspector.")
         if check is not None and check not in self.survey.columns:
             raise ValueError(f"No check {check!r}; there are {', '.join(self.survey.columns)}.")
-        self.page, self.listed = 0, None
+        self.page = 0
+        self.listed = None
         if check is not None:
             rows = self.survey.losers(check, low, high)
             what = "lose points" if (low, high) == (0.0, 1.0) else f"with {low:g} to {high:g}"

@@ -585,6 +585,7 @@ def survey_html(
     for row in listed.rows[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]:
         why = survey.reason(row, listed.check) if listed.check else survey.lost_at(row)
         rows.append((row, why, inspected_text(survey.rows[row])))
-    figures = fmean(survey.totals), survey.most
-    drawn = survey, checks, listed, rows, *figures, at, page, PAGE_ROWS
-    return fill("survey.html", "survey", *drawn, live)
+    mean, most = fmean(survey.totals), survey.most
+    return fill(
+        "survey.html", "survey", survey, checks, listed, rows, mean, most, at, page, PAGE_ROWS, live
+    )

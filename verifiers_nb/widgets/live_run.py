@@ -124,7 +124,8 @@ class LiveRun:
         self.rows = rollout_rows(self.inputs)
         self.count = len(self.rows)
         self.left = list(range(self.count))
-        self.starts, self.before = 0, 0.0
+        self.starts = 0
+        self.before = 0.0
         self.began: float | None = None
         self.future: Future[None] | None = None
         self.ended = threading.Event()
@@ -170,7 +171,8 @@ class LiveRun:
         """Run the remaining rollouts in the background."""
         if self.running:
             raise RuntimeError("This run is already running: stop it first.")
-        self.error, self.starts = None, self.starts + 1
+        self.error = None
+        self.starts += 1
         self.ended.clear()
         self.future = asyncio.run_coroutine_threadsafe(self._go(), background_loop())
 
@@ -203,7 +205,8 @@ class LiveRun:
             self.client = client = await asyncio.to_thread(self.make_client)
             self.breakers = {}
             run_breakers.set(self.breakers)  # for this task and those of the rollouts
-            self.began, self.pace = time.monotonic(), Pace()
+            self.began = time.monotonic()
+            self.pace = Pace()
             self.on_change()
             columns = self.rows.rows, self.rows.groups
             picked = ([column[number] for number in left] for column in columns)

@@ -76,8 +76,7 @@ def article_html(
     parts, marks = rewards_html(record, stored_weights(record) or weights), flags(table, number)
     row, columns = table.rows[number], table.columns.values()
     facts = [c.words(row.columns[c.name]) for c in columns if row.columns.get(c.name) is not None]
-    drawn = number, row, facts, record, marks, parts + body
-    return fill("rollout_explorer.html", "article", *drawn)
+    return fill("rollout_explorer.html", "article", number, row, facts, record, marks, parts + body)
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #8df6d80c
 @cache

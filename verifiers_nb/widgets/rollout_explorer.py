@@ -108,7 +108,8 @@ class RolloutExplorer(Panel):
         results: Any = None, *, tokenizer: Any = None,
     ) -> None:  # fmt: skip
         check_positions(env, client)
-        self.env, self.client = env, client or getattr(env, "client", None)
+        self.env = env
+        self.client = client or getattr(env, "client", None)
         named = model or getattr(env, "model", None) or getattr(client, "model", None)
         self.model = str(named) if named else None
         self.source = RolloutSource(results)
@@ -119,8 +120,13 @@ class RolloutExplorer(Panel):
             self.weights = dict(zip(names, weights, strict=False))
         self.settings = {name: value for name, (_, value, *_) in RUN_SETTINGS.items()}
         self.live_run: LiveRun | None = None
-        self.query, self.by_prompt, self.page, self.view_name = Query(), False, 0, "text"
-        self.rows, self.score, self.whole = PAGE_ROWS, "reward", False
+        self.query = Query()
+        self.by_prompt = False
+        self.page = 0
+        self.view_name = "text"
+        self.rows = PAGE_ROWS
+        self.score = "reward"
+        self.whole = False
         self.edited: tuple[int, str] | None = None
         self.token: TokenDetails | None = None
         self.file_name = "rollouts.jsonl"
@@ -129,7 +135,8 @@ class RolloutExplorer(Panel):
         self.template: Any = None  # a tokenizer that was loaded to show the first prompt
         self._turned = True  # to the page of the rollout that is shown
         self.opened = OpenTable(self.source)
-        self.at, self.pinned = None, None
+        self.at = None
+        self.pinned = None
         super().__init__()
         if self.source.place:
             start_following(self)
@@ -182,7 +189,9 @@ class RolloutExplorer(Panel):
         if not self.source.steps():
             raise ValueError("These are not the rollouts of a training run: they have no steps.")
         self.opened.open(step)
-        self.page, self.at, self.pinned = 0, None, None
+        self.page = 0
+        self.at = None
+        self.pinned = None
         self.refresh()
 
     def select(self, **changes: Any) -> list[int]:
@@ -190,7 +199,8 @@ class RolloutExplorer(Panel):
         query, known = replace(self.query, **changes), self.table.sorts
         if query.sort not in known:
             raise ValueError(f"sort is {query.sort!r}; it must be one of {', '.join(known)}.")
-        self.query, self.page = query, 0
+        self.query = query
+        self.page = 0
         self.refresh()
         return self.selected
 
@@ -200,7 +210,10 @@ class RolloutExplorer(Panel):
             if not 0 <= each < len(self.table):
                 count = len(self.table)
                 raise IndexError(f"There is no rollout {each}: there are {count}, counted from 0.")
-        self.at, self.pinned, self.edited, self.whole = number, beside, None, False
+        self.at = number
+        self.pinned = beside
+        self.edited = None
+        self.whole = False
         self.token = None
         self._turned = False
         self.refresh()
@@ -502,9 +515,21 @@ class RolloutExplorer(Panel):
         whole = path is None or has_all_rollouts(path)
         steps = self.source.steps(), self.step, whole, live
         seen = self.verdict()
-        above = run, steps, summary_html(table, seen, live), seen, self._preview_html(live)
-        drawn = query, self._listed_html(live), self._articles(live), VIEWS, live
-        return fill("rollout_explorer.html", "explorer", self, *above, *drawn)
+        return fill(
+            "rollout_explorer.html",
+            "explorer",
+            self,
+            run,
+            steps,
+            summary_html(table, seen, live),
+            seen,
+            self._preview_html(live),
+            query,
+            self._listed_html(live),
+            self._articles(live),
+            VIEWS,
+            live,
+        )
 
     def verdict(self) -> Learnable:
         """Return whether GRPO can learn from these rollouts, and else what to try."""
@@ -527,12 +552,21 @@ class RolloutExplorer(Panel):
             raise ValueError("The tokenizer of this model is not on this machine: give tokenizer=.")
 
     def _listed_html(self, live: bool) -> str:
-        listing = live, self.rows, self.query.pattern
+        table, page, pattern = self.table, self.page, self.query.pattern
         if self.by_prompt:
-            groups = prompt_groups(self.table, self.selected, self.query)
-            return groups_html(self.table, groups, self.page, self.at, *listing)
-        place = self.page, self.at, self.pinned
-        return rows_html(self.table, self.selected, *place, *listing, self.score)
+            groups = prompt_groups(table, self.selected, self.query)
+            return groups_html(table, groups, page, self.at, live, self.rows, pattern)
+        return rows_html(
+            table,
+            self.selected,
+            page,
+            self.at,
+            self.pinned,
+            live,
+            self.rows,
+            pattern,
+            self.score,
+        )
 
     def _articles(self, live: bool) -> dict[int, str]:
         """Draw the rollout that is shown, after the one that it is compared with."""
@@ -543,8 +577,16 @@ class RolloutExplorer(Panel):
         for number, other in {kept: self.at, self.at: kept}.items():
             editable = live and self.env is not None and number == self.at
             reading = Reading(number, live, editable, self.whole, pattern=self.query.pattern)
-            how = self.weights, self.view_name, self.decode, self.edited, other, self.token
-            drawn[number] = article_html(self.table, reading, *how)
+            drawn[number] = article_html(
+                self.table,
+                reading,
+                self.weights,
+                self.view_name,
+                self.decode,
+                self.edited,
+                other,
+                self.token,
+            )
         return drawn
 
     def on_set(self, data: Mapping[str, str]) -> None:

@@ -90,8 +90,18 @@ def run_html(settings: dict[str, str], run: LiveRun | None, live: bool, preparin
     seen = run.progress() if run else Progress(0, 0.0)
     seconds = seen.seconds_left or (len(run.left) / rate if run and rate else 0.0)
     left = duration_text(seconds) if run and run.running and seconds else ""
-    progress = run, rate, left, seen, preparing
-    return fill("rollout_table.html", "run", RUN_SETTINGS, settings, *progress, live)
+    return fill(
+        "rollout_table.html",
+        "run",
+        RUN_SETTINGS,
+        settings,
+        run,
+        rate,
+        left,
+        seen,
+        preparing,
+        live,
+    )
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #17ba0791
 def query_words(query: Query) -> str:
@@ -128,8 +138,18 @@ def query_html(
     names = dict.fromkeys((*SORTS, *titles, score, query.sort))
     sorts = {name: titles.get(name, name[:40]) for name in names}
     choices = {name: (titles[name], values) for name, values in (texts or {}).items()}
-    drawn = query, [*parts], score, bounds, counts, sorts, by_prompt, choices
-    return fill("rollout_table.html", "query", *drawn)
+    return fill(
+        "rollout_table.html",
+        "query",
+        query,
+        [*parts],
+        score,
+        bounds,
+        counts,
+        sorts,
+        by_prompt,
+        choices,
+    )
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #282518fb
 def summary_html(table: RolloutTable, seen: Learnable, live: bool) -> str:

@@ -70,7 +70,9 @@ class RunHistory:
         self.lines: list[dict[str, Any]] = []
         self.events: list[RunMark] = []
         self.times_back = 0
-        self.step, self.inode, self.end = 0, inode, 0
+        self.step = 0
+        self.inode = inode
+        self.end = 0
 
     def add(self, line: dict[str, Any]) -> None:
         """Add a line: `step` and metrics; `odd` keeps metrics that no curve can show.
@@ -162,8 +164,10 @@ def run_charts(
     for name in chosen_metrics(runs, names):
         curves, other = [], evaluation_name(name)
         for hue, (run, history) in enumerate(runs.items()):
-            dots = f"{run} evaluation".strip(), history.points(other), True, hue + (len(runs) == 1)
-            curves += [Curve(run or MEASURED, history.points(name), False, hue), Curve(*dots)]
+            curves.append(Curve(run or MEASURED, history.points(name), False, hue))
+            own_hue = hue + 1 if len(runs) == 1 else hue
+            evaluated = f"{run} evaluation".strip()
+            curves.append(Curve(evaluated, history.points(other), True, own_hue))
         charts.append(make_chart(name, NOTES.get(name, ""), curves, look))
     return [replace(chart, marks=marks) for chart in charts if chart]
 

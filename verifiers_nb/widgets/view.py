@@ -153,7 +153,9 @@ class Panel(ipywidgets.VBox):
     is_hidden = False  # whether the page removed its last view, as by running the cell again
 
     def __init__(self, controls: tuple[ipywidgets.Widget, ...] = ()) -> None:
-        self.lock, self._is_shown, self._is_due = threading.RLock(), False, False
+        self.lock = threading.RLock()
+        self._is_shown = False
+        self._is_due = False
         self.controls = controls
         super().__init__(controls, _view_count=0)
         self.observe(self._views_counted, "_view_count")
@@ -219,13 +221,18 @@ class Panel(ipywidgets.VBox):
 
     def act(self, name: str, data: Mapping[str, str]) -> None:
         """Do the pressed action, show its error if it has one, and draw unless the action has."""
-        self.notice, self.failed, self.pressed, draws = "", False, name, self.draws
+        self.notice = ""
+        self.failed = False
+        self.pressed = name
+        draws = self.draws
         try:
             # A page may not call the methods that ipywidgets has under such names.
             if not hasattr(ipywidgets.VBox, f"on_{name}"):
                 getattr(self, f"on_{name}", ignore_press)(data)
         except Exception as error:
-            self.notice, self.failed, draws = str(error), True, self.draws
+            self.notice = str(error)
+            self.failed = True
+            draws = self.draws
         if self.draws == draws:
             self.refresh()
 
@@ -321,7 +328,8 @@ class Panel(ipywidgets.VBox):
 
     def _ipython_display_(self) -> None:
         self.view.page = self.view.restored = ""
-        self._is_shown, self._is_due = True, False
+        self._is_shown = True
+        self._is_due = False
         self.is_hidden = False  # the page's message may wait for the end of the running cell
         display(live_output(self) | {"text/plain": ""}, raw=True, display_id=self.model_id)
         display(picture(self.still(), self.view.kept), raw=True, display_id=self.view.kept)
