@@ -31,6 +31,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..inference.client import SHIPPED_PREFIX
 from ..support.files import rewritten
 
 # %% ../../nbs/widgets/00_html.ipynb #fe5dbbce
@@ -373,9 +374,11 @@ class RunIdentity(NamedTuple):
 def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) -> RunIdentity:
     """Return the identity of a run that is stored at a place.
 
-    A model that is a folder of this machine is named without the folders above it.
+    A model that is a folder of this machine is named without the folders above it, and the shipped
+    one without the name of the package.
     """
     name = os.path.basename(model) if model and os.path.isabs(model) else model
+    name = name.removeprefix(SHIPPED_PREFIX) if name else name
     played = "" if env is None else getattr(env, "env_id", "") or type(env).__name__
     known = [str(fact) for fact in (name, played, *facts) if fact]
     return RunIdentity(place.name if place else "", tuple(known), place)
