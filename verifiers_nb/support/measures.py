@@ -7,11 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'LONGEST_MEASURE', 'TEXT', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
-           'NUMBER_IN_LATEX', 'unit_named', 'Measure', 'measured']
+           'NUMBER_IN_LATEX', 'unit_named', 'Measure', 'measured', 'read_measure']
 
 # %% ../../nbs/support/22_measures.ipynb #a97e37af
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 # %% ../../nbs/support/22_measures.ipynb #314a3fec
 UNITS = """
@@ -103,8 +104,15 @@ NUMBER_IN_LATEX = re.compile(
 
 def measured(answer: str) -> Measure | None:
     """Return the number and the unit of an answer, or None if it isn't a number with a unit."""
-    if len(answer) > LONGEST_MEASURE:
-        return None
+    return read_measure(answer) if len(answer) <= LONGEST_MEASURE else None
+
+
+@lru_cache(maxsize=1024)
+def read_measure(answer: str) -> Measure | None:
+    """Do what `measured` does, without its limit.
+
+    An answer is asked for twice, and the gold answer by each rollout of a prompt.
+    """
     plain = " ".join(TEXT.sub(r" \1 ", answer).split())
     plain = plain[equation.end() :] if (equation := EQUATION.match(plain)) else plain
     if money := MONEY.fullmatch(plain):
