@@ -111,10 +111,11 @@ def stale_outputs(path: Path) -> list[str]:
 
 
 def store(path: Path, slow: bool = False) -> None:
-    """Run a notebook and write it with its outputs and its stamp."""
+    """Run a notebook and write it with its outputs and, unless it is a benchmark, its stamp."""
     notebook = nbformat.read(path, 4)
     run(notebook, slow)
-    notebook.metadata[STAMP] = stamp(notebook)
+    if path.parent.name != "benchmarks":
+        notebook.metadata[STAMP] = stamp(notebook)
     nbformat.write(notebook, path)
     clean = "from nbdev.clean import nbdev_clean; import sys; nbdev_clean(sys.argv[1])"
     subprocess.run([sys.executable, "-c", clean, str(path)], cwd=ROOT, check=True)
