@@ -52,8 +52,8 @@ demo-real: $(STAMP) ## Train a real model of 135 million parameters in about six
 lab: $(STAMP) ## Open the same notebook in JupyterLab
 	@$(PY) -m jupyterlab $(if $(filter 0,$(shell id -u)),--allow-root) --ServerApp.root_dir=. $(QUICK_START)
 
-run: $(STAMP) ## Run a notebook and store its outputs: make run NB=nbs/parsers/03_xml.ipynb
-	@$(PY) tools/run.py $(NB)
+run: $(STAMP) ## Run a notebook and store its outputs: make run NB=nbs/parsers/03_xml.ipynb [SLOW=1]
+	@$(PY) tools/run.py $(if $(SLOW),--slow) $(NB)
 
 notebooks: $(STAMP) ## Check that notebooks are tidy and that modules, README and llms.txt follow from them
 	@$(PY) tools/exported.py

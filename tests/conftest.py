@@ -29,9 +29,11 @@ SECOND_TRY = {
 # runs reach, and vLLM through losses and crowds. The site is made for each change by .github/workflows/docs.yml.
 WEEKLY = (
     "tests/browser/test_curves.py::test_five_thousand_steps_of_two_runs",
+    "tests/browser/test_format_inspector.py::test_a_hundred_thousand_characters_are_typed_into",
     "tests/browser/test_format_inspector.py::test_ten_thousand_completions_by_keyboard",
     "tests/browser/test_kernel_versions.py",
     "tests/browser/test_long_rollouts.py::test_twenty_thousand_rollouts_scroll_and_fit",
+    "tests/browser/test_path.py",
     "tests/browser/test_rollout_explorer.py::test_ten_thousand_hostile_rollouts_opened_and_saved",
     "tests/test_colab.py::test_it_installs_beside_torch",
     "tests/test_colab.py::test_vllm_comes_if_it_runs_beside_the_torch_that_is_there",

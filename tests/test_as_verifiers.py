@@ -156,7 +156,7 @@ env = load(RunSettings(env="boxed_sums")) if sys.argv[1] == "command" else vf.lo
 results = env.evaluate(vf.ScriptedClient("\\boxed{4}"), "scripted", progress=False)
 print(results.reward, list(results.metrics))
 """
-EARLY, LATE = "[0.0] ['correct_answer_reward_func']", "[1.0] ['correct_answer']"
+EARLY, LATE = "[0.0] ['correct_answer_reward_func']", "[1.0] ['correct_answer', 'num_turns']"
 
 
 @pytest.mark.parametrize(

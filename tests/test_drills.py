@@ -381,7 +381,7 @@ print(json.dumps([results.errors, trouble_lines(count_troubles(results))]))
     assert errors[:3] == [None] * 3 and "not text: 42" in errors[3] and "not text" in errors[4]
     assert "content_filter" in errors[5]
     assert "3 of 6 rollouts failed" in lines[0]
-    assert lines[1:3] == ["1 of 6 answers had no content (null)", "1 of 6 answers were empty"]
+    assert lines[1:3] == ["1 of 6 answers had no content (null)", "1 of 6 answers was empty"]
 
 
 def test_no_mean_is_infinite_and_rewards_change_nothing(tmp_path: Path) -> None:

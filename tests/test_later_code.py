@@ -697,3 +697,85 @@ def test_an_environment_that_is_no_multi_turn_one_is_recognised_too(here: Path) 
             vf.ship(each, here / "shipped", to="prime")
     (here / "later_own_sums.py").write_text(SUMS)
     assert vf.ship("later-own_sums", here / "shipped", to="prime").exists()
+
+
+# What changed between versions: the version, the environment, and the reward and metrics of two rows.
+STYLES: dict[str, tuple[str, str, list[float], set[str]]] = {
+    "columns_and_state": (
+        "0.1.6",
+        """
+class Columns(vf.MultiTurnEnv):
+    async def init_state(self, prompt, completion, answer, task, info, example_id, **kwargs):
+        state = await super().init_state(prompt, completion, answer, task, info, example_id, **kwargs)
+        return {**state, "started": example_id}
+    async def get_context_messages(self, state):
+        return (await super().get_context_messages(state))[-1:]
+    async def env_response(self, messages, state, **kwargs):
+        return [{"role": "user", "content": str(len(messages))}], state
+    async def rollout(self, client, model, prompt, completion=None, answer="", state={}, task="", info=None, example_id=0, sampling_args=None, **kwargs):
+        state["seen"] = state["started"] == example_id
+        completion, state = await super().rollout(client, model, prompt, completion, answer, state, task, info, example_id, sampling_args, **kwargs)
+        return [*completion, {"role": "user", "content": "Thanks."}], state
+
+def load_environment():
+    def numbers(example_id, state, completion):
+        return 10 * example_id + state["seen"] + 100 * (completion[1]["content"] == "1")
+    return Columns(dataset=rows(("?", "a"), ("!", "b")), rubric=vf.Rubric([numbers]), max_turns=2)
+""",
+        [101.0, 111.0],
+        {"numbers"},
+    ),
+    "columns_of_results": (
+        "0.1.8",
+        """
+class Adds(vf.SingleTurnEnv):
+    async def generate(self, inputs, client, model, **kwargs):
+        results = await super().generate(inputs, client, model, **kwargs)
+        results["reward"] = [r + row["example_id"] for r, row in zip(results["reward"], inputs)]
+        return results
+
+class Doubles(vf.Rubric):
+    async def score_group(self, states, score_sem):
+        await super().score_group(states, score_sem=score_sem)
+        for state in states:
+            state["reward"] *= 2
+    async def score_rollout(self, state, **kwargs):
+        raise AssertionError("it is not called there")
+
+def load_environment():
+    return Adds(dataset=rows(("?", "a"), ("!", "b")), rubric=Doubles([lambda state: state["input"]["example_id"]]))
+""",
+        [0.0, 3.0],
+        {"<lambda>"},
+    ),
+    "rows_of_results": (
+        "0.1.11",
+        """
+class Adds(vf.ToolEnv):
+    async def generate(self, *args, **kwargs):
+        results = await super().generate(*args, **kwargs)
+        for output in results["outputs"]:
+            output["reward"] += output["example_id"]
+            output["metrics"]["bonus"] = 0.5
+        return results
+
+def look():
+    "Look."
+
+def load_environment():
+    return Adds(tools=[look], dataset=rows(("?", "a"), ("!", "b")), rubric=vf.Rubric([lambda answer: 1.0]))
+""",
+        [1.0, 2.0],
+        {"<lambda>", "num_turns", "total_tool_calls", "look_calls", "bonus"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", STYLES)
+def test_each_version_has_its_style(here: Path, name: str) -> None:
+    """Rewards and metrics are those of the version's own package."""
+    version, code, rewards, metrics = STYLES[name]
+    with vf.as_verifiers(version):
+        env = load(here, name, code)
+    results = env.evaluate(vf.ScriptedClient(["x", "y"]), "scripted", progress=False)
+    assert (results.reward, {*results.metrics}) == (rewards, metrics), results.errors

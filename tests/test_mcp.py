@@ -20,6 +20,7 @@ from install import pip_settings
 
 import verifiers_nb as vf
 from verifiers_nb.envs.multiturn import ScriptedClient, tool_call
+from verifiers_nb.envs.results import read_rollouts
 from verifiers_nb.support.processes import descendants
 
 pytestmark = pytest.mark.skipif(not find_spec("mcp"), reason="needs the package mcp")
@@ -156,3 +157,90 @@ def test_an_address(address: str) -> None:
     assert results.state[0]["tool_errors"] == 2
     with pytest.raises(RuntimeError, match="can't be reached"):
         vf.ToolEnv(mcp=address.replace("/mcp", "/nothing"), dataset=rows("a"))
+
+
+COUNTER = """
+import json, os, sys
+for line in sys.stdin:
+    asked = json.loads(line)
+    method, result = asked["method"], {}
+    if method == "initialize":
+        result = {"protocolVersion": asked["params"]["protocolVersion"],
+            "capabilities": {"tools": {}}, "serverInfo": {"name": "counter", "version": "1"}}
+    elif method == "tools/list":
+        schema = {"type": "object", "properties": {"die": {"type": "boolean"}}}
+        result = {"tools": [{"name": "count", "inputSchema": schema}]}
+    elif method == "tools/call":
+        if asked["params"]["arguments"].get("die"):
+            os._exit(1)
+        result = {"content": [{"type": "text", "text": str(os.getpid())}]}
+    if "id" in asked:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], "result": result}), flush=True)
+"""
+
+
+class Counting(vf.ToolEnv):
+    """Ask the server for its process in each rollout; `die` are the calls that kill it."""
+
+    def __init__(self, script: Path, die: tuple[int, ...] = ()) -> None:
+        script.write_text(COUNTER)
+        self.script, self.die, self.calls, self.pids = script, die, 0, list[str]()
+        server = {"command": sys.executable, "args": ["-S", str(script)]}
+        right = vf.Rubric([lambda completion: float(len(completion[-1]["content"]))])
+        super().__init__(mcp=server, dataset=rows(*"abcd"), rubric=right)
+
+    async def rollout(self, client: Any, model: str, prompt: Any, *args: Any, **kwargs: Any) -> Any:
+        self.calls += 1
+        arguments = {"die": self.calls in self.die}
+        answer = await self.call_tool("count", arguments, "call", {"tool_errors": 0})
+        self.pids.append(str(answer["content"]))
+        return await super().rollout(client, model, prompt, *args, **kwargs)
+
+    def servers(self) -> list[int]:
+        """Return the processes of its server, with guards."""
+        return [pid for pid in descendants(os.getpid()) if str(self.script) in command_of(pid)]
+
+
+def train(env: Counting, folder: Path, **settings: Any) -> vf.GRPOTrainer:
+    """Return a trainer of the shipped model, two prompts a step, one rollout after the other."""
+    sizes = dict(per_device_train_batch_size=4, num_generations=2, max_tokens=8, max_concurrent=1)
+    off = dict(beta=0.0, save_strategy="no", use_cpu=True, disable_tqdm=True, num_batches_ahead=0)
+    args = vf.GRPOConfig(str(folder), **sizes, **off, **settings)
+    return vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
+
+
+@pytest.mark.filterwarnings("ignore:The chat template has no tool calls")
+def test_training_keeps_one_server(tmp_path: Path) -> None:
+    """A training run starts a server once; one that is killed costs one rollout, and the run goes on."""
+    env = Counting(tmp_path / "counter.py", die=(6, 7))  # a rollout of step 2, and its second try
+    trainer = train(env, tmp_path, max_steps=3)
+    trainer.train()
+    assert trainer.state.global_step == 3 and env.calls == 13
+    assert env.servers() == []
+    before, after = env.pids[:5], env.pids[5:]
+    assert [len({*before}), len({*after})] == [1, 1] and len(env.pids) == 11
+    files = sorted((tmp_path / "rollouts").glob("*.jsonl"))
+    errors = [[r["error"] for r in read_rollouts(file) if r.get("error")] for file in files]
+    assert [len(each) for each in errors] == [0, 1, 0]
+    assert "ServerFailed" in errors[1][0] and "ended before it answered" in errors[1][0]
+
+
+@pytest.mark.filterwarnings("ignore:The chat template has no tool calls")
+def test_stopped_training_ends_its_server(tmp_path: Path) -> None:
+    """A pause keeps the server, and the end of the run in mid-generation ends it."""
+    env = Counting(tmp_path / "counter.py")
+    trainer = train(env, tmp_path, max_steps=10_000)
+    run = trainer.start()
+    while env.calls < 5:
+        time.sleep(0.01)
+    trainer.pause(hard=True)
+    while run.state.phase != "paused":
+        time.sleep(0.01)
+    assert len(env.servers()) == 2  # with its guard
+    trainer.resume()
+    played = env.calls
+    while env.calls < played + 5:
+        time.sleep(0.01)
+    trainer.stop()
+    trainer.wait(60)
+    assert env.servers() == [] and len({*env.pids}) == 1

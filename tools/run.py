@@ -46,9 +46,9 @@ def stamp(notebook: NotebookNode) -> str:
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
-def run(notebook: NotebookNode) -> None:
+def run(notebook: NotebookNode, slow: bool = False) -> None:
     """Run a notebook in an empty folder; cells that a test run skips keep the outputs that they have."""
-    skipped = set(setting("tst_flags").split())
+    skipped = set(setting("tst_flags").split()) - ({"slow"} if slow else set())
     with TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook,
@@ -110,11 +110,12 @@ def stale_outputs(path: Path) -> list[str]:
     return list(differences(stored, fresh))
 
 
-def store(path: Path) -> None:
-    """Run a notebook and write it with its outputs and its stamp."""
+def store(path: Path, slow: bool = False) -> None:
+    """Run a notebook and write it with its outputs and, unless it is a benchmark, its stamp."""
     notebook = nbformat.read(path, 4)
-    run(notebook)
-    notebook.metadata[STAMP] = stamp(notebook)
+    run(notebook, slow)
+    if path.parent.name != "benchmarks":
+        notebook.metadata[STAMP] = stamp(notebook)
     nbformat.write(notebook, path)
     clean = "from nbdev.clean import nbdev_clean; import sys; nbdev_clean(sys.argv[1])"
     subprocess.run([sys.executable, "-c", clean, str(path)], cwd=ROOT, check=True)
@@ -122,12 +123,12 @@ def store(path: Path) -> None:
 
 def main() -> None:
     """Store the outputs of the notebooks that are named, or with --check end with status 1 if some are stale."""
-    paths = [Path(name) for name in sys.argv[1:] if name != "--check"]
+    paths = [Path(name) for name in sys.argv[1:] if not name.startswith("--")]
     if not paths:
         sys.exit("Name a notebook: make run NB=nbs/parsers/03_xml.ipynb")
     if "--check" not in sys.argv:
         for path in paths:
-            store(path)
+            store(path, "--slow" in sys.argv)
         return
     stale = {path: found for path in paths if (found := stale_outputs(path))}
     for path, found in stale.items():

@@ -108,6 +108,14 @@ class GenerateOutputs(BaseModel):
     reward: list[float]
     metrics: dict[str, list[float]] = Field(default_factory=dict)
 
+    def __getitem__(self, name: str) -> Any:
+        """Return a column."""
+        return getattr(self, name)
+
+    def __setitem__(self, name: str, column: Any) -> None:
+        """Replace a column."""
+        setattr(self, name, column)
+
     @property
     def errors(self) -> list[str | None]:
         """Return why each rollout failed, or None if it didn't."""

@@ -102,7 +102,9 @@ FAINT = """root => {
   const look = (node, text) => {
     if (!text.trim() || node.closest("style, title, [disabled]") || !node.checkVisibility()) return;
     const style = getComputedStyle(node), back = behind(node);
-    const ink = over(rgba(node instanceof SVGElement ? style.fill : style.color), back);
+    const typed = node.closest(".vf-surface > .vf-text")?.nextElementSibling;  // its characters are seen, over these
+    const colour = typed ? getComputedStyle(typed).color : node instanceof SVGElement ? style.fill : style.color;
+    const ink = over(rgba(colour), back);
     const [dark, bright] = [light(ink), light(back)].sort((a, b) => a - b);
     const ratio = (bright + 0.05) / (dark + 0.05);
     if (ratio < 4.5) found.push(`${ratio.toFixed(2)} ${node.nodeName}.${node.getAttribute("class")} ${text.trim().slice(0, 40)}`);

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['REQUEST', 'OLDER_CALL', 'CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'request_of', 'play_turns', 'answer_of',
-           'play_older_turns', 'from_row', 'with_system_prompt', 'calling', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
-           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MissingKeyError',
-           'ensure_keys', 'tool_definition', 'names_since']
+__all__ = ['REQUEST', 'OLDER_CALL', 'STATE_CALL', 'CALL_WITH_STATE', 'CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'request_of',
+           'play_turns', 'answer_of', 'play_older_turns', 'play_context', 'named_call', 'from_row', 'first_state',
+           'with_state', 'with_system_prompt', 'LaterOutputs', 'generate_later', 'calling', 'LaterMultiTurnEnv',
+           'LaterSingleTurnEnv', 'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv',
+           'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/06_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -54,6 +55,7 @@ from .later_rubrics import (
     LaterMathRubric,
     LaterRubric,
     LaterToolRubric,
+    turn_metrics,
 )
 from .later_state import (
     ERRORS,
@@ -65,6 +67,7 @@ from .later_state import (
     note_completion,
     note_end,
     put_aside,
+    set_request,
     turn_of,
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
@@ -77,7 +80,7 @@ from ..envs.multiturn import (
     take_response,
 )
 from ..envs.prompts import DEFAULTS
-from ..envs.rollouts import with_seed
+from ..envs.rollouts import run_group, with_seed
 from ..envs.textarena import make_game
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
 from ..envs.tools import Tool, convert_func_to_oai_tool, make_tool
@@ -87,6 +90,7 @@ from ..rubrics.group import RubricGroup
 from ..rubrics.rubric import Rubric
 from ..types import (
     ChatMessage,
+    GenerateOutputs,
     Messages,
     SamplingArgs,
     State,
@@ -161,10 +165,38 @@ async def play_older_turns(env: Any, state: LaterState, **kwargs: Any) -> None:
         state["completion"] += answered
         messages += answered
 
+# %% ../../nbs/bridges/06_later_environments.ipynb #3f4e7d1c
+async def play_context(env: Any, state: LaterState, **kwargs: Any) -> None:
+    """Play turns as 0.1.6 does: `get_context_messages` returns the conversation of each call."""
+
+    async def is_over() -> bool:
+        seen = await maybe_await(env.get_context_messages, state)
+        return await maybe_await(env.is_completed, seen, state, **kwargs)
+
+    while not await is_over():
+        messages = await maybe_await(env.get_context_messages, state)
+        response = await env.get_model_response(**request_of(state, messages))
+        added = take_response(response, state)
+        state["trajectory"].append(turn_of(messages, added, response, state["trajectory_id"]))
+        if await is_over():
+            return
+        messages = await maybe_await(env.get_context_messages, state)
+        answered = await answer_of(env, messages, state, **kwargs)
+        state["completion"] += followed_by(messages[:0], answered, calls=False)
+
 # %% ../../nbs/bridges/06_later_environments.ipynb #5d1a7c30
 OLDER_CALL = ["client", "model", "prompt", "answer", "task", "info", "sampling_args"]
+STATE_CALL = ["prompt", "completion", "answer", "task", "info", "example_id"]
+CALL_WITH_STATE = ["client", "model", "prompt", "completion", "answer", "state", *STATE_CALL[3:]]
+CALL_WITH_STATE += ["sampling_args"]
 
 
+def named_call(env: Any, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a `rollout` by name: those of 0.1.3, or of 0.1.6 and 0.1.7."""
+    names = CALL_WITH_STATE if env.has_example_ids and not env.is_later else OLDER_CALL
+    return {**dict(zip(names, given, strict=False)), **named}
+
+# %% ../../nbs/bridges/06_later_environments.ipynb #0ccb9c63
 def from_row(own: Any) -> Any:
     """Let a `rollout` that takes a row and returns a state also be called as in 0.1.3."""
 
@@ -172,13 +204,52 @@ def from_row(own: Any) -> Any:
     async def rollout(self: Any, *given: Any, **named: Any) -> Any:
         if "input" in named or (given and isinstance(given[0], Mapping)):  # from an override
             return await own(self, *given, **named)
-        call = {**dict(zip(OLDER_CALL, given, strict=False)), **named}
+        call = named_call(self, given, named)
         row = {name: call.pop(name, default) for name, default in DEFAULTS.items()}
+        begun = {name: call.pop(name, None) for name in ("completion", "state")}
+        if self.has_example_ids:
+            row["example_id"] = call.pop("example_id", run_group.get())
+        if begun["state"]:
+            row["state"] = begun["state"]
         state = put_aside(await own(self, row, **call))
         if not state.get("is_completed"):
             note_completion(state)
             await call_hooks(self, "cleanup", state)
         return state["completion"], state
+
+    return rollout
+
+# %% ../../nbs/bridges/06_later_environments.ipynb #71bcf0ef
+async def first_state(
+    env: Any, row: dict[str, Any], client: Any, model: str, sampling_args: SamplingArgs | None
+) -> Any:
+    """Return the state that a row's rollout begins with: one that it has, or a new one."""
+    state = row.pop("state", None)
+    if state is None and first_argument(type(env).init_state) == "prompt":
+        columns = {**row, "completion": await env.init_completion()}
+        state = await env.init_state(**{name: columns[name] for name in STATE_CALL})
+    if state is None:
+        return await env.init_state(row, client, model, sampling_args)
+    if not isinstance(state, LaterState):  # an override may have made a dict of it
+        state = LaterState(state)
+        state.first_prompt = state["prompt"]
+    set_request(state, client, model, sampling_args)
+    return state
+
+# %% ../../nbs/bridges/06_later_environments.ipynb #82d85f5e
+def with_state(own: Any) -> Any:
+    """Give a `rollout` of 0.1.6 the arguments that our own run does not have."""
+
+    @wraps(own)
+    async def rollout(self: Any, *given: Any, **named: Any) -> Any:
+        call = named_call(self, given, named)
+        if not call.get("state"):
+            row = {name: call.get(name, default) for name, default in DEFAULTS.items()}
+            row["example_id"] = call.get("example_id", run_group.get())
+            request: Any = [call.get(name) for name in ("client", "model", "sampling_args")]
+            call["state"] = state = await first_state(self, row, *request)
+            call |= {name: state[name] for name in ("completion", "example_id")}
+        return await own(self, **call)
 
     return rollout
 
@@ -189,6 +260,35 @@ def with_system_prompt(system_prompt: str, row: Mapping[str, Any]) -> dict[str, 
     if not isinstance(prompt, str) and prompt[0]["role"] == "system":
         return {"prompt": prompt}
     return {"prompt": followed_by([MESSAGES["system"](content=system_prompt)], prompt)}
+
+# %% ../../nbs/bridges/06_later_environments.ipynb #4ac866be
+class LaterOutputs(dict[str, Any]):
+    """Results as 0.1.10 and later return them: `outputs` has a dict for each rollout."""
+
+    def __init__(self, results: GenerateOutputs) -> None:
+        names = ("prompt", "completion", "answer", "task", "info", "reward")
+        columns = zip(*(results[name] for name in names), strict=True)
+        rows: list[Any] = [dict(zip(names, row, strict=True)) for row in columns]
+        for index, (row, state) in enumerate(zip(rows, results.state, strict=True)):
+            row["metrics"] = {name: scores[index] for name, scores in results.metrics.items()}
+            row |= {name: state.get(name) for name in ("example_id", "error", "stop_condition")}
+            row["state"] = state
+        super().__init__(outputs=rows, metadata={})
+
+    def as_columns(self) -> GenerateOutputs:
+        """Return the results as columns, with what an override has changed in them."""
+        rows = self["outputs"]
+        names = ("prompt", "completion", "answer", "task", "info", "reward", "state")
+        columns: dict[str, Any] = {name: [row[name] for row in rows] for name in names}
+        scores = {name: None for row in rows for name in row["metrics"]}
+        metrics = {name: [row["metrics"].get(name, 0.0) for row in rows] for name in scores}
+        return GenerateOutputs.model_construct(**columns, metrics=metrics)
+
+# %% ../../nbs/bridges/06_later_environments.ipynb #cfdecdd6
+async def generate_later(env: Any, *given: Any, **kwargs: Any) -> Any:
+    """Return what `super().generate` returns in an override, in the form of its version."""
+    results = await MultiTurnEnv.a_generate(env, *given, **kwargs)
+    return LaterOutputs(results) if is_since(env.version, 0, 1, 10) else results
 
 # %% ../../nbs/bridges/06_later_environments.ipynb #eeb24c0e
 def calling(generate: Callable[..., Any]) -> Callable[..., Any]:
@@ -204,7 +304,8 @@ def calling(generate: Callable[..., Any]) -> Callable[..., Any]:
         if max_concurrent != -1:
             options["max_concurrent"] = max_concurrent
         given = dict(client=client, model=model, sampling_args=sampling_args)
-        return await generate(self, inputs, **given, **taken_options(generate, options))
+        results = await generate(self, inputs, **given, **taken_options(generate, options))
+        return results.as_columns() if isinstance(results, LaterOutputs) else results
 
     return a_generate
 
@@ -216,17 +317,22 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     """
 
     is_later, wants_messages, wants_state = False, False, True
+    version = "0.1.3"
     env_id, env_args = "", None  # set by load_environment
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
-        self.is_later = type(self).is_later or is_since(current_version(), 0, 1, 8)
-        self.refuses_empty = is_since(current_version(), 0, 1, 10)
+        self.version = current_version()
+        self.is_later = type(self).is_later or is_since(self.version, 0, 1, 8)
+        self.refuses_empty = is_since(self.version, 0, 1, 10)
         super().__init__(max_turns=max_turns, **kwargs)
         owners: list[Any] = [self, self.rubric, *self.rubric.members]
-        for owner in owners if self.is_later else ():
-            read_as_later(owner.parser)
+        for owner in owners if self.is_later or self.has_example_ids else ():
+            needs_thinking = not self.is_later and not is_since(self.version, 0, 1, 7)
+            read_as_later(owner.parser, needs_thinking)
         for member in self.rubric.members if not self.is_later else ():
             member.class_objects["apply_weights"] = True  # functions get it there
+        if is_since(self.version, 0, 1, 9):
+            self.add_rubric(turn_metrics())
         if marked_hooks(type(self), "teardown"):
             atexit.register(lambda: asyncio.run(call_hooks(self, "teardown")))
 
@@ -238,9 +344,16 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         later = cls.is_later or is_since(current_version(), 0, 1, 8)
         if later and "rollout" in vars(cls) and first_argument(cls.rollout) != "client":
             cls.rollout = from_row(cls.rollout)  # type: ignore[method-assign]
+        elif "rollout" in vars(cls) and is_since(current_version(), 0, 1, 6) and not either:
+            cls.rollout = with_state(cls.rollout)  # type: ignore[method-assign]
         cls.wants_messages = first_argument(cls.is_completed) == "messages"
         first = first_argument(cls.get_model_response)
         cls.wants_state = first in ("state", "given") or (cls.is_later and first != "client")
+
+    @property
+    def has_example_ids(self) -> bool:
+        """Whether rows and states have the number of their row, as from 0.1.6 on."""
+        return is_since(self.version, 0, 1, 6)
 
     def format_dataset(
         self, dataset: Any, system_prompt: Any = None, *args: Any, **kwargs: Any
@@ -251,6 +364,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         """
         if self.is_later and system_prompt and "prompt" in dataset.column_names:
             dataset = dataset.map(partial(with_system_prompt, system_prompt))
+        if self.has_example_ids and "example_id" not in dataset.column_names:
+            dataset = dataset.add_column("example_id", range(len(dataset)))
         return super().format_dataset(dataset, system_prompt, *args, **kwargs)
 
     def add_rubric(self, rubric: Any) -> None:
@@ -329,7 +444,21 @@ class LaterMultiTurnEnv(MultiTurnEnv):
             whole = followed_by(messages_so_far(state), last)
             state["completion"] = whole[len(state["prompt"]) :]
 
-    init_state = later_state
+    async def get_context_messages(self, state: State) -> Any:
+        """Return what the model reads next, in 0.1.6 and 0.1.7; an override may change it."""
+        return state["prompt"] + state["completion"]
+
+    async def init_completion(self) -> Messages:
+        """Return the completion that a rollout begins with."""
+        return "" if self.message_type == "completion" else []
+
+    async def init_state(self, *given: Any, **named: Any) -> LaterState:
+        """Return the state that a rollout begins with: of a row, or of its columns in 0.1.6."""
+        if "input" in named or (given and isinstance(given[0], Mapping)):
+            return await later_state(self, *given, **named)
+        return await later_state(
+            self, {**dict(zip(STATE_CALL, given, strict=False)), **named}, None, ""
+        )
 
     @from_row
     async def rollout(
@@ -344,12 +473,13 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
         Or play as in 0.1.3, and return the completion and the state.
         """
-        state: Any = await self.init_state(input, client, model, sampling_args)
+        state: Any = await first_state(self, input, client, model, sampling_args)
         try:
             try:
                 prepared = await maybe_await(self.setup_state, state, **kwargs)
                 state.update(check_state(prepared or state, "setup_state"))
-                play = play_turns if self.is_later else play_older_turns
+                between = play_context if self.has_example_ids else play_older_turns
+                play = play_turns if self.is_later else between
                 await play(self, state, **kwargs)
             except RolloutError as error:
                 note_end(state, error)
@@ -372,7 +502,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def generate(self, *given: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Run and score rollouts; an async override awaits what `super().generate` returns."""
         if inspect.iscoroutinefunction(type(self).generate):
-            return MultiTurnEnv.a_generate(self, *given, **kwargs)
+            return generate_later(self, *given, **kwargs)
         return MultiTurnEnv.generate(self, *given, **kwargs)
 
     generate_sync, evaluate_sync = MultiTurnEnv.generate, MultiTurnEnv.evaluate
@@ -412,11 +542,17 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
     def __init__(self, tools: Any = None, max_turns: int = 10, **kwargs: Any) -> None:
         super().__init__(max_turns, tools=tools, **kwargs)
         self.tool_map = {name: plain_tool(name, tool) for name, tool in self.tool_map.items()}
+        self.tool_monitor_rubric = LaterToolRubric(tools=self.tools)
+        if is_since(self.version, 0, 1, 9):
+            self.add_rubric(self.tool_monitor_rubric)
 
     def add_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str] = ()) -> None:
         """Add a tool; `args_to_skip` names arguments that the model does not see."""
         made = make_tools([tool], args_to_skip)
         self.tools.append(tool)
+        for name in made:
+            counter = LaterToolRubric.get_tool_call_count_func(name)
+            self.tool_monitor_rubric.add_reward_func(counter, 0.0)
         self.tool_map |= {name: plain_tool(name, each) for name, each in made.items()}
         self.oai_tools = [*(self.oai_tools or ()), *(each.schema for each in made.values())]
 
@@ -475,7 +611,8 @@ class LaterStatefulToolEnv(LaterToolEnv, StatefulToolEnv, either=True):
 
     async def prepare_args(self, tool: Tool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call's arguments as `update_tool_args` changes them."""
-        if first_argument(type(self).update_tool_args) != "tool_name":
+        first = first_argument(type(self).update_tool_args)
+        if first != "tool_name" and (first == "tool_args" or not is_since(self.version, 0, 1, 5)):
             return await super().prepare_args(tool, *args, **kwargs)
         return await maybe_await(self.update_tool_args, tool.name, *args, **kwargs)
 

@@ -181,9 +181,12 @@ def last_answer(parser: Any, completion: Messages) -> Any:
     return parser.parse(texts[-1]) if texts else None
 
 
-def read_as_later(parser: Any) -> None:
-    """Have a parser read the assistant's last message and last box, unless it has its own way."""
+def read_as_later(parser: Any, needs_thinking: bool = False) -> None:
+    """Have a parser read the assistant's last message, unless it has its own way.
+
+    Of a box, the last one; the thinking may be missing unless it `needs_thinking`.
+    """
     if isinstance(parser, LaterBoxedParser):
-        parser.is_later = True
+        parser.is_later = parser.is_later or not needs_thinking
     if getattr(type(parser), "parse_answer", None) is Parser.parse_answer:
         parser.parse_answer = partial(last_answer, parser)

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RUBRICS', 'score_states', 'with_seen_prompt', 'last_scores', 'LaterRubric', 'AwaitableFloat', 'awaitable',
-           'LaterToolRubric', 'LaterMathRubric']
+__all__ = ['RUBRICS', 'scoring_options', 'score_states', 'with_seen_prompt', 'last_scores', 'LaterRubric', 'AwaitableFloat',
+           'awaitable', 'LaterToolRubric', 'model_turns', 'turn_metrics', 'LaterMathRubric']
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #6247c0b0
+import inspect
 from collections.abc import Callable, Generator, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import wraps
 from operator import mul
@@ -38,11 +40,19 @@ from ..rubrics.rubric import (
 from ..types import Messages, RewardFunc, Rollout, RolloutScore, RolloutScores, State
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #b63a5eb8
+def scoring_options(method: Callable[..., Any]) -> dict[str, Any]:
+    """Return the semaphore that the methods of 0.1.8 and 0.1.9 take, for one that asks for it."""
+    asks = "score_sem" in inspect.signature(method).parameters
+    return {"score_sem": nullcontext()} if asks else {}
+
+# %% ../../nbs/bridges/05_later_rubrics.ipynb #ad703f82
 async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> RolloutScores:
     """Score a group with `score_group(states)`, or each state with `score_rollout(state)`."""
     states = columns[ROW.index("state")]
     with with_scored_errors(states):
-        if type(rubric).score_group is not LaterRubric.score_group:
+        if is_since(rubric.version, 0, 1, 8):  # there, score_rollout is not called
+            await rubric.score_group(states, **scoring_options(rubric.score_group))
+        elif type(rubric).score_group is not LaterRubric.score_group:
             await rubric.score_group(states)
         else:
             for state in states:
@@ -83,6 +93,14 @@ class LaterRubric(Rubric):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.has_own_parser = True  # it does not get that of the environment
+        self.version = current_version()
+        if self.gets_example_id:
+            self.class_objects["example_id"] = 0
+
+    @property
+    def gets_example_id(self) -> bool:
+        """Whether reward functions may ask for the number of the row: in 0.1.6 and 0.1.7."""
+        return is_since(self.version, 0, 1, 6) and not is_since(self.version, 0, 1, 8)
 
     def has_own(self, name: str) -> bool:
         """Return whether a subclass of this class has its own version of a method."""
@@ -102,6 +120,8 @@ class LaterRubric(Rubric):
     async def _score(self, rollout: Rollout, **kwargs: Any) -> RolloutScore:
         with with_scored_errors([rollout.state]):
             funcs, row = self.get_reward_funcs(), row_of(with_seen_prompt(rollout))
+            if self.gets_example_id:
+                kwargs.setdefault("example_id", rollout.state.get("example_id", 0))
             calls = [self.call_reward_func(func, *row, **kwargs) for func in funcs]
             scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
         return last_scores([*map(reward_name, funcs)], scores, self.get_reward_weights())
@@ -117,13 +137,14 @@ class LaterRubric(Rubric):
         return [last_scores(names, list(row), weights) for row in zip(*by_func, strict=True)]
 
     async def score_rollout(self, *given: Any, **named: Any) -> Any:
-        """Return the score of a rollout, given as in 0.1.3, or put it into a state, given alone."""
-        if len(given) + len(named) > 1:
+        """Return the score of a rollout, given as in 0.1.3, or put it into a state."""
+        state = given[0] if given else named.get("state")
+        if not isinstance(state, dict) or "prompt" in named:
             return await super().score_rollout(*given, **named)
-        await LaterRubric.score_group(self, [*given, *named.values()])
+        await LaterRubric.score_group(self, [state])
 
-    async def score_group(self, states: Sequence[State]) -> None:
-        """Put the scores of a prompt's rollouts into their states."""
+    async def score_group(self, states: Sequence[State], *options: Any, **more: Any) -> None:
+        """Put the scores of a prompt's rollouts into their states; options have no effect."""
         rows = [
             Rollout(state=state, **{n: state[n] for n in ROW if n != "state"}) for state in states
         ]
@@ -165,6 +186,19 @@ class LaterToolRubric(ToolRubric, LaterRubric):
         """Return a reward function `<tool_name>_calls` that counts the calls of one tool."""
         return awaitable(counter_of(tool_name))
 
+# %% ../../nbs/bridges/05_later_rubrics.ipynb #419fc1cb
+async def model_turns(state: State) -> float:
+    """Return the number of the model's turns."""
+    return float(len(state["trajectory"]))
+
+
+model_turns.__name__ = "num_turns"  # the name of the metric
+
+
+def turn_metrics() -> LaterRubric:
+    """Return a rubric whose only metric is the number of turns."""
+    return LaterRubric([model_turns], [0.0])
+
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #8718951b
 class LaterMathRubric(MathRubric, LaterRubric):
     """Compare the answer in a `\\boxed{}`; the environment determines whether it needs thinking."""
@@ -174,7 +208,7 @@ class LaterMathRubric(MathRubric, LaterRubric):
     ) -> None:
         version = current_version()
         default = LaterBoxedParser(boxed_reader(version))
-        default.is_later = is_since(version, 0, 1, 6)
+        default.is_later = is_since(version, 0, 1, 7)
         super().__init__(funcs, weights, parser or default, **kwargs)
         if is_since(version, 0, 1, 9):
             self.reward_funcs[-1] = self.correct_answer

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ERRORS', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState', 'put_aside', 'with_scored_errors',
-           'messages_so_far', 'later_state', 'note_completion', 'turn_of']
+           'messages_so_far', 'set_request', 'later_state', 'note_completion', 'turn_of']
 
 # %% ../../nbs/bridges/03_later_state.ipynb #5f2f9830
 import copy
@@ -80,7 +80,7 @@ class LaterState(AwaitableState):
         """Return the row that the rollout started from."""
         if name != "input":
             raise KeyError(name)
-        return {key: self[key] for key in DEFAULTS}
+        return {key: self[key] for key in (*DEFAULTS, "example_id") if key in self}
 
 # %% ../../nbs/bridges/03_later_state.ipynb #dc2bf204
 def put_aside(state: State) -> State:
@@ -112,6 +112,15 @@ def messages_so_far(state: State) -> Any:
     return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
 
 # %% ../../nbs/bridges/03_later_state.ipynb #709078c0
+def set_request(
+    state: LaterState, client: Any, model: str, sampling_args: SamplingArgs | None
+) -> None:
+    """Put into a state what its requests need."""
+    state.run_args = sampling_args
+    args = copy.deepcopy(sampling_args or {})
+    state.update(client=client, model=model, sampling_args=args)
+
+# %% ../../nbs/bridges/03_later_state.ipynb #98662f30
 async def later_state(
     env: Any, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None
 ) -> LaterState:
@@ -126,11 +135,12 @@ async def later_state(
         row["info"].setdefault("oai_tools", env.oai_tools)  # there, info has the tools
     row["info"] = row["info"] or {}
     state = LaterState(initial_state(**row, message_type=env.message_type))
-    state.update(client=client, model=model, trajectory=[], trajectory_id=uuid4().hex)
-    state.run_args = sampling_args
+    state.update(trajectory=[], trajectory_id=uuid4().hex)
+    if "example_id" in input:
+        state["example_id"] = input["example_id"]
     state.is_later = env.is_later
     state.first_prompt = row["prompt"]
-    state["sampling_args"] = copy.deepcopy(sampling_args or {})
+    set_request(state, client, model, sampling_args)
     state["oai_tools"] = state["info"].get("oai_tools") or env.oai_tools
     state["timing"] = dict(start_time=time.time(), generation_ms=0.0, scoring_ms=0.0, total_ms=0.0)
     state.update(is_completed=False, is_truncated=False, error=None, final_env_response=None)

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['READERS', 'METADATA_KINDS', 'COMMANDS', 'data_text', 'json_object', 'whole_number', 'number', 'add_arguments',
-           'CommandParser', 'say', 'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams',
-           'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole',
-           'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'main']
+__all__ = ['COMMANDS', 'READERS', 'METADATA_KINDS', 'data_text', 'help_parts', 'json_object', 'whole_number', 'number',
+           'add_arguments', 'CommandParser', 'say', 'SafeFormatter', 'CommandError', 'one_line_errors',
+           'open_missing_streams', 'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses',
+           'strict_json', 'write_whole', 'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -41,6 +41,38 @@ from ..widgets.html import visible
 def data_text(name: str) -> str:
     """Return the text of a file in the `data` folder of the commands."""
     return (files("verifiers_nb.cli") / "data" / name).read_text(encoding="utf-8")
+
+# %% ../../nbs/cli/00_command.ipynb #56c933ac
+COMMANDS = {
+    "audit": "audit:main",
+    "demo": "demo:main",
+    "eval": "eval:main",
+    "init": "init:main",
+    "install": "init:install_main",
+    "report": "report:main",
+    "ship": "init:ship_main",
+    "train": "train:main",
+    "tui": "tui:main",
+    "vllm": "vllm:main",
+}
+
+# %% ../../nbs/cli/00_command.ipynb #f030984a
+def help_parts(prog: str) -> tuple[str, str, str]:
+    """Return the usage, the description and the examples of a command.
+
+    Raises `ValueError` for a command that has no row in `COMMANDS` or whose help isn't whole.
+    """
+    name = prog.removeprefix("vf-")
+    if prog != "verifiers-nb" and name not in COMMANDS:
+        raise ValueError(f"{prog} is no command yet: add a row for {name!r} to COMMANDS.")
+    try:
+        usage, about, examples = data_text(f"help/{prog}.txt").rstrip().split("\n\n", 2)
+    except (FileNotFoundError, ValueError):
+        raise ValueError(
+            f"{prog} has no whole help: verifiers_nb/cli/data/help/{prog}.txt has its usage, what "
+            "it does and its examples, with an empty line between them."
+        ) from None
+    return usage, about, examples
 
 # %% ../../nbs/cli/00_command.ipynb #b1d57811
 def json_object(text: str) -> dict[str, Any]:
@@ -123,7 +155,7 @@ class CommandParser(argparse.ArgumentParser):
     """
 
     def __init__(self, prog: str, settings: type | None = None, **options: Any) -> None:
-        usage, about, examples = data_text(f"help/{prog}.txt").rstrip().split("\n\n", 2)
+        usage, about, examples = help_parts(prog)
         options |= dict(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
         options |= dict(argument_default=argparse.SUPPRESS) if settings else {}
         super().__init__(prog, usage, about, examples, **options)
@@ -337,13 +369,6 @@ def one_row(text: str, most: int) -> str:
     """Return the beginning of a text on one line, with control characters made visible."""
     row = visible(" ".join(text.split()))
     return row if len(row) <= most else row[: most - 1] + "…"
-
-# %% ../../nbs/cli/00_command.ipynb #56c933ac
-COMMANDS = {
-    name: f"{name}:main"
-    for name in ["audit", "demo", "eval", "init", "report", "train", "tui", "vllm"]
-}
-COMMANDS |= {"install": "init:install_main", "ship": "init:ship_main"}
 
 # %% ../../nbs/cli/00_command.ipynb #7c1e9d02
 def main(argv: Sequence[str] | None = None) -> int:

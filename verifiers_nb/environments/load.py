@@ -26,6 +26,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -183,6 +184,9 @@ def explain_unknown(name: str) -> str:
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     missing = f"There is no installed module {name!r} with a load_environment function"
+    if name != "load" and (files("verifiers_nb.environments") / f"{name}.py").is_file():
+        table = "verifiers_nb/environments/data/environments.toml"
+        return f": verifiers_nb.environments.{name} has no table in {table}."
     if (folder := Path("environments", name)).is_dir():
         return (
             f": {missing}. Only commands such as vf-eval look into ./environments. Install the "

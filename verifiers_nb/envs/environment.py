@@ -436,9 +436,10 @@ class Environment(ABC):
         if is_sync or type(self).a_generate is not Environment.a_generate:
             inputs = repeated_dataset(dataset, rollouts_per_example)
             options = taken_options(generate, options)
-        given: Any = (client, model, sampling_args, score_rollouts, max_concurrent)
+        given: Any = dict(client=client, model=model, sampling_args=sampling_args)
+        given |= dict(score_rollouts=score_rollouts, max_concurrent=max_concurrent)
         run: Any = partial(asyncio.to_thread, generate) if is_sync else generate
-        results = await run(inputs, *given, **{**options, **kwargs})
+        results = await run(inputs, **given, **options, **kwargs)
         for tell in registered_hooks("evaluated") if progress else ():
             tell(results, self.rubric)
         return results

@@ -127,4 +127,5 @@ class EnvGroup(Environment):
         """Play one rollout in the environment of its task."""
         env = self.get_env_for_task(task)
         arguments = merge_sampling_args(env.sampling_args, sampling_args)
-        return await env.rollout(client, model, prompt, answer, task, info, arguments, **kwargs)
+        row = dict(prompt=prompt, answer=answer, task=task, info=info)
+        return await env.rollout(client, model, **row, sampling_args=arguments, **kwargs)

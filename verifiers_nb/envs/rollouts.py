@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'MAY_END_IN_FLIGHT', 'run_bounded',
+__all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'MAY_END_IN_FLIGHT', 'run_group', 'run_bounded',
            'fewer_collections', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin', 'derive_seed',
            'with_seed', 'lacks_files', 'fail', 'failed_score', 'score_group', 'PromptGroups', 'outputs_from_rollouts',
            'run_settings', 'until_weights', 'RolloutRun']
@@ -25,6 +25,7 @@ from array import array
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, cached_property, wraps
 from itertools import zip_longest
@@ -277,6 +278,8 @@ def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None)
 
 # %% ../../nbs/envs/06_rollouts.ipynb #824ea3e0
 MAY_END_IN_FLIGHT = 64
+# The number of the prompt whose rollout is played and scored here.
+run_group: ContextVar[int] = ContextVar("run_group", default=0)
 
 
 def until_weights(rubric: Rubric | None) -> list[float]:
@@ -406,6 +409,7 @@ class RolloutRun:
         run_budget.set(self.budget)
         run_policy.set((getattr(self.client, "unmetered", self.client), self.model))
         rollout = self.rows[index]
+        run_group.set(rollout.group)
         if self.store is not None and self.store.restore(rollout):
             self.finish(rollout)
             return

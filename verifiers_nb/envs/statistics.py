@@ -24,10 +24,10 @@ from ..types import GenerateOutputs, is_empty_answer
 
 # %% ../../nbs/envs/05_statistics.ipynb #3319c29b
 ENDINGS = {
-    "cut_off": "were cut off at max_tokens",
-    "refusals": "were refusals",
-    "null_answers": "had no content (null)",
-    "empty_answers": "were empty",
+    "cut_off": ("was cut off at max_tokens", "were cut off at max_tokens"),
+    "refusals": ("was a refusal", "were refusals"),
+    "null_answers": ("had no content (null)", "had no content (null)"),
+    "empty_answers": ("was empty", "were empty"),
 }
 
 
@@ -81,7 +81,7 @@ def ending_parts(counts: Mapping[str, int], of: str = "") -> list[str]:
     named = empty + sum(counts.get(name) or 0 for name in ("refusals", "null_answers"))
     shown = {name: counts.get(name) or 0 for name in ENDINGS}
     shown["empty_answers"] = max(0, shown["empty_answers"] - named)
-    parts = [f"{count:,}{of} {ENDINGS[name]}" for name, count in shown.items() if count]
+    parts = [f"{count:,}{of} {ENDINGS[name][count > 1]}" for name, count in shown.items() if count]
     if empty:
         parts[0] += f" ({empty:,} empty)"
     return parts

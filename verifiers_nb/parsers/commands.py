@@ -8,10 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
            'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'EXPRESSION', 'STRING', 'SHELL_TOKEN', 'QUOTED_TOKEN',
-           'SIMPLE', 'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits', 'value_fault',
-           'call_format', 'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList', 'ShellDict',
-           'for_shell', 'own_characters', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage',
-           'argument_docs', 'command_docs', 'after_document', 'unfinished_part']
+           'SIMPLE', 'QUOTED', 'MAY_BE_COMPOUND', 'COMPOUND', 'COMPOUND_WORDS', 'compiled_template', 'valid_template',
+           'Argument', 'has_type', 'fits', 'value_fault', 'call_format', 'check_arguments', 'Command', 'open_quote',
+           'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'own_characters', 'check_written', 'render_argument',
+           'write_value', 'invoke', 'usage', 'argument_docs', 'command_docs', 'after_document', 'unfinished_list',
+           'unfinished_part']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
 import json
@@ -381,11 +382,32 @@ def after_document(text: str, at: int, end: str, tabs: bool) -> int:
     found = re.compile(f"^{indent}{re.escape(word)}$", re.MULTILINE).search(text, at)
     return found.end() if found else -1
 
+# %% ../../nbs/parsers/04_commands.ipynb #78f6056a
+QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
+MAY_BE_COMPOUND = re.compile(r"\b(?:then|do|in)\b|(?:&&|\|)\s*\Z")
+COMPOUND = re.compile(r"(?:^|[;&|\n]|\b(?:then|do|else)\s)\s*(if|for|while|until|case)\s")
+COMPOUND_WORDS = {"if": ("then", "fi"), "case": ("in", "esac")}
+
+
+def unfinished_list(command: str) -> str:
+    """Return the compound command or the list that is open at the end, or ""."""
+    if not MAY_BE_COMPOUND.search(command):
+        return ""
+    bare = QUOTED.sub("''", command)
+    if bare.rstrip().endswith(("&&", "|")):
+        return "a list of commands"
+    words = {*re.findall(r"\w+", bare)}
+    for first in {*COMPOUND.findall(bare)}:
+        middle, last = COMPOUND_WORDS.get(first, ("do", "done"))
+        if middle in words and last not in words:
+            return f"`{first}`"
+    return ""
+
 # %% ../../nbs/parsers/04_commands.ipynb #ea3f1b3f
 def unfinished_part(command: str) -> str:
     """Return what is open at the end of a bash command, such as "a here-document", or ""."""
     if SIMPLE.match(command):
-        return ""
+        return unfinished_list(command)
     inside: list[str] = []  # the open quotation marks and parentheses
     documents: list[tuple[str, bool]] = []  # the here-documents that begin after this line
     at = 0

@@ -122,10 +122,13 @@ LOOKS = (20, 200, 2000)  # numbers of verdicts after which we look
 
 
 class VerdictWatch:
-    """Count verdicts, and warn if a judge has given the same scores in all of them."""
+    """Count verdicts, and warn if a judge has given the same scores in all of them.
+
+    `unread`: how many of its answers were no verdicts.
+    """
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count = self.unread = 0
         self.kinds = Counter[tuple[float, ...]]()
 
     def note(self, scores: Sequence[float]) -> None:
@@ -140,6 +143,18 @@ class VerdictWatch:
                 "read the responses?"
             )
             logger.warning(message, shown, self.count)
+
+    def read(self, text: str, names: Sequence[str]) -> dict[str, JudgedPart]:
+        """Return the parts of a new answer; the error for nonsense says how often it came."""
+        try:
+            parts = read_verdict_parts(text, names)
+        except ValueError as error:
+            self.unread += 1
+            answers = self.count + self.unread
+            often = f"{self.unread} of its {answers} answers could not be read"
+            raise ValueError(f"{error} ({often})") from None
+        self.note([part.score for part in parts.values()])
+        return parts
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #19050c9e
 def own_judge(rubric: JudgeRubric) -> tuple[Any, str]:
@@ -199,10 +214,9 @@ def criterion_reward(criterion: Criterion, rubric: CriteriaJudge) -> RewardFunc:
             return 0.0  # nothing to judge
         asked = len(state.get("judge_response") or ())
         text = await judge(prompt, completion, answer, state)
-        parts = read_verdict_parts(text, rubric.names)
-        if len(state["judge_response"]) > asked:
-            rubric.watch.note([each.score for each in parts.values()])
-        part = parts[criterion.name]
+        is_new = len(state["judge_response"]) > asked
+        read = rubric.watch.read if is_new else read_verdict_parts
+        part = read(text, rubric.names)[criterion.name]
         state.setdefault("judge_reasons", {})[criterion.name] = part.reason
         return part.score
 
@@ -281,8 +295,7 @@ async def rank_texts(
     """Return the judge's part of its verdict for each text."""
     names = [f"response_{number}" for number in range(1, len(texts) + 1)]
     question = ranking_question(prompt, texts, rubric.criteria)
-    parts = read_verdict_parts(await rubric.ask_for(question, names), names)
-    rubric.watch.note([part.score for part in parts.values()])
+    parts = rubric.watch.read(await rubric.ask_for(question, names), names)
     return dict(zip(texts, parts.values(), strict=True))
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #73f294eb

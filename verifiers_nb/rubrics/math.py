@@ -39,7 +39,7 @@ from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from .rubric import Rubric
 from ..support.arithmetic import compare_plain, read_plain
-from ..support.measures import measured
+from ..support.measures import is_counted, measured
 from ..support.spellings import SIDE_BY_SIDE, is_same_text, usual_spelling
 from ..types import Messages, RewardFunc
 
@@ -141,6 +141,8 @@ def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
     if first and second:
         numbers = usual_spelling(first.number), usual_spelling(second.number)
         return numbers if first.unit == second.unit else None
+    if (first and is_counted(response)) or (second and is_counted(gold)):
+        return None
     if first and not (first.is_variable or first.unit == "%"):
         return usual_spelling(first.number), response
     if second and not (second.is_variable or second.unit == "%"):
@@ -498,7 +500,8 @@ class MathRubric(Rubric):
 
     `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads
     the whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in
-    a box. Units are compared if both answers have one: 5 cm isn't 5 m, but 5 is paid for either.
+    a box. Units are compared if both answers have one: 5 cm isn't 5 m or 5 apples, but 5 is paid
+    for any.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
     and math-verify all others. Raises `ImportError` without the package math-verify.
     """

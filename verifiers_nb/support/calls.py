@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE',
            'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME',
-           'SECRET_SHAPES', 'give_up', 'was_given_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
+           'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
            'is_without_connection', 'Breaker', 'with_breaker', 'without_retries', 'request_arguments', 'meant_by',
            'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
 
@@ -17,6 +17,7 @@ import asyncio
 import inspect
 import os
 import re
+import sys
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
@@ -46,11 +47,6 @@ def give_up(error: E) -> E:
     error.given_up = True  # type: ignore[attr-defined]
     return error
 
-
-def was_given_up(error: BaseException) -> bool:
-    """Return whether the request of an error was given up."""
-    return getattr(error, "given_up", False)
-
 # %% ../../nbs/support/01_calls.ipynb #c1dfd96e
 TRANSIENT_STATUS = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 # Names, because the libraries of these classes are imported only when they are used.
@@ -65,7 +61,7 @@ def is_transient(error: BaseException) -> bool:
 
     False for one after which the request was given up.
     """
-    if was_given_up(error):
+    if getattr(error, "given_up", False):
         return False
     if (status := getattr(error, "status_code", None)) is not None:
         return status in TRANSIENT_STATUS and getattr(error, "code", None) != NO_MONEY
@@ -138,7 +134,8 @@ def is_without_connection(error: BaseException) -> bool:
 
     False for a subclass of its error, which is that of slow answers.
     """
-    return type(error).__name__ == "APIConnectionError"
+    openai = sys.modules.get("openai")  # without it, none of its errors was raised
+    return openai is not None and type(error) is openai.APIConnectionError
 
 # %% ../../nbs/support/01_calls.ipynb #86b2f453
 BEFORE_PROBE = 1.0  # seconds

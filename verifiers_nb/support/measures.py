@@ -7,11 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'LONGEST_MEASURE', 'TEXT', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
-           'NUMBER_IN_LATEX', 'unit_named', 'Measure', 'measured']
+           'NUMBER_IN_LATEX', 'COUNTED', 'unit_named', 'Measure', 'measured', 'read_measure', 'is_counted']
 
 # %% ../../nbs/support/22_measures.ipynb #a97e37af
 import re
 from dataclasses import dataclass
+from functools import lru_cache
 
 # %% ../../nbs/support/22_measures.ipynb #314a3fec
 UNITS = """
@@ -94,7 +95,9 @@ class Measure:
 LONGEST_MEASURE = 100  # characters
 TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathsf|operatorname)\s?\{([^{}]*)\}")
 EQUATION = re.compile(r"[A-Za-z]\s?=\s?(?=[^=]*$)")
-MONEY = re.compile(r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹])\s?([0-9.][0-9.,]*[0-9]|[0-9])")
+MONEY = re.compile(
+    r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹])\s?([0-9.][0-9.,]*[0-9]|[0-9])(?: (?i:usd|dollars?))?"
+)
 UNIT_BEGINS = re.compile(r"\^\s?\{?\s?\\circ|\\?%|[£€¥₹]|(?<![\\A-Za-z])[A-Za-z]")
 NUMBER_IN_LATEX = re.compile(
     r"(?:[-+0-9.,/^(){} ]|\\(?:[dt]?frac|sqrt|pi|times|cdot)(?![A-Za-z]))*[0-9.)}]"
@@ -103,8 +106,15 @@ NUMBER_IN_LATEX = re.compile(
 
 def measured(answer: str) -> Measure | None:
     """Return the number and the unit of an answer, or None if it isn't a number with a unit."""
-    if len(answer) > LONGEST_MEASURE:
-        return None
+    return read_measure(answer) if len(answer) <= LONGEST_MEASURE else None
+
+
+@lru_cache(maxsize=1024)
+def read_measure(answer: str) -> Measure | None:
+    """Do what `measured` does, without its limit.
+
+    An answer is asked for twice, and the gold answer by each rollout of a prompt.
+    """
     plain = " ".join(TEXT.sub(r" \1 ", answer).split())
     plain = plain[equation.end() :] if (equation := EQUATION.match(plain)) else plain
     if money := MONEY.fullmatch(plain):
@@ -117,3 +127,16 @@ def measured(answer: str) -> Measure | None:
     if unit is None or not NUMBER_IN_LATEX.fullmatch(number) or not re.search("[0-9]", number):
         return None
     return Measure(number, unit, len(name) == 1 and name.isalpha())
+
+# %% ../../nbs/support/22_measures.ipynb #20d9b7c1
+COUNTED = re.compile(
+    r"[-+0-9.,/ ]*[0-9] ?((?:[a-z]+ )?(?:[a-z]{2,}s|people|children|men|women))", re.IGNORECASE
+)
+
+
+def is_counted(answer: str) -> bool:
+    """Return whether an answer is a number of things, such as `5 apples`, and has no unit."""
+    if len(answer) > LONGEST_MEASURE:
+        return False
+    counted = COUNTED.fullmatch(" ".join(TEXT.sub(r" \1 ", answer).split()))
+    return counted is not None and not any(word in UNIT_OF for word in counted[1].lower().split())

@@ -286,7 +286,7 @@ class GRPOTrainer(ResumableTrainer):
         try:
             return super().train(resume_from_checkpoint, *args, **kwargs)
         finally:
-            self.pipeline.interrupt()
+            self.pipeline.close()
             if self.accelerator.is_main_process:
                 self.versions.wake()
                 release_client(self.client)

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'give_turns', 'flat_after', 'PromptOrder', 'TrainingRun', 'Job', 'GenerationJob', 'open_store',
-           'RolloutPipeline', 'PolicyVersions']
+__all__ = ['logger', 'give_turns', 'flat_after', 'PromptOrder', 'TrainingRun', 'Job', 'SharedContext', 'GenerationJob',
+           'open_store', 'RolloutPipeline', 'PolicyVersions']
 
 # %% ../../nbs/trainer/10_pipeline.ipynb #77de68da
 import asyncio
@@ -17,7 +17,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence, Set
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+)
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -204,6 +210,51 @@ class Job:
         finally:
             self.ended.set()
 
+# %% ../../nbs/trainer/10_pipeline.ipynb #f433dad1
+class SharedContext:
+    """The async context that all generations of a training run are played in.
+
+    The first of them enters it, and `leave` ends it. `make`: makes the context; a `nullcontext`
+    shares nothing.
+    """
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Any]]) -> None:
+        self.make = make
+        self.keeper: Job | None = None
+        self.over: asyncio.Event
+        self.entered: asyncio.Future[Context]
+
+    async def keep(self) -> None:
+        """Enter the context, and leave it when it is over."""
+        try:
+            async with self.make():
+                self.entered.set_result(copy_context())
+                await self.over.wait()
+        except Exception as error:
+            if self.entered.done():
+                logger.error("The context of the run ended with an error: %r", error)
+            else:
+                self.entered.set_exception(error)
+
+    async def play(self, run: RolloutRun, max_concurrent: int) -> None:
+        """Play a run in the context; raises the error of entering it, too."""
+        if self.keeper is None:
+            if isinstance(self.make(), nullcontext):
+                return await run.start(max_concurrent)
+            self.over = asyncio.Event()
+            self.entered = asyncio.get_running_loop().create_future()
+            self.keeper = Job(self.keep())
+        context = await asyncio.shield(self.entered)
+        await asyncio.create_task(run.start(max_concurrent), context=context.copy())
+
+    def leave(self) -> None:
+        """Leave the context, if it was entered; the next generation enters it again."""
+        keeper, self.keeper = self.keeper, None
+        if keeper is not None:
+            background_loop().call_soon_threadsafe(self.over.set)
+            if not keeper.ended.wait(timeout=30):
+                logger.warning("What the rollouts of this run share does not end.")
+
 # %% ../../nbs/trainer/10_pipeline.ipynb #12c6fc06
 @dataclass(slots=True)
 class GenerationJob:
@@ -271,6 +322,7 @@ class RolloutPipeline:
 
     def __post_init__(self) -> None:
         check_budget(self.budget, getattr(self.client, "model", ""), self.env.rubric)
+        self.shared = SharedContext(self.env.running)
 
     def start(self, number: int) -> GenerationJob:
         """Start a generation unless it is already in progress; return its job."""
@@ -290,7 +342,9 @@ class RolloutPipeline:
         run = TrainingRun(**{f.name: getattr(made, f.name) for f in fields(made) if f.init})
         path = self.folder / f"step-{step:05d}.jsonl"
         run.store = open_store(path, run)
-        return GenerationJob(step, run, Job(run.start(args.max_concurrent)), args.temperature, path)
+        run.around = nullcontext  # `shared` is around all generations
+        job = Job(self.shared.play(run, args.max_concurrent))
+        return GenerationJob(step, run, job, args.temperature, path)
 
     def take(
         self,
@@ -335,6 +389,11 @@ class RolloutPipeline:
             if not generation.job.ended.wait(timeout=10):
                 message = "The rollouts of step %d don't end: a tool or a reward function blocks."
                 logger.warning(message, generation.first_step)
+
+    def close(self) -> None:
+        """Cancel all generations, and end what they share, such as MCP servers."""
+        self.interrupt()
+        self.shared.leave()
 
 # %% ../../nbs/trainer/10_pipeline.ipynb #862571dc
 class PolicyVersions:

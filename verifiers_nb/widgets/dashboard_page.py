@@ -161,9 +161,18 @@ def coming_charts(parts: Sequence[str]) -> dict[str, str]:
 MOST_COLUMNS = 6
 
 
-def chart_rooms(count: int) -> dict[int, int]:
-    """Return how many columns charts have, by how many find room."""
-    return {most: chart_columns(count, most) for most in range(1, MOST_COLUMNS + 1)}
+def chart_rooms(count: int) -> str:
+    """Return the style that says how many columns charts have, by how many find room.
+
+    Where one would be alone in the last row, it has the whole row.
+    """
+    style = ""
+    for most in range(1, MOST_COLUMNS + 1):
+        columns = chart_columns(count, most)
+        style += f"--room-{most}:{columns};"
+        if count > columns > 1 and count % columns == 1:
+            style += f"--alone-{most}:1 / -1;"
+    return style
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #d7000012
 def curves_html(view: DashboardState, live: bool) -> str:

@@ -17,7 +17,7 @@ import math
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -31,6 +31,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..inference.client import SHIPPED_PREFIX
 from ..support.files import rewritten
 
 # %% ../../nbs/widgets/00_html.ipynb #fe5dbbce
@@ -127,10 +128,10 @@ def opening(mark: Mark) -> str:
     return f'<b class="vf-gap"{lit}>‸</b>' if mark.start == mark.end else ""
 
 # %% ../../nbs/widgets/00_html.ipynb #bd677c57
-def piece(text: str, over: Sequence[Mark]) -> str:
-    """Draw characters under their marks."""
+def piece(text: str, over: Sequence[Mark], draw: Callable[[str], str] = escaped) -> str:
+    """Draw characters, as `draw` does, under their marks."""
     if not over:
-        return escaped(text)
+        return draw(text)
     kinds = " ".join(sorted({f"vf-{mark.kind}" for mark in over if mark.kind}))
     keys = " ".join(sorted({str(mark.key) for mark in over if mark.key is not None}))
     lit = f' data-mark="{keys}"' if keys else ""
@@ -139,7 +140,7 @@ def piece(text: str, over: Sequence[Mark]) -> str:
         inner = min(tinted, key=lambda mark: mark.end - mark.start)
         colour = f' style="--hue:var(--hue-{inner.hue % 6});--tint:{inner.tint:.2g}"'
         colour += inner.attributes
-    return f'<span class="{kinds}"{lit}{colour}>{escaped(text)}</span>'
+    return f'<span class="{kinds}"{lit}{colour}>{draw(text)}</span>'
 
 # %% ../../nbs/widgets/00_html.ipynb #12c6fc06
 def marked_text(
@@ -373,9 +374,11 @@ class RunIdentity(NamedTuple):
 def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) -> RunIdentity:
     """Return the identity of a run that is stored at a place.
 
-    A model that is a folder of this machine is named without the folders above it.
+    A model that is a folder of this machine is named without the folders above it, and the shipped
+    one without the name of the package.
     """
     name = os.path.basename(model) if model and os.path.isabs(model) else model
+    name = name.removeprefix(SHIPPED_PREFIX) if name else name
     played = "" if env is None else getattr(env, "env_id", "") or type(env).__name__
     known = [str(fact) for fact in (name, played, *facts) if fact]
     return RunIdentity(place.name if place else "", tuple(known), place)

@@ -38,14 +38,14 @@ def inspect_format(given: Selection) -> FormatInspector:
 def try_reward(given: Selection) -> RewardBench:
     """Open the reward bench on the rollouts."""
     bench = RewardBench(given.results, given.env)
-    bench.handed = given
+    bench.change(handed=given)
     return bench
 
 # %% ../../nbs/widgets/22_path.ipynb #9a700d98
 def show_audit(given: Selection) -> AuditPage:
     """Audit the environment, and open the page of what was found."""
     page = AuditPage(audit(given.env, progress=False))
-    page.handed = given
+    page.change(handed=given)  # drawn again, with its next step
     return page
 
 # %% ../../nbs/widgets/22_path.ipynb #9a7010fe

@@ -37,7 +37,7 @@ from .html import (
 )
 
 # %% ../../nbs/widgets/01_view.ipynb #c1dfd96e
-SCRIPT = widget_file("charts.js", "reading.js", "slider.js", "view.js")
+SCRIPT = widget_file("charts.js", "reading.js", "slider.js", "surface.js", "view.js")
 
 # %% ../../nbs/widgets/01_view.ipynb #68382da2
 @cache

@@ -44,6 +44,7 @@ function laidOut(place, figure) {
       nticks: axis.type === "log" ? 3 : 0 });  // with more, plotly labels all nine digits of a decade, and they overlap
   for (const title of layout.annotations)
     Object.assign(title, { x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 3, showarrow: false, font: { color: ink, size: 12 } });
+  if (count > columns && columns > 1 && count % columns === 1) layout[`xaxis${count}`].domain = [0, 1];  // a row of its own
   return [data, { ...layout, width, height: rows * 172 + top, font: { family: font, color: ink },
     grid: { rows, columns, pattern: "independent", xgap: 56 * columns / width, ygap: 0.34 },
     margin: { l: 46, r: 12, t: top, b: 24 }, legend: { orientation: "h", x: 0, yref: "container", y: 1, yanchor: "top" },

@@ -1,6 +1,7 @@
 function patch(old, fresh) {
   if (old.nodeName !== fresh.nodeName || old.dataset?.key !== fresh.dataset?.key) return old.replaceWith(fresh);
   if (old.filled) return;  // an outline
+  if (isUnread(old, fresh)) return;
   if (old.plotted && fresh.matches("[data-plot]")) {  // plotly's, but for the columns
     old.style.cssText = fresh.style.cssText;
     return;
@@ -104,6 +105,7 @@ function drawing(model, root) {
     patch(root, fresh);
     outline(root);
     slide(root);
+    fillSurface(root);
     placeNote(root, pressed);
     if (focused && !root.contains(document.activeElement)) root.focus({ preventScroll: true });  // so that keys go on
     const pair = root.querySelector("[data-sight]"), before = sight;
@@ -114,7 +116,7 @@ function drawing(model, root) {
 
 function scrollToMark(root, event) {
   const key = event.target.closest("[data-for]")?.dataset.for;
-  const mark = key && root.querySelector(`[data-mark~="${CSS.escape(key)}"]`), text = mark?.closest(".vf-text");
+  const mark = key && root.querySelector(`[data-mark~="${CSS.escape(key)}"]`), text = mark?.closest(".vf-surface") ?? mark?.closest(".vf-text");
   if (text) text.scrollTop += mark.getBoundingClientRect().top - text.getBoundingClientRect().top - text.clientHeight / 3;
 }
 
@@ -130,33 +132,46 @@ function render({ model, el }) {
     model.send({ ...node.dataset, ...more });
     check();
   };
-  let pending;
+  let pending, sayNow;
+  const sayTyped = () => { clearTimeout(pending); sayNow?.(); };  // what was typed comes before what is pressed next
   root.addEventListener("click", (event) => {
+    sayTyped();
     const node = event.target.closest("[data-act], [data-jump], [data-help]");
     if (node?.matches("[data-jump]")) jump(root, node);
     else if (node?.matches("[data-help]")) showKeys(root);
     else if (node && !isTyping(node)) tell(node, {});
   });
   const typed = (event) => {
-    const node = event.target.closest("[data-act]"), say = () => tell(node, { value: event.target.value });
+    const node = event.target.closest("[data-act]"), say = () => { sayNow = undefined; tell(node, { value: event.target.value }); };
     clearTimeout(pending);
-    if (node) event.type === "change" ? say() : "late" in node.dataset || (pending = setTimeout(say, 120));
+    if (!node) return;
+    if (event.type === "change") return say();
+    noteTyped(node);
+    if (!("late" in node.dataset)) { sayNow = say; pending = setTimeout(say, 120); }
   };
   root.addEventListener("input", typed);
-  root.addEventListener("change", typed);  // so that what was typed comes before what is pressed next
+  root.addEventListener("change", typed);
   const listen = (event) => {
     const plain = !(event.ctrlKey || event.metaKey || event.altKey || event.shiftKey && event.key.length > 1);
-    if (!plain || !el.contains(event.target)) return;
+    if (!el.contains(event.target)) return;
+    const isLines = event.target.matches("textarea");
+    if (!plain) {
+      if (isLines && ["z", "y", "Z", "Enter"].includes(event.key)) event.stopPropagation();  // JupyterLab's: undo in a cell, run it
+      return;
+    }
     if (isTyping(event.target) || !root.contains(event.target)) {
       const { enter } = event.target.dataset;
       if (enter && event.key === "Enter") { event.target.blur(); event.target.focus(); tell(event.target, { act: enter }); }  // a blur sends what was typed
-      if (typedKey(root, event)) event.stopPropagation();
+      if (typedKey(root, event) || isLines) event.stopPropagation();
       return;
     }
     if (press(root, event)) event.preventDefault();
     if (!["Tab", "Escape"].includes(event.key)) event.stopPropagation();
   };
   window.addEventListener("keydown", listen, true);  // JupyterLab listens on the document, one step later
+  // JupyterLab cancels every undo of the browser.
+  const typing = (event) => { if (el.contains(event.target)) event.stopPropagation(); };
+  window.addEventListener("beforeinput", typing, true);
   root.addEventListener("focusin", (event) => scrollToMark(root, event));
   const heard = ({ copy, picture }) => {
     if (copy !== undefined) copyText(root, copy);
@@ -173,6 +188,7 @@ function render({ model, el }) {
     stopCharts();
     model.off("change:html", redraw);
     window.removeEventListener("keydown", listen, true);
+    window.removeEventListener("beforeinput", typing, true);
   };
 }
 
