@@ -33,6 +33,7 @@ WEEKLY = (
     "tests/browser/test_format_inspector.py::test_ten_thousand_completions_by_keyboard",
     "tests/browser/test_kernel_versions.py",
     "tests/browser/test_long_rollouts.py::test_twenty_thousand_rollouts_scroll_and_fit",
+    "tests/browser/test_path.py",
     "tests/browser/test_rollout_explorer.py::test_ten_thousand_hostile_rollouts_opened_and_saved",
     "tests/test_colab.py::test_it_installs_beside_torch",
     "tests/test_colab.py::test_vllm_comes_if_it_runs_beside_the_torch_that_is_there",

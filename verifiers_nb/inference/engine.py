@@ -35,6 +35,7 @@ from .scheduler import SampledSequence, Scheduler, StopDetector
 from .served_model import (
     ServedModel,
     adapted_weights,
+    adapter_for,
     context_length,
     default_threads,
 )
@@ -221,7 +222,8 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
     on a CPU and torch's default otherwise. With a `seed`, requests that have none are repeatable
     too. `dtype` is half precision on a GPU by default. `kv_cache_gb` limits the memory for keys and
     values, in GiB, by default to half of the memory that is free at the first request; sequences
-    wait for room in it.
+    wait for room in it. With `share`, the engine uses the weights of `model` itself in place of a
+    copy: train only an adapter on that model, and don't merge it into it while the engine is used.
     """
 
     def __init__(
@@ -236,8 +238,9 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
         device: str | torch.device | None = None,
         dtype: torch.dtype | None = None,
         kv_cache_gb: float | None = None,
+        share: bool = False,
     ):
-        self.served = ServedModel(model, tokenizer, device, dtype)
+        self.served = ServedModel(model, tokenizer, device, dtype, share)
         self.model, network = self.served.name, self.served.network
         self.max_model_len = context_length(network, max_model_len)
         threads = threads or default_threads(network)
@@ -256,7 +259,9 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
 
         `adapter` is a PEFT model, the folder of a saved adapter, or None for the base model.
         """
-        return self.scheduler.swap(adapted_weights(self.served, adapter))
+        loaded = adapter_for(self.served, adapter)
+        make = partial(adapted_weights, self.served, loaded)
+        return self.scheduler.replace(self.served.base, make)
 
     async def sample(self, prompt: list[int], options: Options) -> list[SampledSequence]:
         """Return `options.n` sampled answers to a prompt of token ids."""

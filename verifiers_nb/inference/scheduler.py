@@ -7,7 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SETTING_THREADS', 'logger', 'NO_MEMORY', 'StopDetector', 'SampledSequence', 'Batch', 'limit_threads', 'receive',
-           'rows_that_fit', 'put_back', 'room_to_join', 'admit', 'recover', 'run_scheduler', 'Scheduler']
+           'rows_that_fit', 'put_back', 'room_to_join', 'use_weights', 'admit', 'recover', 'run_scheduler', 'is_idle',
+           'Scheduler']
 
 # %% ../../nbs/inference/05_scheduler.ipynb #9e2f8e88
 import asyncio
@@ -105,6 +106,7 @@ class SampledSequence:
         """Complete `done`, with a `RuntimeError` if there was a problem."""
         error = RuntimeError(problem)
         error.__cause__ = cause
+        self.weights = None  # the thread still knows this sequence
         with suppress(InvalidStateError):  # the request was cancelled meanwhile
             self.done.set_exception(error) if problem else self.done.set_result(None)
 
@@ -177,7 +179,10 @@ def receive(scheduler: Scheduler) -> bool:
     """Let new sequences wait for the batch; return False when the scheduler is closed."""
     busy = bool(scheduler.waiting or scheduler.batch.running)
     with scheduler.changed:
+        scheduler.busy = busy
+        scheduler.changed.notify_all()
         scheduler.changed.wait_for(lambda: busy or scheduler.inbox or scheduler.closed)
+        scheduler.busy = busy or bool(scheduler.inbox)
         scheduler.waiting += scheduler.inbox
         scheduler.inbox = []
         return not scheduler.closed
@@ -214,6 +219,13 @@ def room_to_join(scheduler: Scheduler) -> int:
     group = min(group, fit // 8 + 1)  # memory may have room for fewer rows
     return 0 if running and room < group else room
 
+# %% ../../nbs/inference/05_scheduler.ipynb #060c1379
+def use_weights(scheduler: Scheduler, weights: dict[str, Tensor] | None) -> None:
+    """Give these weights to the model, which keeps those that are not named."""
+    for name, weight in (weights or {}).items():
+        scheduler.model.get_parameter(name).data = weight
+    scheduler.serving = weights
+
 # %% ../../nbs/inference/05_scheduler.ipynb #e5c1a93e
 def admit(scheduler: Scheduler) -> None:
     """Let waiting sequences join the batch, in order, if there is room.
@@ -226,9 +238,7 @@ def admit(scheduler: Scheduler) -> None:
     if not room or (running and weights is not scheduler.serving):
         return
     if weights is not scheduler.serving:
-        for name, weight in (weights or {}).items():
-            scheduler.model.get_parameter(name).data = weight
-        scheduler.serving = weights
+        use_weights(scheduler, weights)
     first = list(takewhile(lambda each: each.weights is weights, waiting[:room]))
     del waiting[: len(first)]
     if joining := [each for each in first if not each.done.cancelled()]:
@@ -282,6 +292,16 @@ def run_scheduler(scheduler: Scheduler, threads: int | None) -> None:
     for each in [*batch.running, *scheduler.waiting]:
         each.settle("the embedded engine was closed before this request was finished")
 
+# %% ../../nbs/inference/05_scheduler.ipynb #256c5e9f
+def is_idle(scheduler: Scheduler) -> bool:
+    """Return whether no sequence needs the present weights. The caller holds `changed`."""
+
+    def is_unused() -> bool:
+        return not (scheduler.busy or scheduler.inbox or scheduler.wave)
+
+    batch_ended = not (scheduler.batch.running or scheduler.waiting)
+    return scheduler.changed.wait_for(is_unused, timeout=1.0 if batch_ended else 0.0)
+
 # %% ../../nbs/inference/05_scheduler.ipynb #887309d0
 class Scheduler:
     """Run submitted sequences in one batch and one thread."""
@@ -303,7 +323,7 @@ class Scheduler:
         self.version = 0
         self.weights: dict[str, Tensor] | None = None  # for new sequences
         self.serving: dict[str, Tensor] | None = None  # those that the model has
-        self.changed = threading.Condition()
+        self.changed, self.busy = threading.Condition(), False
         self.thread = threading.Thread(
             target=run_scheduler, args=(self, threads), name="embedded engine", daemon=True
         )
@@ -327,7 +347,7 @@ class Scheduler:
         with self.changed:
             self.inbox += self.wave
             self.wave = []
-            self.changed.notify()
+            self.changed.notify_all()
 
     def swap(self, weights: dict[str, Tensor]) -> int:
         """Set the weights for all sequences submitted from now on, and return their version."""
@@ -335,6 +355,22 @@ class Scheduler:
             self.check_open()
             self.version, self.weights = self.version + 1, weights
             return self.version
+
+    def replace(self, base: dict[str, Tensor], make: Callable[[], dict[str, Tensor]]) -> int:
+        """Set the weights that `make` returns, as `swap` does.
+
+        The weights before them are freed first if nothing needs them, so that there is only one
+        set beside `base`. If `make` then fails, the engine is closed.
+        """
+        with self.changed:
+            self.check_open()
+            if is_idle(self):
+                use_weights(self, base)
+                self.weights, self.closed = None, True
+                weights = make()
+                self.closed = False
+                return self.swap(weights)
+        return self.swap(make())
 
     def check_open(self) -> None:
         """Raise `RuntimeError` if it is closed, or if this is a fork, which has no thread."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TINY', 'default_threads', 'load_network', 'context_length', 'end_tokens', 'ServedModel', 'merge_adapter',
-           'adapted_weights']
+__all__ = ['TINY', 'default_threads', 'shared_copy', 'load_network', 'first_numbers', 'context_length', 'end_tokens',
+           'ServedModel', 'adapted_layers', 'merge_adapter', 'adapter_for', 'adapted_weights']
 
 # %% ../../nbs/inference/04_served_model.ipynb #7c0d6a14
 import copy
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from .client import check_adapter, check_saved, get_model, get_tokenizer
@@ -38,16 +39,27 @@ def default_threads(network: PreTrainedModel) -> int | None:
     """Return how many threads torch should use for a model, or None for torch's default."""
     return 1 if network.device.type == "cpu" and network.num_parameters() < TINY else None
 
+# %% ../../nbs/inference/04_served_model.ipynb #8e45114a
+def shared_copy(model: Any) -> Any:
+    """Return a copy of a model with parameters of its own that use the same memory."""
+    own = {id(each): Parameter(each.detach(), requires_grad=False) for each in model.parameters()}
+    return copy.deepcopy(model, own)
+
 # %% ../../nbs/inference/04_served_model.ipynb #d78278b8
 def load_network(
-    model: str | Path | PreTrainedModel, device: Any = None, dtype: torch.dtype | None = None
+    model: str | Path | PreTrainedModel,
+    device: Any = None,
+    dtype: torch.dtype | None = None,
+    share: bool = False,
 ) -> PreTrainedModel:
     """Load a model by name, or copy one, for sampling.
 
     `device` is by default the device of a given model, and for a name the GPU if there is one.
+    `share`: the copy uses the given model's own weights where device and precision are the same.
     """
     if isinstance(model, PreTrainedModel):
-        device, network = device or model.device, copy.deepcopy(model)
+        device = device or model.device
+        network = shared_copy(model) if share else copy.deepcopy(model)
     elif isinstance(model, (str, Path)):
         device = device or best_device()
         network = get_model(model, dtype=dtype or sampling_dtype(device))
@@ -62,6 +74,11 @@ def load_network(
     torch.nn.Module.to(network, device, dtype)
     use_onednn(network)
     return network.eval().requires_grad_(False)
+
+# %% ../../nbs/inference/04_served_model.ipynb #7b29683c
+def first_numbers(weights: dict[str, Tensor]) -> Tensor:
+    """Return the sum of the first 256 numbers of each weight, float32 [weights]."""
+    return torch.stack([each.flatten()[:256].sum(dtype=torch.float32) for each in weights.values()])
 
 # %% ../../nbs/inference/04_served_model.ipynb #af75efc1
 def context_length(network: PreTrainedModel, wanted: int | None) -> int:
@@ -82,8 +99,11 @@ def end_tokens(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
 class ServedModel(PromptTokenizer):
     """A network with its tokenizer, if it has one."""
 
-    def __init__(self, model: Any, tokenizer: Any, device: Any, dtype: Any = None):
-        self.network = load_network(model, device, dtype)
+    def __init__(
+        self, model: Any, tokenizer: Any, device: Any, dtype: Any = None, share: bool = False
+    ):
+        self.network = load_network(model, device, dtype, share)
+        self.shares = share and isinstance(model, PreTrainedModel)
         self.name = self.network.config._name_or_path or "policy"
         if isinstance(model, (str, Path)):
             self.name, tokenizer = str(model), tokenizer or get_tokenizer(model)
@@ -91,12 +111,41 @@ class ServedModel(PromptTokenizer):
         self.ends = end_tokens(self.network, self.tokenizer)
         parameters = self.network.named_parameters(remove_duplicate=False)
         self.base = {name: parameter.data for name, parameter in parameters}
+        self.seen = first_numbers(self.base)
         self.vocabulary: int = self.network.get_input_embeddings().weight.shape[0]  # type: ignore
+
+    def check_weights(self) -> None:
+        """Raise `RuntimeError` if the base weights are no longer those that were loaded."""
+        if self.shares and not torch.equal(first_numbers(self.base), self.seen):
+            raise RuntimeError(
+                "The weights that this engine shares with a model were changed in place, for "
+                "instance by merging an adapter into that model: make a new engine."
+            )
 
     def matcher(self, tag: StructuralTag) -> GrammarMatcher:
         """Return a matcher that constrains one sample to a format."""
         with self.lock:
             return make_matcher(tag, self.need_tokenizer(), self.vocabulary, sorted(self.ends))
+
+# %% ../../nbs/inference/04_served_model.ipynb #1d4699f7
+def adapted_layers(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Any]:
+    """Return the layers that an adapter changes, by the name of their weight in `base`.
+
+    Raises `ValueError` if they can't be merged exactly.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    for name in adapter.active_adapters:
+        check_adapter(adapter.peft_config[name])
+    owners = [weight.data_ptr() for weight in base.values()]
+    modules: Any = adapter.get_base_model().named_modules()
+    layers = {f"{name}.weight": each for name, each in modules if isinstance(each, LoraLayer)}
+    for name, layer in layers.items():
+        if name not in base or layer.get_base_layer().weight.shape != base[name].shape:
+            raise ValueError(f"the adapter changes {name}, which does not fit this model")
+        if owners.count(base[name].data_ptr()) > 1:
+            raise ValueError(f"the adapter changes {name}, which is tied to another weight")
+    return layers
 
 # %% ../../nbs/inference/04_served_model.ipynb #b9677dd4
 @torch.no_grad()
@@ -106,37 +155,32 @@ def merge_adapter(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Tens
     `base` has the parameters without any adapter, tied ones under each of their names. Raises
     `ValueError` if the adapter can't be merged exactly.
     """
-    from peft.tuners.lora import LoraLayer
-
-    for name in adapter.active_adapters:
-        check_adapter(adapter.peft_config[name])
-    owners = [weight.data_ptr() for weight in base.values()]
     merged: dict[str, Tensor] = {}
-    modules: Any = adapter.get_base_model().named_modules()
-    for layer_name, layer in [each for each in modules if isinstance(each[1], LoraLayer)]:
-        name = f"{layer_name}.weight"
+    for name, layer in adapted_layers(adapter, base).items():
         active = [each for each in layer.active_adapters if each in layer.scaling]
         deltas: list[Tensor] = [layer.get_delta_weight(each) for each in active]
-        if name not in base or any(delta.shape != base[name].shape for delta in deltas):
-            raise ValueError(f"the adapter changes {name}, which does not fit this model")
-        if owners.count(base[name].data_ptr()) > 1:
-            raise ValueError(f"the adapter changes {name}, which is tied to another weight")
         total = sum((delta.to(base[name].device, torch.float32) for delta in deltas), base[name])
         merged[name] = total.to(base[name].dtype)
     return merged
 
-# %% ../../nbs/inference/04_served_model.ipynb #6b46279b
-def adapted_weights(
-    served: ServedModel, adapter: PeftModel | str | Path | None
-) -> dict[str, Tensor]:
-    """Return all weights of the model with an adapter, which may be a saved one.
+# %% ../../nbs/inference/04_served_model.ipynb #2e9169be
+def adapter_for(served: ServedModel, adapter: PeftModel | str | Path | None) -> PeftModel | None:
+    """Return an adapter that fits a served model; one that was saved is loaded.
 
-    None is the base model.
+    Raises `ValueError` if it doesn't fit, and `RuntimeError` if shared weights were changed.
     """
-    if adapter is None:
-        return served.base
+    served.check_weights()
     if isinstance(adapter, (str, Path)):
         from peft import PeftModel
 
-        adapter = PeftModel.from_pretrained(copy.deepcopy(served.network), check_saved(adapter))
+        adapter = PeftModel.from_pretrained(shared_copy(served.network), check_saved(adapter))
+    if adapter is not None:
+        adapted_layers(adapter, served.base)
+    return adapter
+
+# %% ../../nbs/inference/04_served_model.ipynb #6b46279b
+def adapted_weights(served: ServedModel, adapter: PeftModel | None) -> dict[str, Tensor]:
+    """Return all weights of the model with an adapter. None is the base model."""
+    if adapter is None:
+        return served.base
     return served.base | merge_adapter(adapter, served.base)

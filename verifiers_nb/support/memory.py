@@ -284,14 +284,12 @@ class ProcessorPlan:
         )
 
 # %% ../../nbs/support/06_memory.ipynb #c8c1d13a
-def plan_processor(
-    shape: ModelShape, tokens: int, free: int, sampler: bool = True
-) -> ProcessorPlan:
+def plan_processor(shape: ModelShape, tokens: int, free: int, copies: int = 1) -> ProcessorPlan:
     """Return what a run takes of `free` bytes, with at most `tokens` in a micro-batch.
 
-    `sampler`: whether the engine answers in this process.
+    `copies`: how many copies of the weights the sampler has in this process.
     """
     model = 4 * shape.parameters
     a_token = step_bytes(shape, 1, checkpointing=False) - LOGITS
     fit = min(tokens, max(FEWEST, MICRO_BATCH // a_token))
-    return ProcessorPlan(free, model, 3 * model * sampler, fit * a_token, fit)
+    return ProcessorPlan(free, model, copies * model, fit * a_token, fit)

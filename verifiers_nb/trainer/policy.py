@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'check_order', 'load_policy', 'suit_processor', 'sampling_base', 'make_client', 'tell_quantized',
-           'check_fit']
+__all__ = ['logger', 'check_order', 'load_policy', 'sampler_copies', 'suit_processor', 'sampling_base', 'make_client',
+           'tell_quantized', 'check_fit']
 
 # %% ../../nbs/trainer/19_policy.ipynb #672558e7
 import copy
@@ -23,6 +23,7 @@ from transformers import PreTrainedTokenizerBase
 from ..envs.environment import Environment
 from ..inference.client import get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
+from ..inference.served_model import shared_copy
 from ..support.calls import is_transient
 from ..support.memory import keep_reserve
 from ..support.products import use_onednn
@@ -61,23 +62,33 @@ def load_policy(
         raise ValueError("Pass processing_class=tokenizer along with a model object.")
     return model, tokenizer
 
+# %% ../../nbs/trainer/19_policy.ipynb #7379b195
+def sampler_copies(client: Any, args: GRPOConfig) -> int:
+    """Return how many copies of a model's weights its sampler has in this process at most."""
+    if not isinstance(client, EmbeddedEngine):
+        return 0
+    # The merged weights, and those before them if something is sampled while a step is computed.
+    merged = 2 if args.num_batches_ahead else 1
+    return merged if client.served.shares else merged + 1
+
 # %% ../../nbs/trainer/19_policy.ipynb #3f7b90de
 def suit_processor(trainer: Any) -> None:
     """Where a trainer computes on a processor: memory, products and micro-batches for it."""
     if trainer.args.device.type == "cpu":
         keep_reserve()
         use_onednn(trainer.model)
-        bound_micro_batch(trainer.model, trainer.args, isinstance(trainer.client, EmbeddedEngine))
+        copies = sampler_copies(trainer.client, trainer.args)
+        bound_micro_batch(trainer.model, trainer.args, copies)
 
 # %% ../../nbs/trainer/19_policy.ipynb #c1dfd96a
 def sampling_base(model: Any) -> Any:
-    """Return a model's base without quantisation, for an engine to copy.
+    """Return a model's base without quantisation, for an engine to share.
 
     `ValueError` if it can't be dequantised.
     """
     adapted = isinstance(model, PeftModel)
     if not getattr(model, "is_quantized", False):
-        return copy.deepcopy(model).unload() if adapted else model
+        return shared_copy(model).unload() if adapted else model
     try:
         if adapted:
             raise NotImplementedError("it has an adapter already: pass the base and peft_config")
@@ -95,7 +106,7 @@ def make_client(model: Any, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
     The environment variable `VLLM_API_KEY` holds the server's key if it wants one.
     """
     if not args.vllm_server_host:
-        return EmbeddedEngine(sampling_base(model), tokenizer, device=args.device)
+        return EmbeddedEngine(sampling_base(model), tokenizer, device=args.device, share=True)
     from ..inference.vllm_policy import VLLMClient
 
     address = f"http://{args.vllm_server_host}:{args.vllm_server_port}/v1"
