@@ -21,6 +21,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, Field
@@ -235,8 +236,9 @@ def reasoning_fields(message: Any) -> dict[str, Any]:
     """Return the reasoning beside the content of a client's message, as the server sent it."""
     if isinstance(message, dict):
         sent = message
+    elif type(message) is SimpleNamespace:
+        sent = vars(message)  # asking for each field takes long where none is there
     elif (extra := getattr(message, "__pydantic_extra__", None)) is not None:
-        # Asking OpenAI's objects for attributes that they lack takes long.
         sent = message.__dict__ | extra if extra else message.__dict__
     else:
         pairs = [(name, getattr(message, name, None)) for name in REASONING_FIELDS]
