@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['TINY', 'default_threads', 'shared_copy', 'load_network', 'first_numbers', 'context_length', 'end_tokens',
-           'ServedModel', 'adapted_layers', 'merge_adapter', 'adapter_for', 'adapted_weights']
+           'ServedModel', 'is_shaped_as', 'adapted_layers', 'merge_adapter', 'adapter_for', 'adapted_weights']
 
 # %% ../../nbs/inference/04_served_model.ipynb #7c0d6a14
 import copy
@@ -127,6 +127,15 @@ class ServedModel(PromptTokenizer):
         with self.lock:
             return make_matcher(tag, self.need_tokenizer(), self.vocabulary, sorted(self.ends))
 
+# %% ../../nbs/inference/04_served_model.ipynb #6e44f207
+def is_shaped_as(layer: Any, weight: Tensor) -> bool:
+    """Return whether a layer with LoRA is of the size of a weight [O, I].
+
+    A layer in 4 bits keeps its numbers in another shape than its weight has.
+    """
+    own = layer.get_base_layer().weight
+    return own.shape == weight.shape or {layer.in_features, layer.out_features} == {*weight.shape}
+
 # %% ../../nbs/inference/04_served_model.ipynb #1d4699f7
 def adapted_layers(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Any]:
     """Return the layers that an adapter changes, by the name of their weight in `base`.
@@ -141,7 +150,7 @@ def adapted_layers(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Any
     modules: Any = adapter.get_base_model().named_modules()
     layers = {f"{name}.weight": each for name, each in modules if isinstance(each, LoraLayer)}
     for name, layer in layers.items():
-        if name not in base or layer.get_base_layer().weight.shape != base[name].shape:
+        if name not in base or not is_shaped_as(layer, base[name]):
             raise ValueError(f"the adapter changes {name}, which does not fit this model")
         if owners.count(base[name].data_ptr()) > 1:
             raise ValueError(f"the adapter changes {name}, which is tied to another weight")

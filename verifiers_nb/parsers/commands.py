@@ -359,7 +359,7 @@ def command_docs(commands: Iterable[Command]) -> str:
 # What matters outside double quotation marks, in the order in which it is tried.
 SHELL_TOKEN = re.compile(
     r"""
-    \\.                                           # an escaped character
+    \\(?:\n | .\#*)                               # an escaped character, whose word goes on
     | (?:(?<=[\s;&|()]) | (?<![\s\S])) \#[^\n]*   # a comment
     | \(\( (?:[^()] | \([^()]*\))*+ \)\)          # arithmetic, in which << is a shift
     | <<<                                         # a text as input
