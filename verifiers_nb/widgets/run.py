@@ -125,7 +125,7 @@ class RunHistory:
 
 # %% ../../nbs/widgets/14_run.ipynb #c1ccb091
 NOTES = {
-    "warm_up/loss": "worked examples, before step 1",
+    "warm_up/loss": "worked examples",
     "reward": "mean of a step",
     "completions/mean_length": "tokens",
     "entropy": "how open the next token is",
