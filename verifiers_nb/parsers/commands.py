@@ -361,7 +361,8 @@ SHELL_TOKEN = re.compile(
     r"""
     \\(?:\n | .\#*)                               # an escaped character, whose word goes on
     | (?:(?<=[\s;&|()]) | (?<![\s\S])) \#[^\n]*   # a comment
-    | \(\( (?:[^()] | \([^()]*\))*+ \)\)          # arithmetic, in which << is a shift
+    | \$\(\( (?:[^()] | \([^()]*\))*+ \)\) \#*     # arithmetic, in which << is a shift
+    | \(\( (?:[^()] | \([^()]*\))*+ \)\)
     | <<<                                         # a text as input
     | << (?P<tabs>-?) [ \t]* (?P<end> (?: \\. | '[^'\n]*' | "[^"\n]*" | [^\s;&|<>()'"\\] )+ )
     | \$'(?:\\. | [^'\\])*+ (?P<close>'?)        # a quotation with escapes
@@ -378,7 +379,7 @@ SIMPLE = re.compile(r"""(?:[^'"\\#(<$]++|'[^']*+'|"[^"\\(]*+"|<(?!<)|\$(?!'))*+\
 def after_document(text: str, at: int, end: str, tabs: bool) -> int:
     """Return where a here-document that begins at `at` has ended, or -1."""
     indent = "\t*" if tabs else ""
-    word = re.sub(r"\\(.)|['\"]", r"\1", end)
+    word = re.sub(r"\\(.)|['\"]", r"\1", end.replace("\\\n", ""))
     found = re.compile(f"^{indent}{re.escape(word)}$", re.MULTILINE).search(text, at)
     return found.end() if found else -1
 
@@ -416,9 +417,12 @@ def unfinished_part(command: str) -> str:
         if mark == '"' and inside[-1:] == ['"']:
             inside.pop()
         elif mark in ('"', "(", "$("):
-            inside.append(mark[-1])
+            substitutes = command[max(0, at - 2) : at] in ("$(", "<(", ">(")
+            inside.append("$(" if substitutes else mark)
         elif mark == ")" and inside:
-            inside.pop()
+            if inside.pop() == "$(":
+                while command.startswith("#", at):  # its word goes on, so this is no comment
+                    at += 1
         elif token.lastgroup in ("close", "closed") and not token[token.lastgroup]:
             return "a quotation"
         elif token.lastgroup == "end":
