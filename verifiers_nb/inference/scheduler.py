@@ -323,7 +323,8 @@ class Scheduler:
         self.version = 0
         self.weights: dict[str, Tensor] | None = None  # for new sequences
         self.serving: dict[str, Tensor] | None = None  # those that the model has
-        self.changed, self.busy = threading.Condition(), False
+        self.changed = threading.Condition()
+        self.busy = False
         self.thread = threading.Thread(
             target=run_scheduler, args=(self, threads), name="embedded engine", daemon=True
         )
