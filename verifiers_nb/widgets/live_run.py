@@ -158,7 +158,7 @@ class LiveRun:
         return next((str(each.error) for each in self.breakers.values() if each.error), "")
 
     def progress(self) -> Progress:
-        """Return how far the run is, with the answers that an engine in this process samples."""
+        """Return how far the run is, with the answers that are growing."""
         growing = self.client.growing() if self.running and hasattr(self.client, "growing") else []
         tokens = self.tokens + sum(each.tokens for each in growing)
         limit = self.sampling_args.get("max_tokens")
@@ -202,12 +202,11 @@ class LiveRun:
             self.on_finish(record, rollout.state)
 
         try:
-            self.client = client = await asyncio.to_thread(self.make_client)
+            client = await asyncio.to_thread(self.make_client)
             self.breakers = {}
             run_breakers.set(self.breakers)  # for this task and those of the rollouts
             self.began = time.monotonic()
             self.pace = Pace()
-            self.on_change()
             columns = self.rows.rows, self.rows.groups
             picked = ([column[number] for number in left] for column in columns)
             rows = RolloutRows(self.rows.read, *picked)
@@ -216,6 +215,8 @@ class LiveRun:
             tokens = exact if hasattr(client, "push") else {}
             arguments = with_seed({**tokens, **self.sampling_args}, self.starts)
             run = self.env.make_run(rows, client, model, arguments, on_finish=finish)
+            self.client = run.client
+            self.on_change()  # a drawing asks the client for growing answers, so it streams them
             await run.start(self.max_concurrent)
         except Exception as error:
             logger.debug("The run failed.", exc_info=True)
