@@ -191,7 +191,7 @@ def value_format(argument: Argument) -> Format:
     if argument.name == "view_range":
         return tags.RegexFormat(pattern=rf"\[{LINE_NUMBER}, ?{LINE_NUMBER}\]")
     if argument.type in JSON_TYPES and argument.type != "string":
-        return tags.JSONSchemaFormat(json_schema=argument.tool_property())
+        return tags.schema_format(argument.tool_property())
     if argument.enum:
         return tags.any_of([tags.ConstStringFormat(value=value) for value in argument.enum])
     return tags.AnyTextFormat(excludes=[PARAMETER_END, FUNCTION_END, *LONE_CLOSINGS])
