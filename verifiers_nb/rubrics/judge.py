@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'KEPT_ANSWERS', 'logger', 'LOOKS', 'YES_OR_NO', 'SCORE_PATTERN', 'fill_prompt',
-           'judge_question', 'JudgeClient', 'AskedOnce', 'AnswerWatch', 'note_answer', 'JudgeRubric', 'read_verdict',
+           'judge_question', 'JudgeClient', 'AskedOnce', 'AnswerWatch', 'watch_answer', 'JudgeRubric', 'read_verdict',
            'score_of', 'value_of', 'judge_reward']
 
 # %% ../../nbs/rubrics/02_judge.ipynb #77de68da
@@ -161,7 +161,7 @@ class AnswerWatch:
 YES_OR_NO = re.compile(r"\W*(yes|no)\b", re.I)
 
 
-def note_answer(watch: AnswerWatch, text: str, prompt: str) -> None:
+def watch_answer(watch: AnswerWatch, text: str, prompt: str) -> None:
     """Count a judge's answer, and warn of one that is neither yes nor no to the default prompt."""
     answer = outside_thinking(text).strip()
     found = YES_OR_NO.match(answer)
@@ -232,7 +232,7 @@ class JudgeRubric(Rubric):
     async def ask(self, judge_prompt: str) -> str:
         """Send one request and return the text of the answer."""
         text = await self.ask_model(self.async_client, self.judge_model, judge_prompt)
-        note_answer(self.watch, text, self.judge_prompt)
+        watch_answer(self.watch, text, self.judge_prompt)
         return text
 
     async def ask_model(
