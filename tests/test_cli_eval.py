@@ -299,7 +299,7 @@ class Hub(BaseHTTPRequestHandler):
                 "commitOid": "0" * 40,
                 "commitUrl": f"{url}/datasets/me/rollouts/commit/{'0' * 40}",
             }
-        elif re.search("/tree/[^/]+$", path):  # the dataset is there, and empty
+        elif re.search("/(tree|paths-info)/[^/]+$", path):  # the dataset is there, and empty
             reply = []
         missing = re.search("/tree/[^/]+/|/resolve/", path)
         data = b"{}" if missing else json.dumps(reply).encode()
