@@ -13,7 +13,7 @@ __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'B
            'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits',
            'is_large_number', 'is_too_large', 'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory',
            'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes',
-           'verdict_on', 'is_statement', 'is_unreadable', 'equal_answers', 'MathRubric']
+           'verdict_on', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -126,7 +126,8 @@ PLAIN_NOTATION = re.compile(
 def compare_at_sight(gold: str, response: str) -> bool | None:
     """Return whether two answers are equal, or None if only math-verify can decide."""
     gold, response = gold.strip(), response.strip()
-    if gold == response and len(gold) <= 60 and PLAIN_NOTATION.fullmatch(gold):
+    is_short = gold == response and len(gold) <= 60
+    if is_short and (gold.isdecimal() or PLAIN_NOTATION.fullmatch(gold)):
         return True
     return compare_plain(gold, response)
 
@@ -486,11 +487,9 @@ def is_unreadable(answer: str) -> bool:
     return SIDE_BY_SIDE.fullmatch(answer) is not None or is_too_large(answer)
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
-async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
-    """Return whether a response equals the gold answer; any failure is False."""
-    verdict = compare_at_sight(gold, response)
-    if verdict is not None:
-        return verdict
+@lru_cache(maxsize=2048)
+def read_first(gold: str, response: str) -> bool | tuple[str, str]:
+    """Return whether two answers are equal, or the texts of which math-verify must decide."""
     numbers = in_same_unit(usual_spelling(gold), usual_spelling(response))
     if numbers is None:
         return False
@@ -502,7 +501,18 @@ async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
         return False
     if is_statement(response) and not SENTENCE.search(gold):
         response += "."
-    pending = verdict_on(gold, response, processes, os.getpid())
+    return gold, response
+
+# %% ../../nbs/rubrics/03_math.ipynb #6458ef0d
+async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
+    """Return whether a response equals the gold answer; any failure is False."""
+    verdict = compare_at_sight(gold, response)
+    if verdict is not None:
+        return verdict
+    found = read_first(gold, response)
+    if isinstance(found, bool):
+        return found
+    pending = verdict_on(*found, processes, os.getpid())
     if pending.done():
         return pending.result()
     return await asyncio.wrap_future(pending)
