@@ -192,7 +192,7 @@ def singulars(word: str) -> set[str]:
     found = {word.removesuffix(end) + new for end, new in endings.items() if word.endswith(end)}
     return {word, SINGULARS.get(word, word), *found}
 
-
+# %% ../../nbs/support/22_measures.ipynb #aa669dad
 def are_same_things(names: list[str], others: list[str]) -> bool:
     """Return whether two names may be of the same things; each may have more words."""
     if len(names) != len(others):
