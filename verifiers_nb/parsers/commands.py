@@ -432,7 +432,7 @@ def open_word(bare: str) -> str:
         word = before if word == "\n" and before in ("&&", "||", "|", "|&") else word
     return word if word in ("&&", "||", "|", "|&") else opened[-1][0] if opened else ""
 
-
+# %% ../../nbs/parsers/04_commands.ipynb #63c79afd
 def unfinished_list(command: str) -> str:
     """Return the compound command or the list that is open at the end, or ""."""
     if not COMPOUND.search(f"\n{command}") and not command.rstrip().endswith(("&&", "|", "|&")):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'LONGEST_MEASURE', 'TEXT', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
-           'NUMBER_IN_LATEX', 'COUNTED', 'NAMED', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'unit_named', 'Measure',
-           'measured', 'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things']
+           'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'unit_named',
+           'Measure', 'measured', 'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things']
 
 # %% ../../nbs/support/22_measures.ipynb #a97e37af
 import re
@@ -143,7 +143,7 @@ def is_counted(answer: str) -> bool:
     return counted is not None and not any(word in UNIT_OF for word in counted[1].lower().split())
 
 # %% ../../nbs/support/22_measures.ipynb #662eb231
-NAMED = re.compile(r"[0-9] ?([A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})\\?\.?$")
+NAMED_THINGS = re.compile(r"[0-9] ?([A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})\\?\.?$")
 NAMELESS = {"in", "total", "all", "altogether", "together", "left", "remaining", "each", "more"}
 MATHEMATICAL = {
     *[
@@ -176,7 +176,7 @@ SINGULARS = {"people": "person", "children": "child", "men": "man", "women": "wo
 def things_named(answer: str) -> tuple[str, list[str]]:
     """Return an answer without the words after its last number, and these words without units."""
     plain = " ".join(TEXT.sub(r" \1 ", answer).split()) if len(answer) <= LONGEST_MEASURE else ""
-    named = NAMED.search(plain)
+    named = NAMED_THINGS.search(plain)
     words = named[1].lower().split() if named else []
     if named is None or not MATHEMATICAL.isdisjoint(words):
         return answer, []
