@@ -15,14 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verifiers_nb.parsers.action_parsers import ParseFunction, action_parser
 from verifiers_nb.parsers.actions import FormatError
 from verifiers_nb.parsers.bash_actions import read_blocks
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke, unfinished_part
 from verifiers_nb.parsers.fenced_actions import last_block
 from verifiers_nb.parsers.function_calls import (
     FunctionCallingFormatError,
-    ParseFunction,
-    action_parser,
     find_call,
     find_parameters,
 )

@@ -17,9 +17,9 @@ from jsonschema import Draft202012Validator
 import verifiers_nb as vf
 from verifiers_nb.inference.client import Reply
 from verifiers_nb.inference.engine import move_tool_calls
+from verifiers_nb.parsers.action_parsers import action_parser
 from verifiers_nb.parsers.actions import FormatError
 from verifiers_nb.parsers.commands import Argument, Command
-from verifiers_nb.parsers.function_calls import action_parser
 from verifiers_nb.parsers.think import ANY_MARK, first_outside, outside_thinking
 
 quick = settings(max_examples=150, deadline=None)
