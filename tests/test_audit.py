@@ -1,6 +1,5 @@
 """Audits of environments that are broken in one way each, and of healthy ones."""
 
-import configparser
 import itertools
 import os
 import random
@@ -14,7 +13,6 @@ import time
 import urllib.request
 from ast import literal_eval
 from contextlib import suppress
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -22,7 +20,6 @@ from datasets import Dataset
 
 import verifiers_nb as vf
 from verifiers_nb.cli.audit import main
-from verifiers_nb.cli.command import COMMANDS
 from verifiers_nb.envs.audit_data import USUAL_LIMIT
 
 
@@ -619,11 +616,3 @@ def test_the_command_has_a_status(tmp_path, capsys):
     assert "ignores_answer" in capsys.readouterr().out
     assert main(["addition", "--json"]) == 0
     assert '"ok": true' in capsys.readouterr().out
-
-
-def test_every_command_is_installed_by_the_settings():
-    settings = configparser.ConfigParser()
-    settings.read(Path(__file__).parent.parent / "settings.ini")
-    scripts = dict(each.split("=") for each in settings["DEFAULT"]["console_scripts"].split())
-    del scripts["verifiers-nb"]
-    assert scripts == {f"vf-{name}": f"verifiers_nb.cli.{home}" for name, home in COMMANDS.items()}

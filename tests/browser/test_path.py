@@ -30,6 +30,6 @@ def test_each_button_of_the_path_opens_the_next_widget_and_the_last_one_trains(
     dashboard = live_widget(page, "Training dashboard")
     assert "adder-1m · addition" in dashboard.locator(".vf-identity").inner_text()
     dashboard.get_by_role("button", name="Start", exact=True).click()
-    dashboard.get_by_text(re.compile("[1-9][0-9]* of 500")).wait_for()
+    dashboard.get_by_text(re.compile("[1-9][0-9]* of 100")).wait_for()
     dashboard.get_by_role("button", name="Stop", exact=True).click()
     dashboard.get_by_text("Stopped").first.wait_for()

@@ -104,11 +104,17 @@ async def until_running(
     await until(lambda: running(server) >= count, asked)
 
 
+async def until_asked(client: VLLMClient, count: int) -> None:
+    """Wait until a client has so many requests in flight: where the server is frozen they stay."""
+    await until(lambda: client.versions.in_flight == count)
+
+
 @contextmanager
 def frozen(client: VLLMClient) -> Iterator[None]:
     """Hold back what the server computes: no request in flight ends before what is done meanwhile.
 
-    Else each would have to be so long that it outlasts a push on the busiest machine.
+    Else each would have to be so long that it outlasts a push on the busiest machine. An adapter is loaded meanwhile,
+    but the first one's comparison with PEFT would wait for ever.
     """
     call_server(client, "/sleep?level=0&mode=keep", {})
     try:

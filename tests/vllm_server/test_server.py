@@ -93,7 +93,7 @@ def served(vllm_server: VLLMServer) -> Iterator[Served]:
 class Rollouts(Counter[str]):
     """Eight rollouts of some seconds; counts how often each of them has ended."""
 
-    def __init__(self, served: Served, tokens: int = 300) -> None:
+    def __init__(self, served: Served, tokens: int = 900) -> None:
         self.served, self.questions = served, [f"What is {n} + 30?" for n in range(8)]
         self.sampling = {"max_tokens": tokens, "seed": 0, "extra_body": {"ignore_eos": True}}
         rows = {"question": self.questions, "answer": self.questions}

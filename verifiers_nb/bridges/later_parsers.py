@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from ..envs.verifiers import is_since
+from .later_versions import has_change
 from ..parsers.base import Parser, assistant_texts, identity
 from ..parsers.think import BOX, ThinkParser
 from ..parsers.xml import (
@@ -144,7 +144,7 @@ def last_boxed_answer(text: str) -> str:
 
 def boxed_reader(version: str) -> Callable[[str], str]:
     """Return the function that reads a `\\boxed{}` as a version of `verifiers` does."""
-    return last_boxed_answer if is_since(version, 0, 1, 5) else first_boxed_answer
+    return last_boxed_answer if has_change(version, "last box") else first_boxed_answer
 
 
 def first_hash_answer(text: str) -> str:

@@ -19,11 +19,11 @@ from operator import mul
 from statistics import fmean
 from typing import Any
 
-from .later_hooks import first_argument
 from .later_parsers import LaterBoxedParser, boxed_reader
 from .later_state import LaterState, with_scored_errors
+from .later_versions import first_argument, has_change
 from ..envs.tool_env import ToolRubric, counter_of, total_tool_calls
-from ..envs.verifiers import current_version, is_since
+from ..envs.verifiers import current_version
 from ..parsers.base import Parser
 from ..rubrics.group import RubricGroup
 from ..rubrics.judge import JudgeRubric
@@ -50,7 +50,7 @@ async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> R
     """Score a group with `score_group(states)`, or each state with `score_rollout(state)`."""
     states = columns[ROW.index("state")]
     with with_scored_errors(states):
-        if is_since(rubric.version, 0, 1, 8):  # there, score_rollout is not called
+        if has_change(rubric.version, "later style"):  # there, score_rollout is not called
             await rubric.score_group(states, **scoring_options(rubric.score_group))
         elif type(rubric).score_group is not LaterRubric.score_group:
             await rubric.score_group(states)
@@ -100,7 +100,8 @@ class LaterRubric(Rubric):
     @property
     def gets_example_id(self) -> bool:
         """Whether reward functions may ask for the number of the row: in 0.1.6 and 0.1.7."""
-        return is_since(self.version, 0, 1, 6) and not is_since(self.version, 0, 1, 8)
+        version = self.version
+        return has_change(version, "example ids") and not has_change(version, "later style")
 
     def has_own(self, name: str) -> bool:
         """Return whether a subclass of this class has its own version of a method."""
@@ -208,9 +209,9 @@ class LaterMathRubric(MathRubric, LaterRubric):
     ) -> None:
         version = current_version()
         default = LaterBoxedParser(boxed_reader(version))
-        default.is_later = is_since(version, 0, 1, 7)
+        default.is_later = has_change(version, "optional thinking")
         super().__init__(funcs, weights, parser or default, **kwargs)
-        if is_since(version, 0, 1, 9):
+        if has_change(version, "short names"):
             self.reward_funcs[-1] = self.correct_answer
 
     async def correct_answer(self, *args: Any, **kwargs: Any) -> float:

@@ -11,7 +11,8 @@ __all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'INSTALLED_MODELS', 'TOKENIZER_FIL
            'model_source', 'find_model', 'no_progress_bar', 'needs_extra', 'default_dtype', 'get_model',
            'without_cleanup', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
            'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
-           'read_answer', 'check_adapter', 'check_saved', 'base_of', 'base_name', 'check_base', 'written_whole']
+           'json_or_text', 'read_answer', 'Growing', 'longest_first', 'check_adapter', 'check_saved', 'base_of',
+           'base_name', 'check_base', 'written_whole']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import importlib.util
@@ -19,12 +20,12 @@ import json
 import os
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from uuid import uuid4
 
 import orjson
@@ -418,19 +419,24 @@ def reported_failure(body: Any) -> dict[str, Any] | None:
     failures = (part.get("error") for part in (body, *choices) if isinstance(part, dict))
     return next((failure for failure in failures if isinstance(failure, dict)), None)
 
+# %% ../../nbs/inference/00_client.ipynb #de3d50b4
+def json_or_text(content: bytes) -> Any:
+    """Return the value that a text in JSON describes, or the text itself if it isn't JSON."""
+    try:
+        return orjson.loads(content)
+    except ValueError:
+        # OpenAI's client also takes NaN, infinity and half of an emoji.
+        with suppress(ValueError, RecursionError):
+            return json.loads(content)
+        return content.decode(errors="replace")
+
 # %% ../../nbs/inference/00_client.ipynb #2fce93fe
 def read_answer(exchange: Exchange, content: bytes) -> Reply:
     """Return the completion in a response's content.
 
     Raises one of OpenAI's errors for anything else.
     """
-    try:
-        body = orjson.loads(content)
-    except ValueError:
-        body = content.decode(errors="replace")
-        # OpenAI's client also takes NaN, infinity and half of an emoji.
-        with suppress(ValueError, RecursionError):
-            body = json.loads(content)
+    body = json_or_text(content)
     if b'"error"' in content and (failure := reported_failure(body)):
         code = failure.get("code")
         exchange.status_code = code if isinstance(code, int) and code >= 400 else 500
@@ -443,6 +449,19 @@ def read_answer(exchange: Exchange, content: bytes) -> Reply:
     exchange.text = content.decode(errors="replace")
     message = f"{exchange.method} {exchange.url}: not a completion: {server_message(body)}"
     raise openai.APIResponseValidationError(cast(Any, exchange), body, message=message)
+
+# %% ../../nbs/inference/00_client.ipynb #5f5f6a9b
+class Growing(NamedTuple):
+    """An answer that is being sampled: how many `tokens` it has, and the `end` of its text."""
+
+    tokens: int
+    end: str = ""
+
+# %% ../../nbs/inference/00_client.ipynb #391ba261
+def longest_first(growing: Iterable[Growing], most: int) -> list[Growing]:
+    """Return growing answers, the longest first, with the text of the first `most` only."""
+    ordered = sorted(growing, key=lambda each: each.tokens, reverse=True)
+    return [*ordered[:most], *(Growing(each.tokens) for each in ordered[most:])]
 
 # %% ../../nbs/inference/00_client.ipynb #af3e1334
 UNSERVED = [

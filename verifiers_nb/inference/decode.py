@@ -318,7 +318,8 @@ def logits_of_two(decoder: Decoder) -> Tensor:
     """
     # From the middle of the vocabulary: special tokens are at its ends, and in some models they
     # make numbers so large that half precision has no digits left for the others.
-    middle = decoder.model.get_input_embeddings().weight.shape[0] // 2
+    embeddings: Any = decoder.model.get_input_embeddings()
+    middle = len(embeddings.weight) // 2
     a, b, c, d = range(middle, middle + 4)
     decoder.join([[b, c, d], [b, c, b, a, b]])
     logits = torch.cat([decoder.step([d, b]), decoder.step([c, a])])

@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from types import SimpleNamespace
@@ -31,7 +32,7 @@ from yarl import URL
 
 from .adapter_files import AdapterFolders, adapter_config
 from .adapter_versions import Version
-from .client import Reply, check_adapter
+from .client import Growing, Reply, check_adapter, longest_first
 from .http import HTTPClient, running_loop
 from .vllm_policy import VLLMClient, call_server
 from ..support.calls import give_up, is_transient, with_retries
@@ -210,6 +211,11 @@ class Endpoints:
             return await send_to_any(self, "base.chat.completions", request)
 
         return SimpleNamespace(chat=SimpleNamespace(completions=SimpleNamespace(create=create)))
+
+    def growing(self, most: int = 3) -> list[Growing]:
+        """Return the answers that the servers are sampling; see `HTTPClient.growing`."""
+        found = (each.client.growing(most) for each in self.endpoints)
+        return longest_first(chain.from_iterable(found), most)
 
     def release(self) -> None:
         """Release all servers."""

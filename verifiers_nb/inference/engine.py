@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['GROWING_TOKENS', 'TOOL_CALL', 'sample_prompt', 'answer_text', 'make_reply', 'Growing', 'growing_answers',
-           'move_tool_calls', 'warn_of_tools', 'complete_chat', 'complete_text', 'EngineBase', 'EmbeddedEngine']
+__all__ = ['GROWING_TOKENS', 'TOOL_CALL', 'sample_prompt', 'answer_text', 'make_reply', 'growing_answers', 'move_tool_calls',
+           'warn_of_tools', 'complete_chat', 'complete_text', 'EngineBase', 'EmbeddedEngine']
 
 # %% ../../nbs/inference/07_engine.ipynb #77de68da
 import asyncio
@@ -23,12 +23,12 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
-from .client import LogProbs, Reply
+from .client import Growing, LogProbs, Reply
 from .decode import requested_tag
 from .requests import Options, PromptTokenizer, check_prompt, read_options
 from .scheduler import SampledSequence, Scheduler, StopDetector
@@ -111,13 +111,6 @@ async def make_reply(engine: Any, kind: str, prompt: list[int], options: Options
         usage=Reply(prompt_tokens=read, completion_tokens=written, total_tokens=read + written),
         prompt_token_ids=prompt,
     )
-
-# %% ../../nbs/inference/07_engine.ipynb #b7cdc9fc
-class Growing(NamedTuple):
-    """An answer that is being sampled: how many `tokens` it has, and the `end` of its text."""
-
-    tokens: int
-    end: str = ""
 
 # %% ../../nbs/inference/07_engine.ipynb #ff274c98
 GROWING_TOKENS = 40

@@ -178,7 +178,7 @@ def sees_all(model: PreTrainedModel) -> bool:
         return set(kinds) == {"full_attention"}
     return getattr(config, "sliding_window", None) is None
 
-
+# %% ../../nbs/inference/03_graph.ipynb #92d003d6
 @torch.inference_mode()
 def fastest_decoder(model: PreTrainedModel) -> Decoder:
     """Return `make_decoder`'s decoder, which records its steps if the model is on a GPU."""

@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CONNECT_TIMEOUT', 'SPARE_FILES', 'MAX_REPLY_MB', 'logger', 'FEW_FILES', 'needs_proxy', 'DirectRequest',
-           'make_session', 'end_session', 'running_loop', 'end_sessions', 'as_timeout', 'file_limit',
-           'connections_within', 'read_bounded', 'send_request', 'request_body', 'HTTPClient', 'is_openais',
-           'can_stand_in', 'as_http_client']
+__all__ = ['CONNECT_TIMEOUT', 'SPARE_FILES', 'MAX_REPLY_MB', 'STATED_WHOLE', 'THOUGHTS', 'END_LENGTH', 'EVENT_STREAM',
+           'WATCHED_SECONDS', 'MOST_STREAMS', 'NOT_STREAMED', 'STREAMING', 'REFUSALS', 'logger', 'FEW_FILES',
+           'needs_proxy', 'DirectRequest', 'make_session', 'end_session', 'running_loop', 'end_sessions', 'as_timeout',
+           'file_limit', 'connections_within', 'bounded_parts', 'read_bounded', 'add_part', 'text_in',
+           'finished_choice', 'Stream', 'read_events', 'read_stream', 'send_request', 'request_body', 'can_be_streamed',
+           'has_all_tokens', 'ask_streaming', 'HTTPClient', 'is_openais', 'can_stand_in', 'as_http_client']
 
 # %% ../../nbs/inference/08_http.ipynb #1b645389
 import asyncio
+import json
 import logging
 import math
 import ssl
 import sys
 import threading
+import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 from functools import cached_property, partial
 from types import FunctionType, MethodType, SimpleNamespace
@@ -32,11 +36,15 @@ from yarl import URL
 
 from .client import (
     Exchange,
+    Growing,
     Reply,
     connection_error,
     encode,
     is_given,
+    json_or_text,
+    longest_first,
     read_answer,
+    reported_failure,
     status_error,
 )
 from ..support.calls import with_breaker, with_retries
@@ -143,20 +151,146 @@ def connections_within(most: int, files: float) -> int:
 MAX_REPLY_MB = 64.0
 
 
-async def read_bounded(response: aiohttp.ClientResponse, most_mb: float) -> bytes:
-    """Return the decompressed body of a response.
+async def bounded_parts(response: aiohttp.ClientResponse, most_mb: float) -> AsyncIterator[bytes]:
+    """Yield the parts of a response's decompressed body as they arrive.
 
-    Raises `ValueError` once it is larger than `most_mb`.
+    Raises `ValueError` once they are larger than `most_mb`.
     """
-    content = bytearray()
+    size = 0
     while part := await response.content.readany():
-        content += part
-        if len(content) > most_mb * 2**20:
+        size += len(part)
+        if size > most_mb * 2**20:
             raise ValueError(
                 f"The reply of {response.url.host} is larger than {most_mb:g} MB, so the rest "
                 "was not read. If you trust the server, raise max_reply_mb."
             )
+        yield part
+
+# %% ../../nbs/inference/08_http.ipynb #106f81c8
+async def read_bounded(response: aiohttp.ClientResponse, most_mb: float) -> bytes:
+    """Return the decompressed body of a response, of at most `most_mb`."""
+    content = bytearray()
+    async for part in bounded_parts(response, most_mb):
+        content += part
     return bytes(content)
+
+# %% ../../nbs/inference/08_http.ipynb #a6da476e
+STATED_WHOLE = ("role", "finish_reason", "stop_reason")
+
+
+def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
+    """Add a part of a choice to what came before it: texts and lists grow."""
+    for name, value in part.items():
+        before = whole.get(name)
+        if isinstance(value, dict):
+            whole[name] = before = before or {}
+            add_part(before, value)
+        elif isinstance(value, list) and before:
+            before += value
+        elif isinstance(value, str) and before and name not in STATED_WHOLE:
+            whole[name] = before + value
+        elif value is not None or name not in whole:
+            whole[name] = value
+
+# %% ../../nbs/inference/08_http.ipynb #b599b10f
+THOUGHTS = ("reasoning", "reasoning_content")
+
+
+def text_in(part: Mapping[str, Any]) -> str:
+    """Return the text that a part of a choice adds, thinking too."""
+    delta = part.get("delta") or {}
+    said = (part.get("text"), delta.get("content"), *(delta.get(name) for name in THOUGHTS))
+    return next(filter(None, said), "")
+
+# %% ../../nbs/inference/08_http.ipynb #4f14a42b
+def finished_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice whose parts have been added up as servers send it without streaming."""
+    if "delta" not in choice:
+        return choice
+    message = {"content": None, **choice["delta"]}
+    if any(map(message.get, THOUGHTS)):
+        message["content"] = message["content"] or None  # no answer after the thinking
+    rest = {name: value for name, value in choice.items() if name != "delta"}
+    return {**rest, "message": message}
+
+# %% ../../nbs/inference/08_http.ipynb #96d67f4a
+END_LENGTH = 200  # characters
+
+
+class Stream:
+    """An answer that arrives in events, which `add` takes; `whole` is the response that they make.
+
+    `tokens` counts those of all its choices. `is_done` is whether the server has said that there
+    are no more events.
+    """
+
+    def __init__(self) -> None:
+        self.about: dict[str, Any] = {}
+        self.choices: dict[int, dict[str, Any]] = {}
+        self.tokens = 0
+        self.end = ""
+        self.is_done = False
+
+    def add(self, event: Mapping[str, Any]) -> None:
+        """Add an event."""
+        for name, value in event.items():
+            if name == "usage" or self.about.get(name) is None:
+                self.about[name] = value
+        for part in event["choices"]:
+            text = text_in(part)
+            self.tokens += len(part.get("token_ids") or "") or bool(text)
+            self.end = (self.end + text)[-END_LENGTH:]
+            add_part(self.choices.setdefault(part.get("index", 0), {}), part)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each choice has an end, or the server has sent its last event."""
+        ends = [choice.get("finish_reason") for choice in self.choices.values()]
+        return self.is_done or (bool(ends) and all(ends))
+
+    def growing(self) -> Growing:
+        """Return how far the answer is."""
+        return Growing(self.tokens, self.end)
+
+    def whole(self) -> dict[str, Any]:
+        """Return the response."""
+        choices = [finished_choice(self.choices[index]) for index in sorted(self.choices)]
+        kind = str(self.about.get("object", "")).removesuffix(".chunk")
+        return {**self.about, "object": kind, "choices": choices}
+
+# %% ../../nbs/inference/08_http.ipynb #c170d3f9
+EVENT_STREAM = "text/event-stream"
+
+
+async def read_events(response: aiohttp.ClientResponse, most_mb: float) -> AsyncIterator[bytes]:
+    """Yield the data of each event of a response of at most `most_mb`."""
+    rest = b""
+    async for part in bounded_parts(response, most_mb):
+        *lines, rest = (rest + part).split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line[5:].strip()
+    if rest.startswith(b"data:"):
+        yield rest[5:].strip()
+
+# %% ../../nbs/inference/08_http.ipynb #4b9f04d8
+async def read_stream(response: aiohttp.ClientResponse, most_mb: float, stream: Stream) -> bytes:
+    """Add a response's events to `stream`, and return the body of the whole response.
+
+    Raises `aiohttp.ClientPayloadError` if the stream ends early.
+    """
+    async for data in read_events(response, most_mb):
+        if data == b"[DONE]":
+            stream.is_done = True
+            continue
+        event = json_or_text(data)
+        has_choices = isinstance(event, dict) and isinstance(event.get("choices"), list)
+        if not has_choices or reported_failure(event):
+            return data
+        stream.add(event)
+    if not stream.is_whole:
+        raise aiohttp.ClientPayloadError("the stream ended before the answer")
+    return json.dumps(stream.whole()).encode()  # unlike orjson, json writes infinity
 
 # %% ../../nbs/inference/08_http.ipynb #bbaaa906
 async def send_request(
@@ -164,12 +298,19 @@ async def send_request(
     method: str,
     url: URL,
     max_reply_mb: float = MAX_REPLY_MB,
+    stream: Stream | None = None,
     **request: Any,
 ) -> tuple[Exchange, bytes]:
-    """Send a request once; return the exchange and its content. Raises OpenAI's errors."""
+    """Send a request once; return the exchange and its content. Raises OpenAI's errors.
+
+    Events of a streamed response are added to `stream`, and the content is that of the whole.
+    """
     try:
         async with session.request(method, url, **request) as response:
-            content = await read_bounded(response, max_reply_mb)
+            if stream is not None and response.content_type == EVENT_STREAM:
+                content = await read_stream(response, max_reply_mb, stream)
+            else:
+                content = await read_bounded(response, max_reply_mb)
     except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
         no_connection = isinstance(error, aiohttp.ConnectionTimeoutError)
         waited = CONNECT_TIMEOUT if no_connection else request["timeout"].total
@@ -181,14 +322,67 @@ async def send_request(
     return exchange, content
 
 # %% ../../nbs/inference/08_http.ipynb #88cfcc00
-def request_body(model: str | None, extra_body: Any, request: Mapping[str, Any]) -> bytes:
+def request_body(model: str | None, extra_body: Any, request: Mapping[str, Any]) -> dict[str, Any]:
     """Return the body of a request for a completion; `model` is the default for its model."""
     body = {key: value for key, value in request.items() if is_given(value)}
     if model is not None:
         body.setdefault("model", model)
     if body.get("stream"):
         raise ValueError("HTTPClient does not stream: use client.openai for streams.")
-    return encode({**body, **(extra_body or {})})
+    return {**body, **(extra_body or {})}
+
+# %% ../../nbs/inference/08_http.ipynb #1c16987b
+WATCHED_SECONDS = 10.0
+MOST_STREAMS = 16  # an event for each token costs the server and this process time
+NOT_STREAMED = frozenset(
+    {"tools", "functions", "prompt_logprobs", "echo", "best_of", "use_beam_search", "modalities"}
+)
+STREAMING = {"stream": True, "stream_options": {"include_usage": True}}
+REFUSALS = (200, 400, 405, 415, 422, 501)  # 200: its events can't be read
+
+
+def can_be_streamed(body: Mapping[str, Any]) -> bool:
+    """Return whether a streamed response to this request has all that a whole one has."""
+    return not any(map(body.get, NOT_STREAMED))
+
+# %% ../../nbs/inference/08_http.ipynb #588ac27f
+def has_all_tokens(reply: Reply) -> bool:
+    """Return whether there are as many token ids and log-probabilities as sampled tokens."""
+    ids = [choice["token_ids"] for choice in reply.choices if choice.get("token_ids") is not None]
+    sampled = (reply.usage or {}).get("completion_tokens")
+    if ids and sampled is not None and sum(map(len, ids)) != sampled:
+        return False
+    for choice in reply.choices:
+        logprobs = choice.get("logprobs") or {}
+        numbers = logprobs.get("content") or logprobs.get("token_logprobs")
+        if ids and numbers and len(numbers) != len(choice.get("token_ids") or ()):
+            return False
+    return True
+
+# %% ../../nbs/inference/08_http.ipynb #d0465e90
+async def ask_streaming(
+    client: HTTPClient,
+    post: Callable[..., Awaitable[tuple[Exchange, bytes]]],
+    body: Mapping[str, Any],
+) -> Reply:
+    """Send a request that streams, and return the whole reply.
+
+    A server that refuses, or that leaves tokens out, is asked again and not streamed from then on.
+    """
+    stream = Stream()
+    client.streams.add(stream)
+    try:
+        reply = read_answer(*await post(data=encode({**body, **STREAMING}), stream=stream))
+        if has_all_tokens(reply):
+            return reply
+    except Exception as error:
+        if getattr(error, "status_code", None) not in REFUSALS:
+            raise
+    finally:
+        client.streams.discard(stream)
+    reply = read_answer(*await post(data=encode(body)))
+    client.can_stream = False  # the request was right, so it was the streaming
+    return reply
 
 # %% ../../nbs/inference/08_http.ipynb #9260bfd3
 logger = logging.getLogger(__name__)
@@ -207,6 +401,9 @@ class HTTPClient:
     `max_connections` limits the requests in flight, and so does the number of files that this
     process may open; waiting for a connection doesn't count towards `timeout`. `max_reply_mb`
     limits the size of a reply, decompressed. Raises OpenAI's errors.
+
+    A widget that calls `growing` sees answers before they are whole: while it does, up to
+    `MOST_STREAMS` of the requests in flight are streamed. Their replies are the same.
 
     Any event loop may use the client. `aclose` and `close` close its connections, which are also
     closed when the client is garbage-collected.
@@ -241,6 +438,9 @@ class HTTPClient:
         self.gates = WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]()
         self.lock = threading.Lock()
         self.noted = False
+        self.streams = set[Stream]()
+        self.can_stream = True
+        self.watched_until = 0.0
         weakref.finalize(self, end_sessions, self.sessions)
 
     def url(self, path: str) -> URL:
@@ -270,7 +470,21 @@ class HTTPClient:
             self.noted = True
             logger.warning(FEW_FILES, most, files, self.max_connections + SPARE_FILES)
 
-    async def send(self, url: URL, **request: Any) -> Reply:
+    def growing(self, most: int = 3) -> list[Growing]:
+        """Return the answers that are being streamed, the longest first.
+
+        The first `most` have the end of their text. Requests are streamed if they are sent within
+        `WATCHED_SECONDS` after this call.
+        """
+        self.watched_until = time.monotonic() + WATCHED_SECONDS
+        return longest_first((each.growing() for each in [*self.streams]), most)
+
+    def may_stream(self, body: Mapping[str, Any]) -> bool:
+        """Return whether a request with this body should be streamed now."""
+        is_watched = self.can_stream and time.monotonic() < self.watched_until
+        return is_watched and len(self.streams) < MOST_STREAMS and can_be_streamed(body)
+
+    async def send(self, url: URL, body: Mapping[str, Any], **request: Any) -> Reply:
         """Post a request once, when a connection is free."""
         if (gate := self.gates.get(loop := asyncio.get_running_loop())) is None:
             most = connections_within(self.max_connections, file_limit())
@@ -278,8 +492,11 @@ class HTTPClient:
         if gate.locked():
             self.note_few_files()
         async with gate:
-            response = send_request(self.session(), "POST", url, self.max_reply_mb, **request)
-            return read_answer(*await response)
+            settings = dict(max_reply_mb=self.max_reply_mb, **request)
+            post = partial(send_request, self.session(), "POST", url, **settings)
+            if self.may_stream(body):
+                return await ask_streaming(self, post, body)
+            return read_answer(*await post(data=encode(body)))
 
     async def create(
         self,
@@ -298,7 +515,7 @@ class HTTPClient:
         body = request_body(self.model, extra_body, request)
         unset = timeout is ... or not is_given(timeout)
         limit = self.limit if unset else as_timeout(timeout)
-        send = partial(self.send, url, data=body, headers=extra_headers, params=extra_query)
+        send = partial(self.send, url, body, headers=extra_headers, params=extra_query)
         asked = with_breaker(self.base_url, partial(send, timeout=limit))
         return await with_retries(asked, self.retries)
 

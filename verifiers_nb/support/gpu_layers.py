@@ -113,7 +113,7 @@ def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, way: int)
     rotated[..., half:].addcmul_(states[..., :half], sin[..., half:], value=way)
     return rotated
 
-
+# %% ../../nbs/support/24_gpu_layers.ipynb #b9e210c1
 class Rotation(torch.autograd.Function):
     """Rotated states [..., D], with their gradient. Both halves of `cos` and `sin` are equal."""
 
@@ -128,7 +128,8 @@ class Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         """Return the gradient, rotated back."""
-        return rotate(gradients[0], *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return rotate(gradients[0], cos, sin, -1), None, None
 
 # %% ../../nbs/support/24_gpu_layers.ipynb #24a00018
 def rotate_both(
@@ -138,7 +139,7 @@ def rotate_both(
     cos, sin = cos.unsqueeze(unsqueeze_dim), sin.unsqueeze(unsqueeze_dim)
     return Rotation.apply(q, cos, sin), Rotation.apply(k, cos, sin)
 
-
+# %% ../../nbs/support/24_gpu_layers.ipynb #374f4588
 @torch.no_grad()
 def is_plain_rotation(function: Any) -> bool:
     """Return whether a function computes what `rotate_both` computes."""

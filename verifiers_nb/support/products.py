@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['onednn_product', 'FrozenLinear', 'frozen_linear', 'use_onednn']
+__all__ = ['onednn_product', 'FrozenLinear', 'frozen_linear', 'onednn_gains', 'use_onednn', 'faster_product']
 
 # %% ../../nbs/support/23_products.ipynb #c67ff1af
-from functools import partial
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -49,10 +50,28 @@ def frozen_linear(layer: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
     return outputs if bias is None else outputs + bias
 
 # %% ../../nbs/support/23_products.ipynb #d238dcaf
-def use_onednn(model: torch.nn.Module) -> None:
-    """Compute the frozen linear layers of a model by oneDNN, on AMD's processors with AVX-512."""
+@cache
+def onednn_gains() -> bool:
+    """Return whether oneDNN is faster than MKL here: on AMD's processors with AVX-512."""
     processor: Any = getattr(torch.cpu, "get_capabilities", dict)()
-    if "AMD" in processor.get("cpu_name", "") and processor.get("avx512_f"):
+    return "AMD" in processor.get("cpu_name", "") and bool(processor.get("avx512_f"))
+
+
+def use_onednn(model: torch.nn.Module) -> None:
+    """Compute the frozen linear layers of a model by oneDNN, where that is faster."""
+    if onednn_gains():
         for layer in model.modules():
             if type(layer) is torch.nn.Linear:
                 layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
+
+# %% ../../nbs/support/23_products.ipynb #5ff2b3cb
+@cache
+def faster_product(kind: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    """Return the faster function of inputs [..., I] and a weight [O, I] that multiplies them.
+
+    Its result is [..., O], and may have no gradient. `kind`: the type of their device.
+    """
+    if kind == "cpu" and dtype == torch.float32 and onednn_gains():
+        plain: dict[str, Any] = {"B": None, "attr": "none", "scalars": [], "algorithm": ""}
+        return partial(torch.ops.mkldnn._linear_pointwise, **plain)
+    return linear

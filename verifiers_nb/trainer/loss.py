@@ -22,6 +22,8 @@ from typing import Any
 
 import torch
 
+from ..support.products import faster_product
+
 # %% ../../nbs/trainer/01_loss.ipynb #902ba3cd
 class TokenLogprobs(torch.autograd.Function):
     """Log-probabilities and entropies, with gradients for the hidden states.
@@ -41,9 +43,10 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, entropies = hidden.new_empty(2, len(targets), dtype=torch.float32)
         kept = [torch.empty_like(hidden) if wanted else hidden.new_empty(0) for wanted in slopes]
+        product = faster_product(hidden.device.type, head.dtype)
         for start in range(0, len(targets), block):
             part = slice(start, start + block)
-            logits = (hidden[part].to(head.dtype) @ head.T).float().div_(temperature)
+            logits = product(hidden[part].to(head.dtype), head).float().div_(temperature)
             each = torch.log_softmax(logits, -1)
             del logits  # the largest tensors of a step: free each after its last use
             logprobs[part] = each.gather(-1, targets[part, None])[:, 0]
@@ -51,13 +54,13 @@ class TokenLogprobs(torch.autograd.Function):
             entropies[part] = entropy = -(p * each).sum(-1)
             if slopes[1]:
                 pull = p * each.add_(entropy[:, None])
-                kept[1][part] = (pull.to(head.dtype) @ head) / -temperature
+                kept[1][part] = product(pull.to(head.dtype), head.T) / -temperature
                 del pull
             del each
             if slopes[0]:
                 # p - 1 before rounding: in bf16, w_a and the mean of w would cancel to noise.
                 p.scatter_add_(-1, targets[part, None], -torch.ones_like(p[:, :1]))
-                kept[0][part] = (p.to(head.dtype) @ head) / -temperature
+                kept[0][part] = product(p.to(head.dtype), head.T) / -temperature
             del p
         ctx.save_for_backward(*kept)
         return logprobs, entropies
@@ -87,7 +90,7 @@ def token_logprobs(
     if head.requires_grad:
         raise ValueError("The output embedding must be frozen: no gradient is computed for it.")
     # On a CPU a block should fit the cache, but hold enough tokens for an efficient product.
-    least, size = (32, 1 << 18) if hidden.device.type == "cpu" else (1, 1 << 25)
+    least, size = (64, 1 << 18) if hidden.device.type == "cpu" else (1, 1 << 25)
     block = max(least, size // len(head))
     if block_elements is not None:
         block = max(1, block_elements // len(head))

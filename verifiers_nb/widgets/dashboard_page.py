@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['draw_part', 'PHASES', 'MOST_COLUMNS', 'MOST_VISITS', 'DashboardState', 'key_figures_html', 'split_html',
+__all__ = ['draw_part', 'PHASES', 'MOST_COLUMNS', 'MOST_VISITS', 'DashboardState', 'plan_text', 'key_figures_html', 'split_html',
            'coming_charts', 'chart_rooms', 'curves_html', 'sample_html', 'scores_html', 'visit_labels', 'path_html',
            'completions_html', 'evaluations', 'checkpoints_html', 'dashboard_html']
 
@@ -57,7 +57,8 @@ class DashboardState:
     its number of rollouts so far. `scores`: evaluations of checkpoints. `working`: the action in
     progress beside the run. `notice`: the error of the last press. `is_late`: whether the kernel
     takes presses only between cells. `is_plotted`: whether plotly draws the curves. `parts`: names
-    of the reward functions. `growing`: the answers that an engine in this process is sampling.
+    of the reward functions. `growing`: the answers that are being sampled. `plan`: what the run
+    will do, in words.
     """
 
     runs: Mapping[str, RunHistory]
@@ -83,6 +84,7 @@ class DashboardState:
     is_plotted: bool = False
     parts: Sequence[str] = ()
     growing: Sequence[Any] = ()
+    plan: str = ""
 
     @property
     def history(self) -> RunHistory:
@@ -116,6 +118,17 @@ class DashboardState:
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #5b0d7c3a
 draw_part = partial(fill, "training_dashboard.html")
+
+# %% ../../nbs/widgets/16_dashboard_page.ipynb #fdd2ef32
+def plan_text(args: Any) -> str:
+    """Say what a run will do, and when one will know how long it takes; "" without `max_steps`."""
+    if args.max_steps <= 0:
+        return ""
+    length = f"of at most {args.max_tokens:,} tokens" if args.max_tokens else "without a limit"
+    return (
+        f"{args.max_steps:,} steps of {args.rollouts_per_step:,} rollouts, each answer {length}. "
+        "How long that takes is shown after the first step. Stop keeps what was learnt until then."
+    )
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #d7000009
 def key_figures_html(view: DashboardState) -> str:

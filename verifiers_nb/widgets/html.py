@@ -391,9 +391,12 @@ def place_link(place: Path) -> str:
     return ""
 
 # %% ../../nbs/widgets/00_html.ipynb #fe489647
-def identity_html(seen: RunIdentity) -> str:
-    """Draw what a widget shows on a line; "" for nothing that has a name."""
+def identity_html(seen: RunIdentity, live: bool) -> str:
+    """Draw what a widget shows on a line; "" for nothing that has a name.
+
+    A live widget links to the place. A picture doesn't, because it may be shown elsewhere.
+    """
     if not (seen.run or seen.facts):
         return ""
-    link = place_link(seen.place) if seen.place else ""
+    link = place_link(seen.place) if seen.place and live else ""
     return fill("parts.html", "identity", seen.run, seen.facts, link)

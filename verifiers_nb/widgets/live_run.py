@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'read_examples', 'choose_inputs', 'tokens_left', 'Pace', 'Progress', 'LiveRun']
+__all__ = ['logger', 'FEWEST_TOKENS', 'read_examples', 'choose_inputs', 'tokens_left', 'Pace', 'Progress', 'LiveRun']
 
 # %% ../../nbs/widgets/07_live_run.ipynb #77de68da
 import asyncio
@@ -95,6 +95,7 @@ class Progress(NamedTuple):
 
 # %% ../../nbs/widgets/07_live_run.ipynb #7155ee13
 logger = logging.getLogger(__name__)
+FEWEST_TOKENS = 32  # with fewer, the rate is mostly that of reading the prompts
 
 
 @dataclass(eq=False, repr=False)
@@ -158,14 +159,15 @@ class LiveRun:
         return next((str(each.error) for each in self.breakers.values() if each.error), "")
 
     def progress(self) -> Progress:
-        """Return how far the run is, with the answers that an engine in this process samples."""
+        """Return how far the run is, with the answers that are growing."""
         growing = self.client.growing() if self.running and hasattr(self.client, "growing") else []
         tokens = self.tokens + sum(each.tokens for each in growing)
         limit = self.sampling_args.get("max_tokens")
         mean = self.tokens / self.done if self.tokens else None
         needed = tokens_left([each.tokens for each in growing], mean, limit, len(self.left))
         rate = self.pace.note(self.seconds, tokens)
-        return Progress(tokens, rate, needed / rate if rate and needed else 0.0, growing)
+        is_known = rate and needed and tokens >= FEWEST_TOKENS
+        return Progress(tokens, rate, needed / rate if is_known else 0.0, growing)
 
     def start(self) -> None:
         """Run the remaining rollouts in the background."""
@@ -202,12 +204,11 @@ class LiveRun:
             self.on_finish(record, rollout.state)
 
         try:
-            self.client = client = await asyncio.to_thread(self.make_client)
+            client = await asyncio.to_thread(self.make_client)
             self.breakers = {}
             run_breakers.set(self.breakers)  # for this task and those of the rollouts
             self.began = time.monotonic()
             self.pace = Pace()
-            self.on_change()
             columns = self.rows.rows, self.rows.groups
             picked = ([column[number] for number in left] for column in columns)
             rows = RolloutRows(self.rows.read, *picked)
@@ -216,6 +217,8 @@ class LiveRun:
             tokens = exact if hasattr(client, "push") else {}
             arguments = with_seed({**tokens, **self.sampling_args}, self.starts)
             run = self.env.make_run(rows, client, model, arguments, on_finish=finish)
+            self.client = run.client
+            self.on_change()  # a drawing asks the client for growing answers, so it streams them
             await run.start(self.max_concurrent)
         except Exception as error:
             logger.debug("The run failed.", exc_info=True)

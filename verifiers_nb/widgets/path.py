@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PATH', 'inspect_format', 'try_reward', 'show_audit', 'prepare_training', 'Step', 'steps_after', 'steps_html',
-           'open_step']
+__all__ = ['FIRST_STEPS', 'PATH', 'inspect_format', 'try_reward', 'show_audit', 'prepare_training', 'Step', 'steps_after',
+           'steps_html', 'open_step']
 
 # %% ../../nbs/widgets/22_path.ipynb #9a700519
 import threading
@@ -20,6 +20,7 @@ from .audit_page import AuditPage
 from .format_inspector import FormatInspector
 from .html import fill
 from .reward_bench import RewardBench
+from .rollout_table import RUN_SETTINGS
 from .training_dashboard import TrainingDashboard
 from .view import Panel, Selection
 
@@ -49,6 +50,9 @@ def show_audit(given: Selection) -> AuditPage:
     return page
 
 # %% ../../nbs/widgets/22_path.ipynb #9a7010fe
+FIRST_STEPS = 100
+
+
 def prepare_training(given: Selection) -> TrainingDashboard:
     """Make a trainer for the environment and the model, and open its dashboard."""
     from ..trainer.config import grpo_defaults, lora_defaults
@@ -57,7 +61,8 @@ def prepare_training(given: Selection) -> TrainingDashboard:
     model = given.model or SHIPPED_MODEL
     played = getattr(given.env, "env_id", "") or type(given.env).__name__
     name = f"{played}-{model.rpartition('/')[2]}"
-    args = grpo_defaults(name)
+    limit = int(RUN_SETTINGS["max_tokens"][1])
+    args = grpo_defaults(name, max_steps=FIRST_STEPS, max_tokens=limit)
     return TrainingDashboard(GRPOTrainer(model, given.env, args, peft_config=lora_defaults()))
 
 # %% ../../nbs/widgets/22_path.ipynb #9a701464

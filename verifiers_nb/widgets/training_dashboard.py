@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..trainer.control import CHANGEABLE
 from .curves import CurveLook, plotly_figure
-from .dashboard_page import DashboardState, dashboard_html
+from .dashboard_page import DashboardState, dashboard_html, plan_text
 from .html import RunIdentity, Snapshot, fill, identity_of, widget_file
 from .inspection import played_by, step_files
 from .rollout_source import start_following, written
@@ -153,6 +153,7 @@ class TrainingDashboard(Panel):
             run.state = control.state
             run.is_active = control.is_active
             run.wish = control.wish
+            run.plan = plan_text(args)
             run.settings = {name: getattr(args, name) for name in CHANGEABLE}
             run.pending = dict(control.changes)
             run.is_late = not has_subshells()

@@ -181,10 +181,10 @@ class Panel(ipywidgets.VBox):
         """Return what is shown: which run, model and environment."""
         return RunIdentity()
 
-    def headed(self, drawn: str) -> str:
-        """Put a heading for screen readers and what is shown above a drawing of it."""
+    def headed(self, live: bool) -> str:
+        """Draw the state below a heading for screen readers and the name of what is shown."""
         heading = f'<h2 class="vf-words">{escaped(self.label)}</h2>'
-        return heading + identity_html(self.identity()) + drawn
+        return heading + identity_html(self.identity(), live) + self.drawing(live)
 
     def selection(self) -> Selection:
         """Return what this widget hands on to the next."""
@@ -274,7 +274,7 @@ class Panel(ipywidgets.VBox):
         with self.lock:
             self.draws += 1
             steps = "".join(draw(self) for draw in registered_hooks("next steps"))
-            self.view.html = framed(self.headed(self.drawing(True)) + steps, self.label, self.css)
+            self.view.html = framed(self.headed(True) + steps, self.label, self.css)
             self.view.figure = self.plot()
         self.keep_soon()
 
@@ -301,7 +301,7 @@ class Panel(ipywidgets.VBox):
 
     def still(self) -> Snapshot:
         """Return the drawing as it is now, with that of the widget below."""
-        drawn = self.headed(self.drawing(False))
+        drawn = self.headed(False)
         if self.below is not None:
             below = self.below.still()
             drawn += framed(below.body, below.label, below.css)
