@@ -38,7 +38,7 @@ def turn_from_response(response: Any) -> Turn:
     choice = response.choices[0]
     logprobs: Any = getattr(choice, "logprobs", None)
     prompt_ids = completion_ids = None
-    # To ask OpenAI's objects for missing attributes takes long: the usual reason comes first.
+    # Asking OpenAI's objects for missing attributes takes long, so we look at logprobs first.
     if logprobs is not None:
         completion_ids = getattr(choice, "token_ids", None)
         if (prompt_ids := getattr(response, "prompt_token_ids", None)) is None:
@@ -105,10 +105,8 @@ def merge_turns(turns: Sequence[Turn], max_seq_len: int | None = None) -> list[T
         if not sequences or turn.prompt_ids[: len(sequences[-1].ids)] != sequences[-1].ids:
             sequences.append(TokenSequence([], [], []))
         sequence = sequences[-1]
-        read = turn.prompt_ids[len(sequence.ids) :]
-        sequence.ids += read + turn.completion_ids
-        sequence.mask += [0] * len(read) + [1] * len(turn.completion_ids)
-        sequence.logprobs += [0.0] * len(read) + turn.logprobs
+        sequence.extend(turn.prompt_ids[len(sequence.ids) :])
+        sequence.extend(turn.completion_ids, turn.logprobs)
         sequence.policy_versions.append(turn.policy_version)
         sequence.truncated |= turn.finish_reason == "length"
     for sequence in sequences:
