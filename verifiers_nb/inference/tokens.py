@@ -105,8 +105,10 @@ def merge_turns(turns: Sequence[Turn], max_seq_len: int | None = None) -> list[T
         if not sequences or turn.prompt_ids[: len(sequences[-1].ids)] != sequences[-1].ids:
             sequences.append(TokenSequence([], [], []))
         sequence = sequences[-1]
-        sequence.extend(turn.prompt_ids[len(sequence.ids) :])
-        sequence.extend(turn.completion_ids, turn.logprobs)
+        read = turn.prompt_ids[len(sequence.ids) :]
+        sequence.ids += read + turn.completion_ids
+        sequence.mask += [0] * len(read) + [1] * len(turn.completion_ids)
+        sequence.logprobs += [0.0] * len(read) + turn.logprobs
         sequence.policy_versions.append(turn.policy_version)
         sequence.truncated |= turn.finish_reason == "length"
     for sequence in sequences:
