@@ -16,9 +16,9 @@ from typing import Any, get_args
 import atheris
 
 with atheris.instrument_imports(include=["verifiers_nb"]):
+    from verifiers_nb.parsers.action_parsers import ParseFunction
     from verifiers_nb.parsers.actions import FormatError
     from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command
-    from verifiers_nb.parsers.function_calls import ParseFunction
     from verifiers_nb.parsers.think import ThinkParser
     from verifiers_nb.parsers.xml import XMLParser
     from verifiers_nb.verifiers.base import ChainedVerifier, Verifier

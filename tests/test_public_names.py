@@ -32,8 +32,9 @@ TOP_LEVEL = {
         TagFormat TriggeredTagsFormat TagsWithSeparatorFormat""",
 }
 IN_A_MODULE = {
+    "parsers.action_parsers": "ParseFunction",
     "parsers.actions": "AbstractParseFunction",
-    "parsers.function_calls": "FN_REGEX_PATTERN FN_PARAM_REGEX_PATTERN ParseFunction",
+    "parsers.function_calls": "FN_REGEX_PATTERN FN_PARAM_REGEX_PATTERN",
     "parsers.structural_tags": "Format",
 }
 

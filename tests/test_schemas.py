@@ -18,7 +18,7 @@ from verifiers_nb.verifiers.json import JSONSchemaVerifier
 NAMES = ["a", "b", "ab", "é"]
 TEXTS = ["", "a", "b", "ab", "abcdef", "é", "a\nb", 'he said "hi"', "\\", "😀", "A b", "12"]
 PATTERNS = ["^[a-z]+$", "a", "b$", r"^\d+$", "^a|b", "[^a]", "^.{2}$", r"\ba\b", r"^\S*$"]
-NUMBERS = [0, 1, 2, 3, 5, 10, -1, 100, 0.5, 2.5, -0.3, 0.1, 3.75]
+NUMBERS = [0, 1, 2, 3, 5, 10, -1, 100, 0.5, 2.5, -0.3, 0.1, 3.75, 2.0, 10.0]
 TYPES = ["string", "integer", "number", "array", "object", "boolean", "null", ["string", "null"]]
 DEFINED = {
     "x": {"type": "integer", "minimum": 2},

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from verifiers_nb.parsers import structural_tags
+from verifiers_nb.parsers.action_parsers import action_parser
 from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command
-from verifiers_nb.parsers.function_calls import action_parser, tools_tag
+from verifiers_nb.parsers.function_calls import tools_tag
 from verifiers_nb.parsers.structural_tags import (
     StructuralTag,
     allowed_bytes,

@@ -40,8 +40,19 @@ sys.addaudithook(note)
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a name that nobody has": ({"taskset": "no_such_taskset"}, "'no_such_taskset' not found"),
     "a module without a taskset": ({"taskset": "json"}, "exports no Taskset"),
-    "a misspelt setting": ({"config": {"tsak": {}}}, "taskset.tsak"),
-    "a misspelt harness": ({"harness": "nul"}, "The built-in harnesses are: "),
+    "a misspelt setting": (
+        {"config": {"tsak": {}}},
+        "config['tsak'] is not a setting: did you mean 'task'?",
+    ),
+    "a misspelt setting of the tasks": (
+        {"config": {"task": {"zzz": 1}}},
+        "config['task']['zzz'] is not a setting: there are ",
+    ),
+    "a setting of another type": (
+        {"config": {"task": 3}},
+        "config['task'] is 3: Input should be ",
+    ),
+    "a misspelt harness": ({"harness": "nul"}, "no harness 'nul': did you mean 'null'?"),
     "a harness that runs code": ({"harness": "bash"}, "'bash' runs what the model writes"),
     "a cloud sandbox": ({"taskset": "in_a_sandbox"}, "need a container or a cloud sandbox"),
     "an image": ({"taskset": "with_image"}, "need the container image 'ubuntu:24.04'"),

@@ -36,8 +36,8 @@ _EXPORTS = {
     "parsers.bash_actions": "BashCodeBlockParser SingleBashCodeBlockParser",
     "parsers.function_calls": "FunctionCallingFormatError XMLFunctionCallingParser "
     "FunctionCallingParser JsonParser "
-    "ParseFunction action_parser "
-    "action_tag tools_tag",
+    "tools_tag",
+    "parsers.action_parsers": "ParseFunction action_parser action_tag",
     "parsers.structural_tags": "StructuralTag StructuralTagItem AnyTextFormat ConstStringFormat "
     "JSONSchemaFormat "
     "GrammarFormat RegexFormat QwenXMLParameterFormat OrFormat SequenceFormat TagFormat "
@@ -118,6 +118,7 @@ _ACTIONS = (
     "tagged_actions",
     "bash_actions",
     "function_calls",
+    "action_parsers",
 )
 _NAMESPACES = {
     "types": _EXPORTS["types"],

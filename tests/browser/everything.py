@@ -65,6 +65,14 @@ def dashboard(folder: Path) -> vf.TrainingDashboard:
     return vf.TrainingDashboard(folder)
 
 
+def bench() -> vf.RewardBench:
+    """Return a reward bench whose weights have been changed."""
+    env = vf.load_environment("addition")
+    widget = vf.RewardBench(explorer(), env)
+    widget.weigh(env.rubric.get_reward_func_names()[0], 0.25)
+    return widget
+
+
 def audit_page() -> vf.AuditPage:
     """Return the page of an audit that found a cheat, with the text of the cheat open."""
 
@@ -80,6 +88,15 @@ def audit_page() -> vf.AuditPage:
     return page
 
 
+SIZES = {"11px", "12px", "13px", "15px", "20px"}
+# The sizes of all texts that can be seen, and of those that can be typed or chosen.
+TEXT_SIZES = """root => {
+  const texts = [], walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) if (walker.currentNode.data.trim()) texts.push(walker.currentNode.parentElement);
+  const seen = [...texts, ...root.querySelectorAll("input:not([type=range]), textarea, select")]
+    .filter((node) => node.checkVisibility() && !node.closest("style, title"));
+  return [...new Set(seen.map((node) => getComputedStyle(node).fontSize))];
+}"""
 # Texts whose colour is less than 4.5 times apart from what is behind them; what is disabled may be faint.
 FAINT = """root => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .browsing import command, live_widget, show
-from .everything import FAINT
+from .everything import FAINT, SIZES, TEXT_SIZES
 
 pytestmark = pytest.mark.browser
 
@@ -26,6 +26,7 @@ SHOWN = (
     "everything.explorer()",
     "everything.dashboard(folder)",
     "vf.TrainingDashboard(trainer)",
+    "everything.bench()",
     "everything.audit_page()",
 )
 
@@ -80,6 +81,7 @@ def test_names_and_contrast(notebook, page) -> None:
     assert {name for role, name in found if role == "heading"} >= {*names}
     for widget in page.locator(LIVE).all():
         assert widget.locator(".vf-primary").count() <= 1
+        assert {*widget.evaluate(TEXT_SIZES)} <= SIZES
     assert [role for role, name in found if role in NAMED and not name] == []
     assert sum(role == "button" for role, _ in found) > 30
     faint: list[str] = []

@@ -15,6 +15,7 @@ import verifiers_nb as vf
 from verifiers_nb.trainer.adapters import save_adapter
 
 from .browsing import live_widget, picture, save, show
+from .everything import SIZES, TEXT_SIZES
 
 pytestmark = pytest.mark.browser
 
@@ -143,6 +144,9 @@ def test_a_slider_with_and_without_a_kernel(notebook, page, lab, browser) -> Non
     notebook("slider.ipynb", SETUP, SHOW)
     widget = live_widget(page, "Policy slider")
     widget.get_by_text("Step 12 of 12").wait_for()
+    assert {*widget.evaluate(TEXT_SIZES)} <= SIZES
+    assert widget.locator(".vf-primary").count() <= 1
+    assert widget.get_by_role("heading", name="Policy slider").count() == 1
     drag_and_play(page, widget.locator(".vf-slide"))
     asked = widget.get_by_label("Another prompt")
     assert widget.get_by_label("Compare with").evaluate(LOOK) == asked.evaluate(LOOK)

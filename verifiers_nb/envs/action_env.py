@@ -14,9 +14,10 @@ from typing import Any
 
 from .multiturn import NO, YES, MultiTurnEnv
 from .tool_env import tool_message
+from ..parsers.action_parsers import action_parser
 from ..parsers.actions import AbstractParseFunction, FormatError, response_of
 from ..parsers.commands import Command, command_docs
-from ..parsers.function_calls import FunctionCallingParser, action_parser, member
+from ..parsers.function_calls import FunctionCallingParser, member
 from ..types import ChatMessage, Messages, State, maybe_await
 
 # %% ../../nbs/envs/11_action_env.ipynb #fe5dbbce

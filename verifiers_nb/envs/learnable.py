@@ -59,7 +59,7 @@ class Learnable:
     `groups`: how many prompts have several rollouts; `teaching`: in how many of these the rewards
     differ. `solved`: how many rollouts earn `most`. `answered`: in how many the parser found what
     `tag` names, None if it takes any text. `endings`: how many answers are not whole, by the names
-    of `ENDINGS`.
+    of `ENDINGS`. `broken`: in how many a reward function failed, which counts as 0.
     """
 
     rollouts: int
@@ -72,6 +72,7 @@ class Learnable:
     endings: Mapping[str, int] = field(default_factory=dict)
     answered: int | None = None
     tag: str = ""
+    broken: int = 0
 
     @property
     def cut_off(self) -> int:
@@ -118,6 +119,7 @@ def learnable_rewards(
     endings: Mapping[str, int] | None = None,
     answered: int | None = None,
     tag: str = "",
+    broken: int = 0,
 ) -> Learnable:
     """Return what finite rewards and their groups tell of learning; the rest is counted already."""
     members = indices_of(groups).values()
@@ -137,6 +139,7 @@ def learnable_rewards(
         endings=endings or {},
         answered=answered,
         tag=tag,
+        broken=broken,
     )
 
 # %% ../../nbs/envs/18_learnable.ipynb #45736760
@@ -158,7 +161,9 @@ def learnable(
     answered = sum(finds_answer(parser, completions[at]) for at in kept) if tag else None
     endings = Counter(name for at in kept for name in answer_endings(states[at], completions[at]))
     paid, members = [rewards[at] for at in kept], [groups[at] for at in kept]
-    return learnable_rewards(paid, members, most_possible(rubric), endings, answered, tag)
+    broken = sum(bool(states[at].get("reward_errors")) for at in kept)
+    most = most_possible(rubric)
+    return learnable_rewards(paid, members, most, endings, answered, tag, broken)
 
 # %% ../../nbs/envs/18_learnable.ipynb #b5c3971d
 class Advice(NamedTuple):
@@ -173,6 +178,7 @@ class Advice(NamedTuple):
 
 # %% ../../nbs/envs/18_learnable.ipynb #8b5074ec
 NEXT_TRIES = {
+    "mended": Advice("a reward function that does not fail"),
     "format": Advice("a system prompt with the format", "parser.get_format_str()"),
     "tag": Advice(
         "for a look, a structural tag in the sampling arguments",
@@ -192,11 +198,12 @@ NEXT_TRIES = {
 
 # %% ../../nbs/envs/18_learnable.ipynb #731212c4
 def answer_facts_of(seen: Learnable) -> list[str]:
-    """Return how many rollouts have an answer, and how answers ended that are not whole."""
+    """Return how many rollouts have an answer, how others ended, and where a reward failed."""
     parts = []
     if seen.answered is not None:
         parts.append(f"{seen.answered:,} of {seen.rollouts:,} have {seen.tag}")
-    return parts + ending_parts(seen.endings)
+    parts += ending_parts(seen.endings)
+    return parts + ([f"in {seen.broken:,} a reward function failed"] if seen.broken else [])
 
 # %% ../../nbs/envs/18_learnable.ipynb #095cda21
 def what_is_learnt(seen: Learnable) -> str:
@@ -216,7 +223,7 @@ def advice_for(seen: Learnable) -> list[Advice]:
     """Return what to try if nothing can be learnt, the cheapest first."""
     if seen.solved == seen.rollouts:
         return [NEXT_TRIES["harder"], NEXT_TRIES["easy"]]
-    tries = []
+    tries = ["mended"] if seen.broken else []
     if seen.answered is not None and seen.answered < seen.rollouts / 2:
         tries += ["format", "tag"]
     if seen.cut_off >= seen.rollouts / 4:

@@ -8,11 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
            'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'EXPRESSION', 'STRING', 'SHELL_TOKEN', 'QUOTED_TOKEN',
-           'SIMPLE', 'QUOTED', 'MAY_BE_COMPOUND', 'COMPOUND', 'COMPOUND_WORDS', 'compiled_template', 'valid_template',
-           'Argument', 'has_type', 'fits', 'value_fault', 'call_format', 'check_arguments', 'Command', 'open_quote',
-           'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'own_characters', 'check_written', 'render_argument',
-           'write_value', 'invoke', 'usage', 'argument_docs', 'command_docs', 'after_document', 'unfinished_list',
-           'unfinished_part']
+           'SIMPLE', 'QUOTED', 'MAY_BE_COMPOUND', 'SHELL_WORD', 'END_OF_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN',
+           'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits', 'value_fault', 'call_format',
+           'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell',
+           'own_characters', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage', 'argument_docs',
+           'command_docs', 'after_document', 'open_word', 'unfinished_list', 'without_quotation', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_commands.ipynb #77de68da
 import json
@@ -385,40 +385,89 @@ def after_document(text: str, at: int, end: str, tabs: bool) -> int:
 
 # %% ../../nbs/parsers/04_commands.ipynb #78f6056a
 QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
-MAY_BE_COMPOUND = re.compile(r"\b(?:then|do|in)\b|(?:&&|\|)\s*\Z")
-COMPOUND = re.compile(r"(?:^|[;&|\n]|\b(?:then|do|else)\s)\s*(if|for|while|until|case)\s")
-COMPOUND_WORDS = {"if": ("then", "fi"), "case": ("in", "esac")}
+MAY_BE_COMPOUND = re.compile(
+    r"\b(?:if|for|while|until|case|select|function)\s|(?<![^\s;&|)])\{(?!\S)|(?:&&|\|)\s*\Z"
+)
+SHELL_WORD = re.compile(r"\n|;;?&?|&&?|\|[|&]?|[()]|[^\s;&|()]+")
+END_OF_WORD = {"if": "fi", "case": "esac", "{": "}"} | dict.fromkeys(
+    ["for", "select", "while", "until"], "done"
+)
+BEFORE_COMMAND = frozenset(
+    [*"\n;&|)", ";;", "&&", "||", "|&", ";&", ";;&", "then", "do", "else", "elif", "!", "time"]
+)
+END_OF_PATTERN = re.compile(r"\s*[)|]")
 
 
-def unfinished_list(command: str) -> str:
+def open_word(bare: str) -> str:
+    """Return the word of a compound command that is open at the end of a text without quotations.
+
+    That is also `&&` or `|` before a missing command. It is "" if the words don't fit together.
+    """
+    opened: list[tuple[str, str, bool]] = []  # each with its end, and what may follow the end
+    may_begin, is_name, word = True, False, ""
+    for found in SHELL_WORD.finditer(bare):
+        before, word = word if found[0] == "\n" else "", found[0]
+        end = opened[-1][1] if opened else ""
+        is_pattern = end == "esac" and END_OF_PATTERN.match(bare, found.end())
+        if is_pattern or (end and opened[-1][0] == "="):  # or in an array
+            may_begin = False
+        if word == "(":
+            glued = bare[found.start() - 1 : found.start()] if found.start() else ""
+            is_part = glued != "" and glued in "$<>=?*+@"
+            opened.append((glued if glued == "=" else word, ")", may_begin or not is_part))
+            may_begin = True
+        elif word == end and (may_begin or word == ")"):
+            may_begin = opened.pop()[2]
+        elif may_begin and word in END_OF_WORD:
+            opened.append((word, END_OF_WORD[word], True))
+            may_begin = word not in ("for", "select", "case")
+        elif may_begin and word in END_OF_WORD.values():
+            return ""
+        elif is_name or (word == "in" and end == "esac"):
+            may_begin, is_name = True, False
+        elif word in BEFORE_COMMAND and (may_begin or not word.isalpha()):
+            may_begin = True
+        else:
+            is_name = may_begin and word == "function"
+            may_begin = False
+        word = before if word == "\n" and before in ("&&", "||", "|", "|&") else word
+    return word if word in ("&&", "||", "|", "|&") else opened[-1][0] if opened else ""
+
+
+def unfinished_list(bare: str) -> str:
     """Return the compound command or the list that is open at the end, or ""."""
-    if not MAY_BE_COMPOUND.search(command):
-        return ""
-    bare = QUOTED.sub("''", command)
-    if bare.rstrip().endswith(("&&", "|")):
-        return "a list of commands"
-    words = {*re.findall(r"\w+", bare)}
-    for first in {*COMPOUND.findall(bare)}:
-        middle, last = COMPOUND_WORDS.get(first, ("do", "done"))
-        if middle in words and last not in words:
-            return f"`{first}`"
-    return ""
+    word = open_word(bare) if MAY_BE_COMPOUND.search(bare) else ""
+    return word and ("a list of commands" if word[0] in "&|" else f"`{word}`")
 
 # %% ../../nbs/parsers/04_commands.ipynb #ea3f1b3f
+def without_quotation(mark: str) -> str:
+    """Return what stays of a token of the shell: parentheses and line breaks."""
+    if mark in "()\n":
+        return mark
+    if mark == "\\\n" or mark[0] == "#":
+        return ""
+    return " " if mark[0] == "<" else "''"
+
+# %% ../../nbs/parsers/04_commands.ipynb #05f02c4b
 def unfinished_part(command: str) -> str:
     """Return what is open at the end of a bash command, such as "a here-document", or ""."""
     if SIMPLE.match(command):
-        return unfinished_list(command)
+        return unfinished_list(QUOTED.sub("''", command))
     inside: list[str] = []  # the open quotation marks and parentheses
     documents: list[tuple[str, bool]] = []  # the here-documents that begin after this line
-    at = 0
+    bare: list[str] = []
+    at = quotes = 0
     while token := (QUOTED_TOKEN if inside[-1:] == ['"'] else SHELL_TOKEN).search(command, at):
+        if not quotes:  # open double quotation marks
+            bare += [command[at : token.start()], without_quotation(token[0])]
         at, mark = token.end(), token[0]
         if mark == '"' and inside[-1:] == ['"']:
             inside.pop()
+            quotes -= 1
         elif mark in ('"', "(", "$("):
             substitutes = command[max(0, at - 2) : at] in ("$(", "<(", ">(")
             inside.append("$(" if substitutes else mark)
+            quotes += mark == '"'
         elif mark == ")" and inside:
             if inside.pop() == "$(":
                 while command.startswith("#", at):  # its word goes on, so this is no comment
@@ -435,4 +484,6 @@ def unfinished_part(command: str) -> str:
             documents.clear()
     if documents:
         return "a here-document"
-    return ("a quotation" if '"' in inside else "a parenthesis") if inside else ""
+    if inside:
+        return "a quotation" if quotes else "a parenthesis"
+    return unfinished_list("".join([*bare, command[at:]]))

@@ -8,22 +8,21 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['CALL_RULES', 'RULE_OF_CODE', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END', 'FN_REGEX_PATTERN',
            'FN_PARAM_REGEX_PATTERN', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN', 'LINE_RANGE', 'ALIASES', 'ToolLike',
-           'JSON_RULES', 'TextParser', 'CallParser', 'BashParser', 'ParseFunction', 'ParserConfig', 'PARSERS',
-           'FunctionCallingFormatError', 'excerpts', 'known_command', 'check_values', 'check_types', 'call_line',
-           'find_call', 'parameter_value', 'find_parameters', 'read_range', 'typed_value', 'tagged_action',
+           'JSON_RULES', 'FunctionCallingFormatError', 'excerpts', 'known_command', 'check_values', 'check_types',
+           'call_line', 'find_call', 'parameter_value', 'find_parameters', 'read_range', 'typed_value', 'tagged_action',
            'value_format', 'parameter_format', 'tagged_call_format', 'plain_error', 'outside',
            'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action', 'tool_schema',
            'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser', 'read_json_object', 'read_fields',
-           'joined_call', 'json_action', 'object_schema', 'json_format', 'JsonParser', 'action_parser', 'action_tag']
+           'joined_call', 'json_action', 'object_schema', 'json_format', 'JsonParser']
 
 # %% ../../nbs/parsers/10_function_calls.ipynb #4c7e221f
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from .actions import (
     ERROR_MESSAGES,
@@ -37,11 +36,7 @@ from .actions import (
     thinking_then_prose,
 )
 from .base import TextSpan
-from .bash_actions import BashCodeBlockParser, SingleBashCodeBlockParser
 from .commands import JSON_TYPES, Argument, Command, invoke, value_fault
-from .fenced_actions import EditFormat, ThoughtActionParser
-from .message_actions import ActionOnlyParser, ActionParser, Identity
-from .tagged_actions import XMLThoughtActionParser
 from .think import LONE_CLOSINGS, find_outside, has_thinking
 
 if TYPE_CHECKING:
@@ -191,7 +186,7 @@ def value_format(argument: Argument) -> Format:
     if argument.name == "view_range":
         return tags.RegexFormat(pattern=rf"\[{LINE_NUMBER}, ?{LINE_NUMBER}\]")
     if argument.type in JSON_TYPES and argument.type != "string":
-        return tags.JSONSchemaFormat(json_schema=argument.tool_property())
+        return tags.schema_format(argument.tool_property())
     if argument.enum:
         return tags.any_of([tags.ConstStringFormat(value=value) for value in argument.enum])
     return tags.AnyTextFormat(excludes=[PARAMETER_END, FUNCTION_END, *LONE_CLOSINGS])
@@ -441,29 +436,3 @@ class JsonParser(AbstractParseFunction):
             return ActionTurn(thought, json_action(call, commands, strict), (0, len(text)))
         except FormatError as error:
             raise plain_error(error, "arguments") from error
-
-# %% ../../nbs/parsers/10_function_calls.ipynb #166400e6
-TextParser: TypeAlias = ActionParser | ActionOnlyParser | XMLThoughtActionParser | Identity
-CallParser: TypeAlias = XMLFunctionCallingParser | FunctionCallingParser | JsonParser
-BashParser: TypeAlias = BashCodeBlockParser | SingleBashCodeBlockParser
-ParseFunction: TypeAlias = TextParser | CallParser | ThoughtActionParser | EditFormat | BashParser
-
-# %% ../../nbs/parsers/10_function_calls.ipynb #838597b1
-ParserConfig: TypeAlias = str | Mapping[str, Any] | AbstractParseFunction
-PARSERS: TypeAdapter[Any] = TypeAdapter(Annotated[ParseFunction, Field(discriminator="type")])
-
-
-def action_parser(config: ParserConfig) -> AbstractParseFunction:
-    """Return a parser made from its type or its fields, which include `type`.
-
-    A parser is returned unchanged. Raises `ValueError`, with a list of the types, for an unknown
-    type.
-    """
-    if isinstance(config, AbstractParseFunction):
-        return config
-    return PARSERS.validate_python({"type": config} if isinstance(config, str) else config)
-
-# %% ../../nbs/parsers/10_function_calls.ipynb #2367ac5e
-def action_tag(parser: ParserConfig, commands: Sequence[Command] = ()) -> StructuralTag:
-    """Return the tag of an action parser, given as an object or by its type, for these commands."""
-    return action_parser(parser).to_structural_tag(commands)

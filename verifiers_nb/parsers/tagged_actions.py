@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'command_format', 'hide_thinking', 'without_tag', 'last_tags',
+__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'hide_thinking', 'last_tags', 'without_tag', 'command_format',
            'XMLThoughtActionParser']
 
 # %% ../../nbs/parsers/08_tagged_actions.ipynb #a616673e
@@ -29,17 +29,8 @@ from .think import ALL_MARKS, ANY_MARK, first_outside, passed, plain_from
 if TYPE_CHECKING:
     from .structural_tags import Format
 
-# %% ../../nbs/parsers/08_tagged_actions.ipynb #ff3b2080
+# %% ../../nbs/parsers/08_tagged_actions.ipynb #27bebe20
 COMMAND_TAG, COMMAND_END = "<command>", "</command>"
-
-
-def command_format(commands: Sequence[Command]) -> Format:
-    """Match text with one `<command>`."""
-    from . import structural_tags as tags
-
-    marks = [COMMAND_TAG, COMMAND_END]
-    command = tags.TagFormat(begin=COMMAND_TAG, content=prose(marks), end=COMMAND_END)
-    return tags.sequence(thinking_then_prose(marks), command, prose(marks))
 
 # %% ../../nbs/parsers/08_tagged_actions.ipynb #608bb089
 COMMAND_OR_MARK = re.compile(f"{COMMAND_TAG}(?:.*?{COMMAND_END}|.*)|{ANY_MARK.pattern}", re.DOTALL)
@@ -59,12 +50,6 @@ def hide_thinking(text: str) -> str:
         at = end
     return "".join([*shown, text[at:]])
 
-# %% ../../nbs/parsers/08_tagged_actions.ipynb #1959ae5b
-def without_tag(tag: str, rule: str, text: str) -> FormatError:
-    """Return the error for a text without a tag outside its thinking."""
-    where = " outside the thinking" if tag in text else ""
-    return FormatError(f"There is no {tag}{where}.", rule=rule, span=(len(text), len(text)))
-
 # %% ../../nbs/parsers/08_tagged_actions.ipynb #2649fb15
 def last_tags(text: str) -> tuple[int, int]:
     """Return where the last `<command>` and the last `</command>` outside thinking begin, or -1."""
@@ -73,7 +58,22 @@ def last_tags(text: str) -> tuple[int, int]:
         at, shown = 0, hide_thinking(text)
     return shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
 
-# %% ../../nbs/parsers/08_tagged_actions.ipynb #c3229705
+# %% ../../nbs/parsers/08_tagged_actions.ipynb #1959ae5b
+def without_tag(tag: str, rule: str, text: str) -> FormatError:
+    """Return the error for a text without a tag outside its thinking."""
+    where = " outside the thinking" if tag in text else ""
+    return FormatError(f"There is no {tag}{where}.", rule=rule, span=(len(text), len(text)))
+
+# %% ../../nbs/parsers/08_tagged_actions.ipynb #ff3b2080
+def command_format(commands: Sequence[Command]) -> Format:
+    """Match text with one `<command>`."""
+    from . import structural_tags as tags
+
+    marks = [COMMAND_TAG, COMMAND_END]
+    command = tags.TagFormat(begin=COMMAND_TAG, content=prose(marks), end=COMMAND_END)
+    return tags.sequence(thinking_then_prose(marks), command, prose(marks))
+
+# %% ../../nbs/parsers/08_tagged_actions.ipynb #f7af25b7
 class XMLThoughtActionParser(AbstractParseFunction):
     """Take the text between the last `<command>` and `</command>` outside thinking."""
 

@@ -53,6 +53,8 @@ THINKING_TAGS = (
     "reflection",
     "scratchpad",
     "seed:think",
+    "mm:think",
+    "longcat_think",
 )
 TAG_FORMS = [form for name in THINKING_TAGS for form in (name, name.capitalize(), name.upper())]
 THINKING_MARKS = (
@@ -61,6 +63,10 @@ THINKING_MARKS = (
     ThinkingMark("◁think▷", "◁/think▷"),  # Kimi
     ThinkingMark("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
     ThinkingMark("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1
+    ThinkingMark("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    ThinkingMark("<|think:start|>", "<|think:end|>"),  # Solar
+    ThinkingMark("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
+    ThinkingMark("<|channel>thought", "<channel|>", alone=False),  # Gemma 4
     ThinkingMark("<|channel|>analysis", "<|end|>", alone=False),  # gpt-oss
 )
 
@@ -71,7 +77,7 @@ ALL_MARKS = [*CLOSING_OF, *LONE_CLOSINGS]
 # What is in every mark: the names without their first letter, which may be a capital.
 NAME_ENDS = [*dict.fromkeys(name.rpartition(":")[2][1:] for name in THINKING_TAGS)]
 MARK_PARTS = [end for end in NAME_ENDS if not any(o != end and o in end for o in NAME_ENDS)]
-MARK_WORDS = (*MARK_PARTS, *map(str.upper, MARK_PARTS), "analysis")
+MARK_WORDS = (*MARK_PARTS, *map(str.upper, MARK_PARTS), "analysis", "inner_")
 LONGEST_MARK, LONG_TEXT = max(map(len, ALL_MARKS)), 500
 
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['HIGHEST_SCORE', 'logger', 'LOOKS', 'JUDGING', 'CAREFUL', 'Criterion', 'short_name', 'as_criteria', 'verdict_format',
-           'JudgedPart', 'read_part', 'read_verdict_parts', 'VerdictWatch', 'own_judge', 'SchemaJudge',
-           'criteria_prompt', 'criterion_reward', 'CriteriaJudge', 'shuffled', 'completion_text', 'fenced',
-           'ranking_question', 'agreement', 'rank_texts', 'rank_group', 'RankingJudge']
+__all__ = ['HIGHEST_SCORE', 'JUDGING', 'CAREFUL', 'Criterion', 'short_name', 'as_criteria', 'verdict_format', 'JudgedPart',
+           'read_part', 'read_verdict_parts', 'VerdictWatch', 'own_judge', 'SchemaJudge', 'criteria_prompt',
+           'criterion_reward', 'CriteriaJudge', 'shuffled', 'completion_text', 'fenced', 'ranking_question',
+           'agreement', 'rank_texts', 'rank_group', 'RankingJudge']
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #bb951bdd
 import json
@@ -24,7 +24,7 @@ from statistics import fmean
 from typing import Any
 
 from ..parsers.think import outside_thinking
-from .judge import JUDGED_TEXTS, JudgeRubric
+from .judge import JUDGED_TEXTS, AnswerWatch, JudgeRubric
 from ..support.budget import judged_state, run_policy
 from ..types import Messages, RewardFunc, State, content_text
 
@@ -117,32 +117,12 @@ def read_verdict_parts(text: str, names: Sequence[str]) -> dict[str, JudgedPart]
     return {name: read_part(name, verdict.get(name)) for name in names}
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #9a44858d
-logger = logging.getLogger(__name__)
-LOOKS = (20, 200, 2000)  # numbers of verdicts after which we look
+class VerdictWatch(AnswerWatch):
+    """Count verdicts in JSON, and warn if a judge has given the same scores in all of them."""
 
-
-class VerdictWatch:
-    """Count verdicts, and warn if a judge has given the same scores in all of them.
-
-    `unread`: how many of its answers were no verdicts.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.unread = 0
-        self.kinds = Counter[tuple[float, ...]]()
-
-    def note(self, scores: Sequence[float]) -> None:
+    def note_scores(self, scores: Sequence[float]) -> None:
         """Count a verdict."""
-        self.count += 1
-        if len(self.kinds) < 2:
-            self.kinds[tuple(scores)] += 1
-        if self.count in LOOKS and len(self.kinds) == 1:
-            shown = ", ".join(f"{score:g}" for score in scores)
-            message = (
-                "The judge has given the same scores (%s) in all of its %d verdicts: does it "
-                "read the responses?"
-            )
-            logger.warning(message, shown, self.count)
+        self.note(tuple(scores), ", ".join(f"{score:g}" for score in scores))
 
     def read(self, text: str, names: Sequence[str]) -> dict[str, JudgedPart]:
         """Return the parts of a new answer; the error for nonsense says how often it came."""
@@ -153,7 +133,7 @@ class VerdictWatch:
             answers = self.count + self.unread
             often = f"{self.unread} of its {answers} answers could not be read"
             raise ValueError(f"{error} ({often})") from None
-        self.note([part.score for part in parts.values()])
+        self.note_scores([part.score for part in parts.values()])
         return parts
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #19050c9e
@@ -174,6 +154,8 @@ CAREFUL = (
 
 class SchemaJudge(JudgeRubric):
     """A judge whose answers are verdicts with named parts; `watch` counts them."""
+
+    watch: VerdictWatch
 
     def __init__(self, judge_model: str = "", **kwargs: Any) -> None:
         super().__init__(judge_model=judge_model, **kwargs)

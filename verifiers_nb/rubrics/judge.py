@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'KEPT_ANSWERS', 'logger', 'SCORE_PATTERN', 'fill_prompt', 'judge_question',
-           'JudgeClient', 'AskedOnce', 'JudgeRubric', 'read_verdict', 'score_of', 'value_of', 'judge_reward']
+__all__ = ['JUDGED_TEXTS', 'DEFAULT_JUDGE_PROMPT', 'KEPT_ANSWERS', 'logger', 'LOOKS', 'YES_OR_NO', 'SCORE_PATTERN', 'fill_prompt',
+           'judge_question', 'JudgeClient', 'AskedOnce', 'AnswerWatch', 'watch_answer', 'JudgeRubric', 'read_verdict',
+           'score_of', 'value_of', 'judge_reward']
 
 # %% ../../nbs/rubrics/02_judge.ipynb #77de68da
 import asyncio
 import logging
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any
 from weakref import WeakValueDictionary
@@ -129,10 +130,49 @@ class AskedOnce:
                     del self.answers[next(iter(self.answers))]
             return self.answers[question]
 
-# %% ../../nbs/rubrics/02_judge.ipynb #d435a6cd
+# %% ../../nbs/rubrics/02_judge.ipynb #0614d940
 logger = logging.getLogger(__name__)
+LOOKS = (20, 200, 2000)  # numbers of answers after which we look
 
 
+class AnswerWatch:
+    """Count a judge's answers, and warn if all of them are the same.
+
+    `unread`: how many of them said nothing that was asked for.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.unread = 0
+        self.kinds: set[Hashable] = set()
+
+    def note(self, kind: Hashable, shown: str) -> None:
+        """Count an answer of a kind."""
+        self.count += 1
+        if len(self.kinds) < 2:
+            self.kinds.add(kind)
+        if self.count in LOOKS and len(self.kinds) == 1:
+            message = (
+                "The judge has given the same answer (%s) in all of its %d verdicts: does it read "
+                "the responses?"
+            )
+            logger.warning(message, shown, self.count)
+
+# %% ../../nbs/rubrics/02_judge.ipynb #c7250f14
+YES_OR_NO = re.compile(r"\W*(yes|no)\b", re.I)
+
+
+def watch_answer(watch: AnswerWatch, text: str, prompt: str) -> None:
+    """Count a judge's answer, and warn of one that is neither yes nor no to the default prompt."""
+    answer = outside_thinking(text).strip()
+    found = YES_OR_NO.match(answer)
+    watch.note((found[1] if found else answer).lower(), answer[:80])
+    if prompt == DEFAULT_JUDGE_PROMPT and not found:
+        watch.unread += 1
+        if watch.unread in (1, *LOOKS):
+            message = "%d of the judge's %d answers are neither yes nor no; the last is %r."
+            logger.warning(message, watch.unread, watch.count, answer[:80])
+
+# %% ../../nbs/rubrics/02_judge.ipynb #d435a6cd
 class JudgeRubric(Rubric):
     """Give reward functions a judge model: `await judge(prompt, completion, answer, state)`.
 
@@ -142,7 +182,7 @@ class JudgeRubric(Rubric):
     (None: leave retries to the client). Functions can take `judge`, `judge_client`, `judge_model`,
     `judge_prompt` and `judge_sampling_args`. A rollout keeps its answers by prompt in
     `state["judge_response"]`, and what they used in `state["judge_usage"]`. The latest answers are
-    also cached for other rollouts with the same prompt.
+    also cached for other rollouts with the same prompt. `watch` counts the judge's answers.
     """
 
     def __init__(
@@ -165,6 +205,7 @@ class JudgeRubric(Rubric):
             logger.warning("In judge_sampling_args: %s", warning)
         self.judge_retries = judge_retries
         self.ask_once = AskedOnce(self.ask)
+        self.watch = AnswerWatch()
         names = ["judge", "judge_client", "judge_model", "judge_prompt", "judge_sampling_args"]
         self.class_objects |= {name: getattr(self, name) for name in names}
 
@@ -190,7 +231,9 @@ class JudgeRubric(Rubric):
 
     async def ask(self, judge_prompt: str) -> str:
         """Send one request and return the text of the answer."""
-        return await self.ask_model(self.async_client, self.judge_model, judge_prompt)
+        text = await self.ask_model(self.async_client, self.judge_model, judge_prompt)
+        watch_answer(self.watch, text, self.judge_prompt)
+        return text
 
     async def ask_model(
         self, client: Any, model: str, question: str, sampling_args: SamplingArgs | None = None

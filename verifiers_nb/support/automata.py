@@ -438,15 +438,15 @@ POINT = {".": "point"}
 
 
 def plain_decimal(fraction: bool) -> Machine:
-    """Accept how JSON writes numbers without an exponent, with or without a fraction."""
-    after = POINT if fraction else {}
+    """Accept how JSON writes numbers without an exponent; a whole number may end in `.0`."""
+    place = {DIGITS if fraction else "0": "places"}
     table = {
         "start": {"-": "sign", **FIRST_DIGIT},
         "sign": FIRST_DIGIT,
-        "zero": after,
-        "digits": {DIGITS: "digits", **after},
-        "point": {DIGITS: "places"},
-        "places": {DIGITS: "places"},
+        "zero": POINT,
+        "digits": {DIGITS: "digits", **POINT},
+        "point": place,
+        "places": place,
     }
     return steps_of(table, "zero digits places")
 

@@ -200,8 +200,10 @@ def literal(rules: Rules, value: Any) -> str:
             ]
             inside = ' ws "," ws '.join(pairs)
             return f'"{{" ws {inside} ws "}}"' if value else '"{" ws "}"'
-        case float() if value.is_integer() and abs(value) < 1e16:
-            return f'("{int(value)}" | "{json.dumps(value)}")'
+        case bool():
+            pass
+        case int() | float() if abs(value) < 1e16 and value == int(value):
+            return f'"{int(value)}" zeros?'
     return literal_text(json.dumps(value))
 
 # %% ../../nbs/support/09_grammar_rules.ipynb #d884e37d
@@ -233,8 +235,10 @@ JSON_RULES_TEXT = {
     "string": [r'"\"" char* "\""'],
     "char": [r'[^"\\\x00-\x1f]', r'"\\" ["\\/bfnrt]', r'"\\u" hex hex hex hex'],
     "hex": ["[0-9a-fA-F]"],
-    "number": ["integer fraction? exponent?"],
-    "integer": ['"-"? "0"', '"-"? [1-9] [0-9]*'],
+    "number": ["whole fraction? exponent?"],
+    "whole": ['"-"? "0"', '"-"? [1-9] [0-9]*'],
+    "integer": ["whole zeros?", r'"-"? [1-9] [eE] [+]? [0-9]{1,2}'],
+    "zeros": ['"." [0] [0]*'],
     "fraction": ['"." [0-9]+'],
     "exponent": [r"[eE] [+\-]? [0-9]+"],
 }

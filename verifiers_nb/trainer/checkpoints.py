@@ -45,6 +45,7 @@ from .run_folder import (
     set_aside,
     write_manifest,
 )
+from .run_records import advise_on_trackers
 from .sharding import on_first
 
 # %% ../../nbs/trainer/16_checkpoints.ipynb #0ac3bb12
@@ -207,7 +208,7 @@ class ResumableTrainer(Trainer):
         `KeyboardInterrupt`.
         """
         share_state(self.accelerator)
-        with self.run.running(), self.guard, ExitStack() as stack:
+        with self.run.running(), advise_on_trackers(), self.guard, ExitStack() as stack:
             on_first(self.accelerator, lambda: stack.enter_context(claimed(self.folder / "train")))
             start = on_first(self.accelerator, lambda: self.find_start(resume_from_checkpoint))
             if start and 0 < self.args.max_steps <= read_state(start).global_step:

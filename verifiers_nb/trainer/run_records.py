@@ -7,14 +7,14 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'HAVE_TABLES', 'MetricsFile', 'mean_metrics', 'write_advantages', 'is_due', 'print_rollouts', 'log_rollouts',
-           'steps_to_keep', 'KeepAdapters', 'with_records', 'RewardBar', 'replace_progress', 'peak_memory',
-           'speed_metrics']
+           'advise_on_trackers', 'steps_to_keep', 'KeepAdapters', 'with_records', 'RewardBar', 'replace_progress',
+           'peak_memory', 'speed_metrics']
 
 # %% ../../nbs/trainer/15_run_records.ipynb #f55f197d
 import logging
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
@@ -114,6 +114,21 @@ def log_rollouts(
             tracker.log({"rollouts": table, "train/global_step": step})
         except Exception as error:  # training goes on without its table
             logger.error("The rollouts of step %d are not in %s: %s", step, name, error)
+
+# %% ../../nbs/trainer/15_run_records.ipynb #39f98cfe
+@contextmanager
+def advise_on_trackers() -> Iterator[None]:
+    """Turn an error of Weights & Biases into a `RuntimeError` that says what to do."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("wandb."):
+            raise
+        raise RuntimeError(
+            f"Weights & Biases can't be used: {error} To train without an account, set the "
+            "environment variable WANDB_MODE=offline, which keeps the run on this disk, or leave "
+            "'wandb' out of report_to."
+        ) from None
 
 # %% ../../nbs/trainer/15_run_records.ipynb #df61b3da
 def steps_to_keep(max_steps: int, size: int, room: float) -> frozenset[int]:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'read_examples', 'choose_inputs', 'tokens_left', 'Pace', 'Progress', 'LiveRun']
+__all__ = ['logger', 'FEWEST_TOKENS', 'read_examples', 'choose_inputs', 'tokens_left', 'Pace', 'Progress', 'LiveRun']
 
 # %% ../../nbs/widgets/07_live_run.ipynb #77de68da
 import asyncio
@@ -95,6 +95,7 @@ class Progress(NamedTuple):
 
 # %% ../../nbs/widgets/07_live_run.ipynb #7155ee13
 logger = logging.getLogger(__name__)
+FEWEST_TOKENS = 32  # with fewer, the rate is mostly that of reading the prompts
 
 
 @dataclass(eq=False, repr=False)
@@ -165,7 +166,8 @@ class LiveRun:
         mean = self.tokens / self.done if self.tokens else None
         needed = tokens_left([each.tokens for each in growing], mean, limit, len(self.left))
         rate = self.pace.note(self.seconds, tokens)
-        return Progress(tokens, rate, needed / rate if rate and needed else 0.0, growing)
+        is_known = rate and needed and tokens >= FEWEST_TOKENS
+        return Progress(tokens, rate, needed / rate if is_known else 0.0, growing)
 
     def start(self) -> None:
         """Run the remaining rollouts in the background."""

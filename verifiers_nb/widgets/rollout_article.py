@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'find_tokenizer', 'find_decoder', 'first_prompt', 'prompt_html',
+__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'is_here', 'find_tokenizer', 'find_decoder', 'first_prompt', 'prompt_html',
            'write_rollouts']
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #77de68da
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..envs.records import to_line
-from ..inference.client import get_tokenizer, shipped_models
+from ..inference.client import get_tokenizer, model_path
 from ..inference.tokens import template_ids
 from ..support.files import rewritten
 from ..types import Messages
@@ -79,14 +79,24 @@ def article_html(
     return fill("rollout_explorer.html", "article", number, row, facts, record, marks, parts + body)
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #8df6d80c
+def is_here(model: str) -> bool:
+    """Return whether a model's tokenizer is on this machine: a file, a folder, or in the cache."""
+    if not model:
+        return False
+    with suppress(ValueError, FileNotFoundError):  # of a package that is not installed
+        if isinstance(model_path(model), Path):
+            return True
+        from huggingface_hub import try_to_load_from_cache
+
+        return isinstance(try_to_load_from_cache(model, "tokenizer_config.json"), str)
+    return False
+
+# %% ../../nbs/widgets/11_rollout_article.ipynb #ccc62905
 @cache
 def find_tokenizer(model: str) -> Any:
-    """Return the tokenizer of a model, a folder or a file; None if it is not on this machine."""
-    # Any other name would be looked up on the hub.
-    place = Path(model).expanduser()
-    is_file = place.suffix == ".gguf" and place.is_file()
-    here = model in shipped_models() or (model and (place.is_dir() or is_file))
-    return get_tokenizer(model) if here else None
+    """Return the tokenizer of a model; None if it is not on this machine."""
+    # Without the limit to local files, any name would be looked up on the hub.
+    return get_tokenizer(model, local_files_only=True) if is_here(model) else None
 
 
 @cache

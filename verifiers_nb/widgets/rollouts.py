@@ -220,7 +220,8 @@ def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
         answered = sum(table.answered)
     rewards, prompts = [row.reward for row in good], [row.prompt for row in good]
     most, tag = most_possible(rubric), tag if answered is not None else ""
-    return learnable_rewards(rewards, prompts, most, table.endings, answered, tag)
+    broken = sum(row.reward_failed for row in good)
+    return learnable_rewards(rewards, prompts, most, table.endings, answered, tag, broken)
 
 # %% ../../nbs/widgets/05_rollouts.ipynb #a71cc5e5
 class Bin(NamedTuple):
