@@ -23,7 +23,7 @@ def has_int8() -> bool:
     fast = bool(known.get("avx512_vnni") or known.get("avx_vnni"))
     return fast and "onednn" in torch.backends.quantized.supported_engines
 
-
+# %% ../../nbs/support/24_int8.ipynb #35fa3ebf
 def check_int8(device: torch.device, dtype: torch.dtype) -> None:
     """Raise `ValueError` unless a float32 model on this device can be computed in 8 bits."""
     if device.type != "cpu":

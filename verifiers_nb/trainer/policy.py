@@ -150,7 +150,7 @@ def tell_quantized(model: Any, client: Any) -> None:
 
 # %% ../../nbs/trainer/19_policy.ipynb #1fd1c6ae
 def check_fit(client: Any, model: Any, lora: Any, args: Any) -> None:
-    """Raise `ValueError` for a client that can't serve this adapter, or can't do what `args` ask."""
+    """Raise `ValueError` for a client that can't serve an adapter, or do what `args` ask."""
     if not all(hasattr(client, name) for name in ("push", "model", "chat")):
         raise ValueError(
             f"A {type(client).__name__} answers but can't be given a new policy: train with the "
