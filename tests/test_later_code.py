@@ -748,6 +748,32 @@ def load_environment():
         [0.0, 3.0],
         {"<lambda>"},
     ),
+    "own_numbers_6": (
+        "0.1.6",
+        """
+def load_environment():
+    data = rows(("?", "a"), ("!", "b")).add_column("example_id", [7, 9])
+    named = rows(("?", "a"), ("!", "b")).add_column("example_id", ["x", "y"])
+    def number(state):
+        return float(state["example_id"])
+    return vf.SingleTurnEnv(dataset=named, eval_dataset=data, rubric=vf.Rubric([number]))
+""",
+        [7.0, 9.0],
+        {"number"},
+    ),
+    "own_numbers_9": (
+        "0.1.9",
+        """
+def load_environment():
+    data = rows(("?", "a"), ("!", "b")).add_column("example_id", [7, 9])
+    named = rows(("?", "a"), ("!", "b")).add_column("example_id", ["x", "y"])
+    def number(state):
+        return float(state["example_id"])
+    return vf.SingleTurnEnv(dataset=named, eval_dataset=data, rubric=vf.Rubric([number]))
+""",
+        [7.0, 9.0],
+        {"number", "num_turns"},
+    ),
     "rows_of_results": (
         "0.1.11",
         """

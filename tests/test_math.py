@@ -361,6 +361,8 @@ WRITTEN_OTHERWISE = [
         ("37 degrees Celsius", r"37^\circ C"),
         ("10 m²", r"10\text{ m}^{2}"),
         ("60 mph", "60 miles per hour"),
+        ("12 apples", "12"),
+        ("12 apples", "12 red apples in total"),
     ],
     *[
         ("１／２", "0.5"),
@@ -389,6 +391,9 @@ NOT_THE_SAME = [
         ("10 m^2", "10 m^3"),
         (r"\$1,200", "1200 cents"),
         ("60 mph", "60 km/h"),
+        ("12 apples", "12 oranges"),
+        ("3 boys", r"3 \text{ girls}"),
+        ("5 million", "5 billion"),
     ],
     *[
         ("2", "3 1/2"),

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OLDER_CALL', 'STATE_CALL', 'CALL_WITH_STATE', 'named_call', 'from_row', 'first_state', 'with_state', 'LaterOutputs',
-           'generate_later', 'calling', 'adapt_overrides']
+__all__ = ['OLDER_CALL', 'STATE_CALL', 'CALL_WITH_STATE', 'named_call', 'row_key', 'with_example_ids', 'id_of', 'from_row',
+           'first_state', 'with_state', 'LaterOutputs', 'generate_later', 'calling', 'adapt_overrides']
 
 # %% ../../nbs/bridges/07_later_calls.ipynb #362e659c
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from typing import Any
@@ -26,7 +27,7 @@ from ..envs.environment import taken_options
 from ..envs.multiturn import MultiTurnEnv
 from ..envs.prompts import DEFAULTS
 from ..envs.rollouts import run_group
-from ..types import GenerateOutputs, SamplingArgs
+from ..types import GenerateOutputs, SamplingArgs, cleanup_messages
 
 # %% ../../nbs/bridges/07_later_calls.ipynb #5d1a7c30
 OLDER_CALL = ["client", "model", "prompt", "answer", "task", "info", "sampling_args"]
@@ -40,6 +41,30 @@ def named_call(env: Any, given: Sequence[Any], named: Mapping[str, Any]) -> dict
     names = CALL_WITH_STATE if env.has_example_ids and not env.is_later else OLDER_CALL
     return {**dict(zip(names, given, strict=False)), **named}
 
+# %% ../../nbs/bridges/07_later_calls.ipynb #883fce62
+def row_key(row: Mapping[str, Any]) -> str:
+    """Return the text by which a row's own number is found."""
+    start = [cleanup_messages(row["prompt"]), row.get("answer") or ""]
+    return json.dumps(start, sort_keys=True, default=str)
+
+# %% ../../nbs/bridges/07_later_calls.ipynb #9801bf84
+def with_example_ids(env: Any, dataset: Any) -> Any:
+    """Return a dataset with a column `example_id` of whole numbers; another becomes `src_id`."""
+    if "example_id" in dataset.column_names:
+        kind = getattr(dataset.features["example_id"], "dtype", "")
+        if not kind.startswith(("int", "uint")):
+            dataset = dataset.rename_column("example_id", "src_id")
+    env.has_own_ids = "example_id" in dataset.column_names
+    if env.has_own_ids:
+        return dataset
+    return dataset.add_column("example_id", range(len(dataset)))
+
+# %% ../../nbs/bridges/07_later_calls.ipynb #7e7b025c
+def id_of(env: Any, row: Mapping[str, Any]) -> int:
+    """Return a row's own number, or that of its group."""
+    group = run_group.get()
+    return env.own_ids.get(row_key(row), group) if env.own_ids else group
+
 # %% ../../nbs/bridges/07_later_calls.ipynb #0ccb9c63
 def from_row(own: Any) -> Any:
     """Let a `rollout` that takes a row and returns a state also be called as in 0.1.3."""
@@ -52,7 +77,7 @@ def from_row(own: Any) -> Any:
         row = {name: call.pop(name, default) for name, default in DEFAULTS.items()}
         begun = {name: call.pop(name, None) for name in ("completion", "state")}
         if self.has_example_ids:
-            row["example_id"] = call.pop("example_id", run_group.get())
+            row["example_id"] = call.pop("example_id", id_of(self, row))
         if begun["state"]:
             row["state"] = begun["state"]
         state = put_aside(await own(self, row, **call))
@@ -89,7 +114,7 @@ def with_state(own: Any) -> Any:
         call = named_call(self, given, named)
         if not call.get("state"):
             row = {name: call.get(name, default) for name, default in DEFAULTS.items()}
-            row["example_id"] = call.get("example_id", run_group.get())
+            row["example_id"] = call.get("example_id", id_of(self, row))
             request: Any = [call.get(name) for name in ("client", "model", "sampling_args")]
             call["state"] = state = await first_state(self, row, *request)
             call |= {name: state[name] for name in ("completion", "example_id")}

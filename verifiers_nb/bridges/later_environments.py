@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial, wraps
 from random import Random
+from types import MappingProxyType
 from typing import Any
 
 from .later_calls import (
@@ -29,6 +30,8 @@ from .later_calls import (
     first_state,
     from_row,
     generate_later,
+    row_key,
+    with_example_ids,
 )
 from .later_messages import (
     MESSAGES,
@@ -122,6 +125,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     is_later, wants_messages, wants_state = False, False, True
     version = "0.1.3"
     env_id, env_args = "", None  # set by load_environment
+    has_own_ids = False
+    own_ids: Mapping[str, int] = MappingProxyType({})  # of rows that came with numbers
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         self.version = current_version()
@@ -160,9 +165,13 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         """
         if self.is_later and system_prompt and "prompt" in dataset.column_names:
             dataset = dataset.map(partial(with_system_prompt, system_prompt))
-        if self.has_example_ids and "example_id" not in dataset.column_names:
-            dataset = dataset.add_column("example_id", range(len(dataset)))
-        return super().format_dataset(dataset, system_prompt, *args, **kwargs)
+        if self.has_example_ids:
+            dataset = with_example_ids(self, dataset)
+        formatted = super().format_dataset(dataset, system_prompt, *args, **kwargs)
+        if self.has_own_ids:
+            found = {row_key(row): row["example_id"] for row in formatted}
+            self.own_ids = {**self.own_ids, **found}
+        return formatted
 
     def add_rubric(self, rubric: Any) -> None:
         """Add the rewards of one more rubric."""

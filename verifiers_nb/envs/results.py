@@ -31,6 +31,7 @@ import orjson
 from .records import (
     INPUTS,
     check_fields,
+    check_messages,
     check_record,
     from_line,
     reply_usage,
@@ -83,7 +84,14 @@ NOT_METRICS = {"id", "example_id", "answer", "reward"}
 
 
 def foreign_record(index: int, row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record for a row that `verifiers` wrote; its other numeric columns are metrics."""
+    """Return the record for a row that `verifiers` wrote; its other numeric columns are metrics.
+
+    Raises `ValueError` if its prompt or its completion isn't a text or a list of messages.
+    """
+    for name in ("prompt", "completion"):
+        if not isinstance(row[name], (str, list)):
+            raise ValueError(f"its {name} is {row[name]!r:.40}")
+        check_messages(row[name])
     info = row.get("info") or {}
     numbers = {name: value for name, value in row.items() if type(value) in (int, float)}
     metrics = {name: numbers[name] for name in numbers if name not in NOT_METRICS}

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
            'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'EXPRESSION', 'STRING', 'SHELL_TOKEN', 'QUOTED_TOKEN',
-           'SIMPLE', 'QUOTED', 'MAY_BE_COMPOUND', 'SHELL_WORD', 'END_OF_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN',
+           'SIMPLE', 'QUOTED', 'COMPOUND', 'SHELL_WORD', 'END_OF_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN',
            'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits', 'value_fault', 'call_format',
            'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell',
            'own_characters', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage', 'argument_docs',
@@ -385,9 +385,8 @@ def after_document(text: str, at: int, end: str, tabs: bool) -> int:
 
 # %% ../../nbs/parsers/04_commands.ipynb #78f6056a
 QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
-MAY_BE_COMPOUND = re.compile(
-    r"\b(?:if|for|while|until|case|select|function)\s|(?<![^\s;&|)])\{(?!\S)|(?:&&|\|)\s*\Z"
-)
+# A class of characters first makes the search fast.
+COMPOUND = re.compile(r"[\s;&|()](?:if|for|while|until|case|select|function|\{)(?!\S)")
 SHELL_WORD = re.compile(r"\n|;;?&?|&&?|\|[|&]?|[()]|[^\s;&|()]+")
 END_OF_WORD = {"if": "fi", "case": "esac", "{": "}"} | dict.fromkeys(
     ["for", "select", "while", "until"], "done"
@@ -433,10 +432,12 @@ def open_word(bare: str) -> str:
         word = before if word == "\n" and before in ("&&", "||", "|", "|&") else word
     return word if word in ("&&", "||", "|", "|&") else opened[-1][0] if opened else ""
 
-
-def unfinished_list(bare: str) -> str:
+# %% ../../nbs/parsers/04_commands.ipynb #63c79afd
+def unfinished_list(command: str) -> str:
     """Return the compound command or the list that is open at the end, or ""."""
-    word = open_word(bare) if MAY_BE_COMPOUND.search(bare) else ""
+    if not COMPOUND.search(f"\n{command}") and not command.rstrip().endswith(("&&", "|", "|&")):
+        return ""
+    word = open_word(QUOTED.sub("''", command))
     return word and ("a list of commands" if word[0] in "&|" else f"`{word}`")
 
 # %% ../../nbs/parsers/04_commands.ipynb #ea3f1b3f
@@ -452,7 +453,7 @@ def without_quotation(mark: str) -> str:
 def unfinished_part(command: str) -> str:
     """Return what is open at the end of a bash command, such as "a here-document", or ""."""
     if SIMPLE.match(command):
-        return unfinished_list(QUOTED.sub("''", command))
+        return unfinished_list(command)
     inside: list[str] = []  # the open quotation marks and parentheses
     documents: list[tuple[str, bool]] = []  # the here-documents that begin after this line
     bare: list[str] = []

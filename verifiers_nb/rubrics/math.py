@@ -9,11 +9,11 @@ from __future__ import annotations
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'BRACKETS', 'ELLIPSIS',
            'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'MATH_BYTES',
            'SENTENCE', 'DENIAL', 'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols',
-           'compare_answers', 'compare_at_sight', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
-           'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory', 'answer_questions',
-           'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
-           'is_statement', 'is_unreadable', 'equal_answers', 'MathRubric']
+           'compare_answers', 'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage',
+           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits',
+           'is_large_number', 'is_too_large', 'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory',
+           'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes',
+           'verdict_on', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -39,7 +39,7 @@ from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from .rubric import Rubric
 from ..support.arithmetic import compare_plain, read_plain
-from ..support.measures import is_counted, measured
+from ..support.measures import are_same_things, is_counted, measured, things_named
 from ..support.spellings import SIDE_BY_SIDE, is_same_text, usual_spelling
 from ..types import Messages, RewardFunc
 
@@ -126,13 +126,25 @@ PLAIN_NOTATION = re.compile(
 def compare_at_sight(gold: str, response: str) -> bool | None:
     """Return whether two answers are equal, or None if only math-verify can decide."""
     gold, response = gold.strip(), response.strip()
-    if gold == response and len(gold) <= 60 and PLAIN_NOTATION.fullmatch(gold):
+    is_short = gold == response and len(gold) <= 60
+    if is_short and (gold.isdecimal() or PLAIN_NOTATION.fullmatch(gold)):
         return True
     return compare_plain(gold, response)
 
 # %% ../../nbs/rubrics/03_math.ipynb #b1183078
+def without_same_things(gold: str, response: str) -> tuple[str, str] | None:
+    """Return two answers without what they count, or None if that differs.
+
+    They stay as they are if one of them counts nothing.
+    """
+    (number, names), (other, others) = things_named(gold), things_named(response)
+    if not (names and others):
+        return gold, response
+    return (number, other) if are_same_things(names, others) else None
+
+# %% ../../nbs/rubrics/03_math.ipynb #cafefa96
 def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
-    """Return two answers without their units, or None if these differ.
+    """Return two answers without their units, or None if these or the things counted differ.
 
     A letter as in `5m` may be a variable, and 50% may be 0.5. So where only one answer has such a
     unit, it stays.
@@ -143,6 +155,8 @@ def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
         return numbers if first.unit == second.unit else None
     if (first and is_counted(response)) or (second and is_counted(gold)):
         return None
+    if not (first or second):
+        return without_same_things(gold, response)
     if first and not (first.is_variable or first.unit == "%"):
         return usual_spelling(first.number), response
     if second and not (second.is_variable or second.unit == "%"):
@@ -473,11 +487,9 @@ def is_unreadable(answer: str) -> bool:
     return SIDE_BY_SIDE.fullmatch(answer) is not None or is_too_large(answer)
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
-async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
-    """Return whether a response equals the gold answer; any failure is False."""
-    verdict = compare_at_sight(gold, response)
-    if verdict is not None:
-        return verdict
+@lru_cache(maxsize=2048)
+def read_first(gold: str, response: str) -> bool | tuple[str, str]:
+    """Return whether two answers are equal, or the texts of which math-verify must decide."""
     numbers = in_same_unit(usual_spelling(gold), usual_spelling(response))
     if numbers is None:
         return False
@@ -489,7 +501,18 @@ async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
         return False
     if is_statement(response) and not SENTENCE.search(gold):
         response += "."
-    pending = verdict_on(gold, response, processes, os.getpid())
+    return gold, response
+
+# %% ../../nbs/rubrics/03_math.ipynb #6458ef0d
+async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:
+    """Return whether a response equals the gold answer; any failure is False."""
+    verdict = compare_at_sight(gold, response)
+    if verdict is not None:
+        return verdict
+    found = read_first(gold, response)
+    if isinstance(found, bool):
+        return found
+    pending = verdict_on(*found, processes, os.getpid())
     if pending.done():
         return pending.result()
     return await asyncio.wrap_future(pending)
@@ -500,8 +523,8 @@ class MathRubric(Rubric):
 
     `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads
     the whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in
-    a box. Units are compared if both answers have one: 5 cm isn't 5 m or 5 apples, but 5 is paid
-    for any.
+    a box. Units are compared if both answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples
+    aren't 5 pears, but 5 is paid for any.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
     and math-verify all others. Raises `ImportError` without the package math-verify.
     """

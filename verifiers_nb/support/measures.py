@@ -7,7 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'LONGEST_MEASURE', 'TEXT', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
-           'NUMBER_IN_LATEX', 'COUNTED', 'unit_named', 'Measure', 'measured', 'read_measure', 'is_counted']
+           'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'unit_named',
+           'Measure', 'measured', 'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things']
 
 # %% ../../nbs/support/22_measures.ipynb #a97e37af
 import re
@@ -140,3 +141,61 @@ def is_counted(answer: str) -> bool:
         return False
     counted = COUNTED.fullmatch(" ".join(TEXT.sub(r" \1 ", answer).split()))
     return counted is not None and not any(word in UNIT_OF for word in counted[1].lower().split())
+
+# %% ../../nbs/support/22_measures.ipynb #662eb231
+NAMED_THINGS = re.compile(r"[0-9] ?([A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})\\?\.?$")
+NAMELESS = {"in", "total", "all", "altogether", "together", "left", "remaining", "each", "more"}
+MATHEMATICAL = {
+    *[
+        "sin",
+        "cos",
+        "tan",
+        "cot",
+        "sec",
+        "csc",
+        "log",
+        "exp",
+        "mod",
+        "choose",
+        "and",
+        "or",
+        "times",
+        "plus",
+        "minus",
+        "over",
+    ]
+}
+SINGULARS = {"people": "person", "children": "child", "men": "man", "women": "woman"} | {
+    "vertices": "vertex",
+    "dice": "die",
+    "mice": "mouse",
+    "teeth": "tooth",
+}
+
+
+def things_named(answer: str) -> tuple[str, list[str]]:
+    """Return an answer without the words after its last number, and these words without units."""
+    plain = " ".join(TEXT.sub(r" \1 ", answer).split()) if len(answer) <= LONGEST_MEASURE else ""
+    named = NAMED_THINGS.search(plain)
+    words = named[1].lower().split() if named else []
+    if named is None or not MATHEMATICAL.isdisjoint(words):
+        return answer, []
+    while words and words[-1] in NAMELESS:
+        words.pop()
+    things = [word for word in words if word not in UNIT_OF]
+    return plain[: named.start(1)].strip(), things
+
+# %% ../../nbs/support/22_measures.ipynb #839b1a2a
+def singulars(word: str) -> set[str]:
+    """Return the words of which a word may be the plural, and the word itself."""
+    endings = {"s": "", "es": "", "ies": "y", "ves": "f"}
+    found = {word.removesuffix(end) + new for end, new in endings.items() if word.endswith(end)}
+    return {word, SINGULARS.get(word, word), *found}
+
+# %% ../../nbs/support/22_measures.ipynb #aa669dad
+def are_same_things(names: list[str], others: list[str]) -> bool:
+    """Return whether two names may be of the same things; each may have more words."""
+    if len(names) != len(others):
+        names, others = names[-1:], others[-1:]
+    pairs = zip(names, others, strict=True)
+    return not any(singulars(one).isdisjoint(singulars(other)) for one, other in pairs)

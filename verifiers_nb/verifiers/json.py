@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'Path', 'GAP', 'DEADLINE', 'Violations', 'Keyword',
-           'cached_pattern', 'STACK_RESERVE', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload', 'find_too_deep',
-           'refuse_constant', 'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span', 'json_check',
-           'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in', 'pattern', 'pattern_properties',
-           'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit', 'bounded_class',
-           'printable_violation', 'validator_class', 'is_wrapped', 'compile_schema', 'find_violations',
+           'cached_pattern', 'STACK_RESERVE', 'MAX_FLAT', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload',
+           'find_too_deep', 'refuse_constant', 'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span',
+           'json_check', 'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in', 'pattern',
+           'pattern_properties', 'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit',
+           'bounded_class', 'printable_violation', 'validator_class', 'is_wrapped', 'compile_schema', 'find_violations',
            'JSONSchemaVerifier']
 
 # %% ../../nbs/verifiers/02_json.ipynb #f268cbab
@@ -181,12 +181,13 @@ def check_stack() -> None:
     )
 
 # %% ../../nbs/verifiers/02_json.ipynb #ce621c44
-def bounded(keyword: Keyword) -> Keyword:
-    """Return a keyword's function that first checks the deadline and the stack."""
+def bounded(keyword: Keyword, is_deep: bool = True) -> Keyword:
+    """Return a keyword's function that first checks the deadline, and the stack if `is_deep`."""
 
     def validate(*args: Any) -> Violations | None:
         time_left()
-        check_stack()
+        if is_deep:
+            check_stack()
         return keyword(*args)
 
     return validate
@@ -253,7 +254,7 @@ def multiple_of_unit(validator: Any, value: Any, instance: Any, schema: Any) -> 
 
 # %% ../../nbs/verifiers/02_json.ipynb #47b700a8
 @cache
-def bounded_class(base: type[Any]) -> type[Any]:
+def bounded_class(base: type[Any], is_deep: bool = True) -> type[Any]:
     """Extend a draft's validator class to stop at the deadline."""
     own: dict[str, Keyword] = {
         "pattern": pattern,
@@ -263,7 +264,7 @@ def bounded_class(base: type[Any]) -> type[Any]:
         "multipleOf": multiple_of_unit,
     }
     keywords = {name: own.get(name, keyword) for name, keyword in base.VALIDATORS.items()}
-    return extend(base, {name: bounded(keyword) for name, keyword in keywords.items()})
+    return extend(base, {name: bounded(keyword, is_deep) for name, keyword in keywords.items()})
 
 # %% ../../nbs/verifiers/02_json.ipynb #3fda83f8
 def printable_violation(error: ValidationError) -> str:
@@ -295,6 +296,9 @@ def is_wrapped(schema: Any, base: Any) -> bool:
     return isinstance(inside, dict) and not schema.keys() & base.VALIDATORS.keys()
 
 # %% ../../nbs/verifiers/02_json.ipynb #971abe8a
+MAX_FLAT = 50  # a schema with fewer dictionaries and without references can't fill the stack
+
+
 def compile_schema(schema: Any) -> Any:
     """Return the validator of a schema.
 
@@ -314,7 +318,8 @@ def compile_schema(schema: Any) -> Any:
         if '"unevaluatedProperties": ' in written and '"patternProperties": ' in written:
             raise ValueError("unevaluatedProperties with patternProperties is not supported.")
         check_references(own)
-        return bounded_class(base)(own, registry=REGISTRY)
+        is_deep = "Ref" in written or "$ref" in written or written.count("{") > MAX_FLAT
+        return bounded_class(base, is_deep)(own, registry=REGISTRY)
     except TypeError as error:
         raise ValueError(f"The schema is not JSON: {error}") from error
     except RecursionError:
