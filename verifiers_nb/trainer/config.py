@@ -205,6 +205,8 @@ def check_settings(args: Any) -> None:
             raise ValueError(f"{name} must be positive, not {getattr(args, name)}.")
     if not 0 <= args.skip_zero_variance < 1:
         raise ValueError(f"skip_zero_variance {args.skip_zero_variance} must be in [0, 1).")
+    if args.sampler_int8 and args.vllm_server_host:
+        raise ValueError("sampler_int8 is of the engine in this process: start vLLM quantized.")
     if args.vllm_sleep and args.num_batches_ahead:
         raise ValueError("vllm_sleep makes server and trainer take turns: set num_batches_ahead=0.")
     if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -290,6 +292,10 @@ class GRPOConfig(TrainingArguments):
     vllm_server_timeout: float = setting(300.0, "Seconds to wait until that server answers.")
     vllm_sleep: bool | str = setting(
         False, "The server frees its GPU of its cache, with 'all' of its weights too, in a step."
+    )
+
+    sampler_int8: bool = setting(
+        False, "Without a client, sample in 8 bits on a processor: faster for a large model."
     )
 
     # What a step minimises, and how much of it at a time.
