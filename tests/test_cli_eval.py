@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -298,7 +299,9 @@ class Hub(BaseHTTPRequestHandler):
                 "commitOid": "0" * 40,
                 "commitUrl": f"{url}/datasets/me/rollouts/commit/{'0' * 40}",
             }
-        missing = "/tree/" in path or "/resolve/" in path
+        elif re.search("/(tree|paths-info)/[^/]+$", path):  # the dataset is there, and empty
+            reply = []
+        missing = re.search("/tree/[^/]+/|/resolve/", path)
         data = b"{}" if missing else json.dumps(reply).encode()
         self.send_response(404 if missing else 200)
         self.send_header("X-Error-Code", "EntryNotFound")

