@@ -75,7 +75,7 @@ test-newest: ## What needs no vLLM, on the newest versions of everything, in .ve
 test-lowest: ## The same, on the lowest versions that settings.ini allows, in .venv-lowest
 	@$(PYTHON) tools/versions.py lowest
 
-test-gpu: ## Only what needs a GPU: tests and figures, in at most 8 minutes
+test-gpu: ## Only what needs a GPU: tests and figures; WHEELS=folder and GGUF=file bring packages and a real model
 	@$(if $(wildcard $(PY)),$(PY),python3) tools/gpu.py
 
 test-ui: $(STAMP) ## Only drive the widgets, in a real JupyterLab in a real browser

@@ -262,3 +262,18 @@ def test_the_figures_are_those_of_the_gpu() -> None:
     tool = runpy.run_path(str(Path(__file__).parents[2] / "tools/gpu.py"))
     exec(tool["benchmark_cells"](), space)
     assert callable(space["jobs_of_card"]) and "gradients" not in space and "kept" not in space
+
+
+def test_a_real_model_comes_in_parts_and_the_tutorial_fits_the_gpu(tmp_path: Path) -> None:
+    """The tool changes a few words of the tutorial: it stops when they are no longer there."""
+    tool = runpy.run_path(str(Path(__file__).parents[2] / "tools/gpu.py"))
+    parts = [tmp_path / f"model.gguf.{letter}" for letter in "ba"]
+    for part in parts:
+        part.write_bytes(part.suffix.encode())
+    assert tool["whole_model"](" ".join(map(str, parts))).read_bytes() == b".a.b"
+    assert tool["whole_model"](str(parts[0])) == parts[0] and tool["whole_model"]("") is None
+    for half in ("bfloat16", "float16"):
+        code = tool["tutorial_cells"](parts[0], half, str(tmp_path))
+        compile(code, "tutorial", "exec")
+        assert 'model.to("cuda")' in code and f"dtype=torch.{half}" in code
+        assert "plotly" not in code and "use_cpu" not in code
