@@ -81,7 +81,7 @@ from .policy import (
     check_order,
     load_policy,
     make_client,
-    suit_processor,
+    suit_device,
 )
 from .run_folder import whole_checkpoints
 from .run_records import (
@@ -279,7 +279,7 @@ class GRPOTrainer(ResumableTrainer):
         Ctrl-C stops while rollouts are generated or else at the end of the step, saves a checkpoint
         and raises `KeyboardInterrupt`.
         """
-        suit_processor(self)
+        suit_device(self)
         if self.audit != "off" and not resume_from_checkpoint and self.accelerator.is_main_process:
             tell_audit(self.env)
         on_first(self.accelerator, lambda: claim_client(self.client))

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'check_order', 'load_policy', 'sampler_copies', 'suit_processor', 'sampling_base', 'make_client',
+__all__ = ['logger', 'check_order', 'load_policy', 'sampler_copies', 'suit_device', 'sampling_base', 'make_client',
            'tell_quantized', 'check_fit']
 
 # %% ../../nbs/trainer/19_policy.ipynb #672558e7
@@ -25,6 +25,7 @@ from ..inference.client import get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..inference.served_model import shared_copy
 from ..support.calls import is_transient
+from ..support.gpu_layers import use_fused_layers
 from ..support.memory import keep_reserve
 from ..support.products import use_onednn
 from .adapters import is_adapter
@@ -74,9 +75,12 @@ def sampler_copies(client: Any, args: GRPOConfig) -> float:
     return merged if client.served.shares else merged + 1
 
 # %% ../../nbs/trainer/19_policy.ipynb #3f7b90de
-def suit_processor(trainer: Any) -> None:
-    """Where a trainer computes on a processor: memory, products and micro-batches for it."""
-    if trainer.args.device.type == "cpu":
+def suit_device(trainer: Any) -> None:
+    """Prepare a trainer's model, memory and micro-batches for the device that computes."""
+    kind = trainer.args.device.type
+    if kind == "cuda":
+        use_fused_layers(trainer.model)
+    elif kind == "cpu":
         keep_reserve()
         use_onednn(trainer.model)
         copies = sampler_copies(trainer.client, trainer.args)
