@@ -6,6 +6,7 @@ import asyncio
 import copy
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import verifiers_nb as vf
 from verifiers_nb.inference.client import check_base
+from verifiers_nb.inference.decode import CachedDecoder, make_decoder
 from verifiers_nb.inference.vllm_server import model_folder
 from verifiers_nb.trainer.examples import example_samples
 
@@ -106,6 +108,15 @@ def test_it_loads_and_answers_without_a_warning(
     assert again.clean_up_tokenization_spaces is False
     assert [str(each.message) for each in recwarn] == []
     assert caplog.records == [] and "clean_up" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_is_decoded_with_a_cache(loaded: tuple[Any, Any], half: torch.dtype) -> None:
+    """Its special tokens make numbers so large that half precision has no digits left for the others."""
+    model = copy.deepcopy(loaded[0]).to(half)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert isinstance(make_decoder(model), CachedDecoder)
 
 
 def test_a_structural_tag_holds_it_over_its_whole_vocabulary(engine: Any) -> None:

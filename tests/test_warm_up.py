@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate import Accelerator
 from peft import LoraConfig
 
 import verifiers_nb as vf
@@ -70,6 +71,24 @@ def test_it_learns_and_grpo_goes_on_from_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"before the first step, and the run in .* is at step 2"):
         trainer.warm_up(examples(), steps=10)
     trainer.close()
+
+
+def test_gradients_are_scaled_and_scaled_back_by_one_accelerator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In float16 each accelerator has a scale of its own; a processor has no float16 to see it with."""
+    trainer, used = make_trainer(tmp_path), set()
+    for name in ("backward", "clip_grad_norm_"):
+        usual = getattr(Accelerator, name)
+
+        def noted(self: Any, *args: Any, usual: Any = usual, **kwargs: Any) -> Any:
+            used.add(id(self))
+            return usual(self, *args, **kwargs)
+
+        monkeypatch.setattr(Accelerator, name, noted)
+    trainer.warm_up(examples(), steps=1)
+    trainer.close()
+    assert len(used) == 1
 
 
 def test_a_script_that_runs_again_finds_its_warm_up(tmp_path: Path) -> None:

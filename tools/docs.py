@@ -227,6 +227,8 @@ def make_site(nbs: Path, site: Path, api: bool = True) -> list[str]:
         if done.returncode:
             return said or [f"Sphinx ended with status {done.returncode}"]
         shutil.move(built, site)
+    if (nbs / "images").exists():  # for pages that choose a picture by the colours of the reader
+        shutil.copytree(nbs / "images", site / "images")
     shutil.copy(Path(plotly.__file__).parent / "package_data/plotly.min.js", site / "_static")
     return said + problems(site)
 

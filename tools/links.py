@@ -12,7 +12,9 @@ from urllib.parse import unquote, urlsplit
 import lxml.html
 from rooms import ROOT, setting
 
-MARKDOWN_LINK = re.compile(r"\]\(([^)\s]+)[^)]*\)|(?:src|href)=\"([^\"]+)\"|<(https?:[^>\s]+)>")
+MARKDOWN_LINK = re.compile(
+    r"\]\(([^)\s]+)[^)]*\)|(?:src|srcset|href)=\"([^\"]+)\"|<(https?:[^>\s]+)>"
+)
 OWN = rf"{setting('git_url')}/(?:blob|edit|raw)/{setting('branch')}/([^?#]+)"
 HOST = re.compile(r"(localhost|[a-z0-9-]+(\.[a-z0-9-]+)+)(:\d+)?", flags=re.I)
 
@@ -23,7 +25,7 @@ class Page:
     def __init__(self, text: str) -> None:
         """Read a page."""
         tree = lxml.html.document_fromstring(text, lxml.html.HTMLParser(huge_tree=True))
-        self.links: list[str] = tree.xpath("//@href | //@src")
+        self.links: list[str] = tree.xpath("//@href | //@src | //@srcset")
         self.names: set[str] = set(tree.xpath("//@id | //@name"))
         self.nameless = [image.get("src", "")[:60] for image in tree.xpath("//img[not(@alt)]")]
 

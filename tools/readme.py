@@ -12,7 +12,7 @@ from nbformat import NotebookNode
 ROOT = Path(__file__).resolve().parents[1]
 INDEX = ROOT / "nbs/index.ipynb"
 README = ROOT / "README.md"
-LINK = re.compile(r"(\]\(|(?:src|href)=\")(?![a-z]+:|#)([^)\"#\s]+)")
+LINK = re.compile(r"(\]\(|(?:src|srcset|href)=\")(?![a-z]+:|#)([^)\"#\s]+)")
 
 
 def rebase_links(markdown: str) -> str:

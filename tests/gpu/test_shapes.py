@@ -18,8 +18,11 @@ from peft import get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 import verifiers_nb as vf
+from verifiers_nb.inference.decode import CachedDecoder
 from verifiers_nb.inference.engine import EmbeddedEngine
+from verifiers_nb.inference.graph import GraphDecoder, fastest_decoder
 from verifiers_nb.inference.tokens import TokenSequence
+from verifiers_nb.support.gpu_layers import use_fused_layers
 from verifiers_nb.support.memory import best_device, read_shape, step_bytes
 from verifiers_nb.trainer import shared_prompts
 from verifiers_nb.trainer.batching import Sample, build_micro_batch, build_shared_batch
@@ -38,6 +41,9 @@ TINY = dict(
 )  # fmt: skip
 KINDS = [torch.bfloat16, torch.float16] if ON_GPU else [torch.float32]
 MODELS = [(name, dtype) for name in SHAPES for dtype in KINDS] if ON_GPU else [("tiny", KINDS[0])]
+
+# Of log-probabilities, in nats. The numbers of bfloat16 have three bits less than those of float16.
+NOISE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.08}
 
 
 @pytest.fixture(params=MODELS, ids=lambda each: f"{each[0]} {each[1]}".replace("torch.", ""))
@@ -108,10 +114,12 @@ def test_one_call_a_layer_computes_what_spans_do(
         learnt = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
         found.append((logprobs.detach(), torch.cat(learnt).float()))
     modern = ON_GPU and torch.cuda.get_device_capability() >= (8, 0)
-    assert set(taken) == {modern and shared_prompts.varlen_attn is not None}
-    close = 1e-4 if model.dtype == torch.float32 else 0.02
-    assert float((found[0][0] - found[1][0]).abs().mean()) < close
-    assert torch.nn.functional.cosine_similarity(found[0][1], found[1][1], dim=0) > 0.99
+    assert set(taken) == {modern and shared_prompts.varlen_takes("window_size")}
+    close = NOISE[model.dtype]
+    difference = float((found[0][0] - found[1][0]).abs().mean())
+    direction = float(torch.cosine_similarity(found[0][1], found[1][1], dim=0))
+    print(f"difference {difference:.4f}, cosine {direction:.4f}")
+    assert difference < close and direction > (0.95 if model.dtype == torch.bfloat16 else 0.99)
 
 
 @torch.no_grad()
@@ -144,6 +152,7 @@ def test_the_engine_says_what_generate_says(model: Any) -> None:
             return await asyncio.gather(*asked)
 
         answers = asyncio.run(ask())
+    limit = 2.5 * NOISE[model.dtype]
     for prompt, answer in zip(prompts, answers, strict=True):
         [choice] = answer.choices
         ids = torch.tensor([prompt], device=DEVICE)
@@ -157,11 +166,70 @@ def test_the_engine_says_what_generate_says(model: Any) -> None:
         logprobs = logits.float().log_softmax(-1)
         for place, (mine, theirs) in enumerate(zip(choice.token_ids, greedy.tolist(), strict=True)):
             if mine != theirs:
-                assert float((logprobs[place, mine] - logprobs[place, theirs]).abs()) < 0.05
+                assert float((logprobs[place, mine] - logprobs[place, theirs]).abs()) < limit
                 break
         said = torch.tensor(choice.logprobs.token_logprobs)
         gap = (logprobs.cpu()[range(12), choice.token_ids] - said).abs()
-        assert float(gap.mean()) < (1e-4 if model.dtype == torch.float32 else 0.05)
+        assert float(gap.mean()) < limit
+
+
+@pytest.mark.skipif(not ON_GPU, reason="needs a GPU: CUDA records the graphs")
+@torch.inference_mode()
+def test_recorded_steps_say_what_usual_ones_do(model: Any) -> None:
+    """While sequences join and leave, while the cache grows, and after other weights."""
+    decoder, usual = fastest_decoder(copy.deepcopy(model)), CachedDecoder(copy.deepcopy(model))
+    assert isinstance(decoder, GraphDecoder)
+    chance, found, made, rows = random.Random(1), [], 0, 0
+
+    def play(steps: int) -> None:
+        nonlocal made
+        for _ in range(steps):
+            tokens = [chance.randrange(300) for _ in range(rows)]
+            both = [each.step(tokens).log_softmax(-1) for each in (decoder, usual)]
+            found.append(float((both[0] - both[1]).abs().mean()))
+        made += len(decoder.recorded)
+
+    for joining in ([40, 7, 300], [5] * 6):
+        prompts = [[chance.randrange(300) for _ in range(length)] for length in joining]
+        rows += len(prompts)
+        for each in (decoder, usual):
+            each.join(prompts)
+        play(45)
+    for order in ([0, 8, 2, 7], [3]):
+        rows = len(order)
+        for each in (decoder, usual):
+            each.keep(order)
+        play(45)
+    for each in (decoder, usual):
+        norm = each.model.model.norm.weight
+        norm.data = 0.5 * norm.data
+    play(4)
+    assert decoder.can_record and made >= 5
+    assert max(found) < NOISE[model.dtype], [round(each, 4) for each in found]
+
+
+def test_fused_layers_learn_what_those_of_peft_learn(model: Any) -> None:
+    """Log-probabilities and gradients in half precision; layers alone are exact up to rounding."""
+    samples = groups(model, 40, (60, 90, 31))
+    batch = build_micro_batch(samples, [[0, 1, 2]]).to(DEVICE)
+    found = []
+    for fused in (False, True):
+        torch.manual_seed(0)
+        lora = vf.lora_defaults(r=16)
+        policy = get_peft_model(copy.deepcopy(model), lora).eval()
+        for name, weight in policy.named_parameters():
+            if "lora_B" in name:
+                torch.nn.init.normal_(weight, std=0.02)
+        if fused:
+            use_fused_layers(policy)
+        half = torch.float16 if model.dtype == torch.float16 else torch.bfloat16
+        with torch.autocast(DEVICE, half):
+            logprobs, _ = batch_logprobs(policy.get_base_model(), batch)
+        (logprobs.sum() / len(logprobs)).backward()
+        learnt = [p.grad.flatten() for p in policy.parameters() if p.grad is not None]
+        found.append((logprobs.detach(), torch.cat(learnt).float()))
+    assert float((found[0][0] - found[1][0]).abs().mean()) < NOISE[torch.bfloat16]
+    assert torch.cosine_similarity(found[0][1], found[1][1], dim=0) > 0.99
 
 
 def test_a_step_takes_what_the_plan_says(model: Any) -> None:
@@ -193,4 +261,4 @@ def test_the_figures_are_those_of_the_gpu() -> None:
     space: dict[str, Any] = {"__name__": "benchmark"}
     tool = runpy.run_path(str(Path(__file__).parents[2] / "tools/gpu.py"))
     exec(tool["benchmark_cells"](), space)
-    assert callable(space["figures_of_card"]) and "gradients" not in space and "kept" not in space
+    assert callable(space["jobs_of_card"]) and "gradients" not in space and "kept" not in space

@@ -372,7 +372,8 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
 
         In the older style, also the state.
         """
-        state.setdefault("tools_called", []), state.setdefault("tool_errors", 0)
+        state.setdefault("tools_called", [])
+        state.setdefault("tool_errors", 0)
         answered, state = await ToolEnv.env_response(self, messages, state, **kwargs)
         return as_messages(answered) if self.is_later else (answered, state)
 
@@ -510,19 +511,38 @@ def tool_definition(func: Callable[..., Any]) -> LaterMessage:
     return LaterMessage(convert_func_to_oai_tool(func)["function"])
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #8b5fac5a
-CALLED_AS_THERE: tuple[Any, ...] = (
-    *(*MESSAGES.values(), *PARTS.values(), *RUBRICS, *ERRORS.values(), MaybeThinkParser),
-    *(LaterMultiTurnEnv, LaterSingleTurnEnv, LaterToolEnv, LaterStatefulToolEnv),
-    *(LaterTextArenaEnv, LaterXMLParser, LaterRubric, LaterMathRubric, LaterToolRubric),
-    *(stop, concat_messages, ensure_keys, MissingKeyError),
-)
+# What has the same name there, if "Later" is left out
+CALLED_AS_THERE: list[Any] = [
+    *MESSAGES.values(),
+    *PARTS.values(),
+    *RUBRICS,
+    *ERRORS.values(),
+    MaybeThinkParser,
+    LaterXMLParser,
+    LaterRubric,
+    LaterMathRubric,
+    LaterToolRubric,
+    LaterMultiTurnEnv,
+    LaterSingleTurnEnv,
+    LaterToolEnv,
+    LaterStatefulToolEnv,
+    LaterTextArenaEnv,
+    stop,
+    concat_messages,
+    ensure_keys,
+    MissingKeyError,
+]
 TYPES = verifiers_names()["later"]
 LATER_NAMES: dict[str, Any] = {
     **{each.__name__.removeprefix("Later"): each for each in CALLED_AS_THERE},
     **dict.fromkeys(TYPES["data"].split(), LaterMessage),
     **dict.fromkeys(TYPES["annotations"].split(), Any),
-    **dict(Error=RolloutError, ChatMessages=list, cleanup=cleanup, teardown=teardown),
-    **dict(extract_hash_answer=first_hash_answer, from_raw_message=as_message),
+    "Error": RolloutError,
+    "ChatMessages": list,
+    "cleanup": cleanup,
+    "teardown": teardown,
+    "extract_hash_answer": first_hash_answer,
+    "from_raw_message": as_message,
     "convert_func_to_tool_def": tool_definition,
     "normalize_messages": lambda messages, field_name="": as_messages(messages),
 }

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ERRORS', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState', 'put_aside', 'with_scored_errors',
-           'messages_so_far', 'set_request', 'later_state', 'note_completion', 'turn_of']
+__all__ = ['KIND_OF_ERROR', 'ERRORS', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState', 'put_aside',
+           'with_scored_errors', 'messages_so_far', 'set_request', 'later_state', 'note_completion', 'turn_of']
 
 # %% ../../nbs/bridges/03_later_state.ipynb #5f2f9830
 import copy
@@ -29,15 +29,23 @@ class RolloutError(Exception):
     is_scored = True
 
 
+# Each error and the one that it is a kind of
+KIND_OF_ERROR = {
+    "ModelError": "RolloutError",
+    "InvalidModelResponseError": "ModelError",
+    "EmptyModelResponseError": "InvalidModelResponseError",
+    "InfraError": "RolloutError",
+    "SandboxError": "InfraError",
+    "BrowserSandboxError": "SandboxError",
+    "TunnelError": "InfraError",
+    "ToolError": "RolloutError",
+    "ToolParseError": "ToolError",
+    "ToolCallError": "ToolError",
+    "OverlongPromptError": "RolloutError",
+}
 ERRORS: dict[str, type[RolloutError]] = {}
-for names in (
-    *("ModelError InvalidModelResponseError EmptyModelResponseError", "InfraError SandboxError"),
-    *("SandboxError BrowserSandboxError", "InfraError TunnelError"),
-    *("ToolError ToolParseError", "ToolError ToolCallError", "OverlongPromptError"),
-):
-    base: type[RolloutError] = RolloutError
-    for name in names.split():
-        base = ERRORS.setdefault(name, type(name, (base,), {}))
+for name, kind in KIND_OF_ERROR.items():
+    ERRORS[name] = type(name, (ERRORS.get(kind, RolloutError),), {})
 ERRORS["ModelError"].is_scored = ERRORS["InfraError"].is_scored = False
 ERRORS["EmptyModelResponseError"].is_scored = True
 

@@ -119,7 +119,8 @@ def find_client(
         return None
     if settings.endpoint:
         return stack.enter_context(closing(named_client(settings)))
-    if where == "embedded" or (where == "auto" and reason_for_embedded(learner)):
+    own_engine = settings.grpo.get("sampler_int8") or reason_for_embedded(learner)
+    if where == "embedded" or (where == "auto" and own_engine):
         return None
     options = server_options(settings, args, needed_rank(lora))
     own: Any = stack.enter_context(serve(learner, "vllm", **options)).client

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric',
-           'warn_if_misspelt', 'repeated_dataset', 'taken_options', 'is_sync_override', 'check_budget', 'Environment']
+           'warn_if_misspelt', 'check_budget', 'repeated_dataset', 'taken_options', 'is_sync_override', 'Environment']
 
 # %% ../../nbs/envs/07_environment.ipynb #77de68da
 import asyncio
@@ -131,6 +131,16 @@ def warn_if_misspelt(keyword: str, environment: type) -> None:
     for name in get_close_matches(keyword, names - {"kwargs"}, n=1, cutoff=0.85):
         logger.warning(f"{keyword} is kept as an attribute: did you mean {name}?")
 
+# %% ../../nbs/envs/07_environment.ipynb #f734b0fa
+def check_budget(budget: Budget | None, model: str, rubric: Rubric) -> None:
+    """Raise `TypeError` if a budget isn't one, `ValueError` if it lacks a price."""
+    if budget is not None and not isinstance(budget, Budget):
+        raise TypeError(f"budget is a {type(budget).__name__}: give vf.Budget(tokens=...).")
+    judges = [getattr(member, "judge_model", None) for member in rubric.members]
+    for name in (model, *judges):
+        if budget and isinstance(name, str):
+            budget.check_price(name)
+
 # %% ../../nbs/envs/07_environment.ipynb #4d134bbf
 def repeated_dataset(dataset: Dataset, times: int) -> Dataset:
     """Return the whole dataset `times` times."""
@@ -152,16 +162,6 @@ def taken_options(func: Callable[..., Any], options: Mapping[str, Any]) -> dict[
 def is_sync_override(method: Callable[..., Any], original: Callable[..., Any]) -> bool:
     """Return whether a method is sync, and is not the sync twin of the `original`."""
     return inspect.unwrap(method) is not original and not inspect.iscoroutinefunction(method)
-
-# %% ../../nbs/envs/07_environment.ipynb #f734b0fa
-def check_budget(budget: Budget | None, model: str, rubric: Rubric) -> None:
-    """Raise `TypeError` if a budget isn't one, `ValueError` if it lacks a price."""
-    if budget is not None and not isinstance(budget, Budget):
-        raise TypeError(f"budget is a {type(budget).__name__}: give vf.Budget(tokens=...).")
-    judges = [getattr(member, "judge_model", None) for member in rubric.members]
-    for name in (model, *judges):
-        if budget and isinstance(name, str):
-            budget.check_price(name)
 
 # %% ../../nbs/envs/07_environment.ipynb #4d134bc0
 class Environment(ABC):

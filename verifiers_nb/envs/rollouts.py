@@ -278,8 +278,6 @@ def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None)
 
 # %% ../../nbs/envs/06_rollouts.ipynb #824ea3e0
 MAY_END_IN_FLIGHT = 64
-# The number of the prompt whose rollout is played and scored here.
-run_group: ContextVar[int] = ContextVar("run_group", default=0)
 
 
 def until_weights(rubric: Rubric | None) -> list[float]:
@@ -287,6 +285,10 @@ def until_weights(rubric: Rubric | None) -> list[float]:
     if rubric is None:
         raise ValueError("until needs rewards: leave score_rollouts=True.")
     return [weight for member in rubric.members for weight in member.get_reward_weights()]
+
+# %% ../../nbs/envs/06_rollouts.ipynb #a1fbd748
+# The number of the prompt whose rollout is played and scored in this task
+run_group: ContextVar[int] = ContextVar("run_group", default=0)
 
 # %% ../../nbs/envs/06_rollouts.ipynb #b7eb6c68
 @dataclass

@@ -104,7 +104,7 @@ def model_not_found(name: str | Path, what: str, no_hub: bool = False) -> FileNo
     )
 
 # %% ../../nbs/inference/00_client.ipynb #dd629f33
-def hub_answers(seconds: float = 5.0) -> bool:
+def hub_answers(seconds: float = 2.0) -> bool:
     """Return whether the Hugging Face hub can be reached, through the proxy if one is set."""
     from huggingface_hub import constants, get_session
 
@@ -127,7 +127,7 @@ def hub_file(name: str, cache_dir: Any = None) -> Path:
         repository, file = "/".join(parts[:owner]), "/".join(parts[owner:])
         return Path(hf_hub_download(repository, file, cache_dir=cache_dir))
     except (OSError, ValueError) as error:
-        raise model_not_found(name, "GGUF file", no_hub=not hub_answers(2.0)) from error
+        raise model_not_found(name, "GGUF file", no_hub=not hub_answers()) from error
 
 # %% ../../nbs/inference/00_client.ipynb #0b6de1f7
 def model_source(name: str | Path, dtype: Any = None, cache_dir: Any = None) -> Path | str:
@@ -161,7 +161,7 @@ def find_model(
             raise model_not_found(name, what)
         return path
     cached = Path(cache_dir or constants.HF_HUB_CACHE, f"models--{path.replace('/', '--')}")
-    if not (constants.HF_HUB_OFFLINE or cached.is_dir() or hub_answers(seconds=2.0)):
+    if not (constants.HF_HUB_OFFLINE or cached.is_dir() or hub_answers()):
         raise model_not_found(name, what, no_hub=True)
     return path
 

@@ -38,7 +38,7 @@ def turn_from_response(response: Any) -> Turn:
     choice = response.choices[0]
     logprobs: Any = getattr(choice, "logprobs", None)
     prompt_ids = completion_ids = None
-    # To ask OpenAI's objects for missing attributes takes long: the usual reason comes first.
+    # Asking OpenAI's objects for missing attributes takes long, so we look at logprobs first.
     if logprobs is not None:
         completion_ids = getattr(choice, "token_ids", None)
         if (prompt_ids := getattr(response, "prompt_token_ids", None)) is None:

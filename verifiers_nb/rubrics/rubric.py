@@ -122,8 +122,10 @@ async def call_within(
             return await result if inspect.isawaitable(result) else result
     except TimeoutError:
         if limit.expired():
-            still = ". Its thread goes on: add it with isolate=True, then it is killed"
-            raise TimeoutError(f"it did not return within {timeout} s{still * apart}") from None
+            reason = f"it did not return within {timeout} s"
+            if apart:
+                reason += ". Its thread goes on: add it with isolate=True, then it is killed"
+            raise TimeoutError(reason) from None
         raise
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #e7f3197e
@@ -146,19 +148,20 @@ def note_failure(
 
     `reward_errors` gets the error, `reward_traces` the last calls before it.
     """
-    name, hint = reward_name(func), ""
+    name = reward_name(func)
+    reason = f"{type(error).__name__}: {error}"
+    message = "Reward function %r failed and scores 0.0. Its further failures are not logged."
     if isinstance(error, (AttributeError, TypeError)) and "list" in str(error).lower():
-        hint = f" {NO_TEXT}"
+        reason = f"{reason}. {NO_TEXT}"
+        message = f"{message} {NO_TEXT}"
     failures[name] += 1
     if failures[name] == 1:
-        message = "Reward function %r failed and scores 0.0. Its further failures are not logged.%s"
-        logger.error(message, name, hint, exc_info=error)
-    reason = without_secrets(f"{type(error).__name__}: {error}{hint and '.'}{hint}")
+        logger.error(message, name, exc_info=error)
     calls = traceback.format_tb(error.__traceback__, limit=-LAST_CALLS)
     trace = without_secrets("".join(calls))
     for state in states:
         if isinstance(state, dict):
-            state.setdefault("reward_errors", {})[name] = reason
+            state.setdefault("reward_errors", {})[name] = without_secrets(reason)
             state.setdefault("reward_traces", {})[name] = trace
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #6607df1d

@@ -284,12 +284,12 @@ class ProcessorPlan:
         )
 
 # %% ../../nbs/support/06_memory.ipynb #c8c1d13a
-def plan_processor(shape: ModelShape, tokens: int, free: int, copies: int = 1) -> ProcessorPlan:
+def plan_processor(shape: ModelShape, tokens: int, free: int, copies: float = 1) -> ProcessorPlan:
     """Return what a run takes of `free` bytes, with at most `tokens` in a micro-batch.
 
-    `copies`: how many copies of the weights the sampler has in this process.
+    `copies`: how many copies of the weights the sampler has in this process, in float32.
     """
     model = 4 * shape.parameters
     a_token = step_bytes(shape, 1, checkpointing=False) - LOGITS
     fit = min(tokens, max(FEWEST, MICRO_BATCH // a_token))
-    return ProcessorPlan(free, model, copies * model, fit * a_token, fit)
+    return ProcessorPlan(free, model, int(copies * model), fit * a_token, fit)

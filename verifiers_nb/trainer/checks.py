@@ -159,7 +159,7 @@ def training_prompts(
     return dataset
 
 # %% ../../nbs/trainer/18_checks.ipynb #7c90e1b4
-def bound_micro_batch(model: Any, args: GRPOConfig, copies: int) -> None:
+def bound_micro_batch(model: Any, args: GRPOConfig, copies: float) -> None:
     """Lower `tokens_per_micro_batch` to what suits a processor, and say what the run takes.
 
     `copies`: how many copies of the weights the sampler has in this process.

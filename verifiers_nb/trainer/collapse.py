@@ -83,6 +83,7 @@ class CollapseWatch:
         self.last_good = 0
         self.before: float | None = None
         self.entropy: float | None = None
+        self.lost_text, self.signs = False, list[str]()  # as of the last step that learnt
         self.found: Collapse | None = None
 
     def note(self, metrics: Mapping[str, Any]) -> Collapse | None:
@@ -95,12 +96,14 @@ class CollapseWatch:
         self.spread = max(self.spread, logged(metrics, "reward_std") or 0.0)
         if self.entropy is None:
             self.entropy = logged(metrics, "entropy")
-        is_lost = (logged(metrics, "kl") or 0.0) > LOST_KL
-        usual = abs(self.best) if is_lost else max(abs(self.best), self.spread)
+        if logged(metrics, "entropy") is not None or logged(metrics, "kl") is not None:
+            self.lost_text = (logged(metrics, "kl") or 0.0) > LOST_KL
+            self.signs = signs_of_collapse(metrics, self.entropy)
+        usual = abs(self.best) if self.lost_text else max(abs(self.best), self.spread)
         if self.best - recent <= FALL * usual:
             self.best = max(self.best, recent)
             self.last_good = step - 1 - int(logged(metrics, "staleness/max") or 0)
             self.found = None
-        elif self.found is None and (signs := signs_of_collapse(metrics, self.entropy)):
-            self.found = Collapse(self.best, recent, step, tuple(signs), self.last_good)
+        elif self.found is None and self.signs:
+            self.found = Collapse(self.best, recent, step, tuple(self.signs), self.last_good)
         return self.found

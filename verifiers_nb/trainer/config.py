@@ -87,19 +87,22 @@ def check_numbers(args: Any) -> None:
 
 # %% ../../nbs/trainer/02_config.ipynb #3eda66db
 OTHER_NAMES = {
-    "max_tokens": "max_completion_length max_new_tokens",
-    "max_seq_len": "max_seq_length max_length vllm_max_model_length",
-    "learning_rate": "lr",
-    "eval_strategy": "evaluation_strategy",
-    "importance_sampling_mode": "vllm_importance_sampling_correction vllm_importance_sampling_mode",
-    "importance_cap": "vllm_importance_sampling_cap vllm_importance_sampling_clip_max",
-    "vllm_server_host with vllm_server_port": "vllm_server_base_url",
-    "vf.serve(model).client, given to the trainer": "use_vllm vllm_mode fast_inference",
-    "vf.Rubric(funcs, weights) of the environment": "reward_funcs reward_weights",
-    "dataset or eval_dataset of the environment": "train_dataset dataset eval_dataset",
-    "sampling_args of the environment": "generation_kwargs chat_template_kwargs",
-    "model_init_kwargs": "load_in_4bit load_in_8bit trust_remote_code",
-    "processing_class": "tokenizer",
+    "max_tokens": ("max_completion_length", "max_new_tokens"),
+    "max_seq_len": ("max_seq_length", "max_length", "vllm_max_model_length"),
+    "learning_rate": ("lr",),
+    "eval_strategy": ("evaluation_strategy",),
+    "importance_sampling_mode": (
+        "vllm_importance_sampling_correction",
+        "vllm_importance_sampling_mode",
+    ),
+    "importance_cap": ("vllm_importance_sampling_cap", "vllm_importance_sampling_clip_max"),
+    "vllm_server_host with vllm_server_port": ("vllm_server_base_url",),
+    "vf.serve(model).client, given to the trainer": ("use_vllm", "vllm_mode", "fast_inference"),
+    "vf.Rubric(funcs, weights) of the environment": ("reward_funcs", "reward_weights"),
+    "dataset or eval_dataset of the environment": ("train_dataset", "dataset", "eval_dataset"),
+    "sampling_args of the environment": ("generation_kwargs", "chat_template_kwargs"),
+    "model_init_kwargs": ("load_in_4bit", "load_in_8bit", "trust_remote_code"),
+    "processing_class": ("tokenizer",),
 }
 
 
@@ -108,7 +111,7 @@ def check_keywords(function: Any, name: str, given: Iterable[str]) -> None:
     known = signature(function).parameters
     for word in given:
         if word not in known:
-            ours = [name for name, others in OTHER_NAMES.items() if word in others.split()]
+            ours = [name for name, others in OTHER_NAMES.items() if word in others]
             ours += get_close_matches(word, known, n=1)
             raise TypeError(f"{name} has no {word!r}{f': here that is {ours[0]}' if ours else ''}.")
 
@@ -182,7 +185,7 @@ def check_truncation(sampling: Mapping[str, Any], where: str = "") -> None:
 
 # %% ../../nbs/trainer/02_config.ipynb #dd86bada
 AT_LEAST = dict(
-    num_generations=2,  # of one rollout there is nothing to compare
+    num_generations=2,  # a single rollout can't be compared
     num_iterations=1, ref_model_sync_steps=1, max_concurrent=1, num_batches_ahead=0,
     log_completions_steps=1, learning_rate=0,
 )  # fmt: skip
@@ -202,6 +205,8 @@ def check_settings(args: Any) -> None:
             raise ValueError(f"{name} must be positive, not {getattr(args, name)}.")
     if not 0 <= args.skip_zero_variance < 1:
         raise ValueError(f"skip_zero_variance {args.skip_zero_variance} must be in [0, 1).")
+    if args.sampler_int8 and args.vllm_server_host:
+        raise ValueError("sampler_int8 is of the engine in this process: start vLLM quantized.")
     if args.vllm_sleep and args.num_batches_ahead:
         raise ValueError("vllm_sleep makes server and trainer take turns: set num_batches_ahead=0.")
     if args.deepspeed or os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
@@ -287,6 +292,10 @@ class GRPOConfig(TrainingArguments):
     vllm_server_timeout: float = setting(300.0, "Seconds to wait until that server answers.")
     vllm_sleep: bool | str = setting(
         False, "The server frees its GPU of its cache, with 'all' of its weights too, in a step."
+    )
+
+    sampler_int8: bool = setting(
+        False, "Without a client, sample in 8 bits on a processor: faster for a large model."
     )
 
     # What a step minimises, and how much of it at a time.

@@ -81,7 +81,7 @@ from .policy import (
     check_order,
     load_policy,
     make_client,
-    suit_processor,
+    suit_device,
 )
 from .run_folder import whole_checkpoints
 from .run_records import (
@@ -217,7 +217,7 @@ class GRPOTrainer(ResumableTrainer):
         dataset = training_prompts(env, processing_class, args)
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)
-            check_fit(client, model, peft_config, args.vllm_sleep)
+            check_fit(client, model, peft_config, args)
         self.env, self.client = env, client
         self.versions = PolicyVersions(client, args.vllm_sleep)
         self.prompts = PromptOrder(dataset, args)
@@ -279,7 +279,7 @@ class GRPOTrainer(ResumableTrainer):
         Ctrl-C stops while rollouts are generated or else at the end of the step, saves a checkpoint
         and raises `KeyboardInterrupt`.
         """
-        suit_processor(self)
+        suit_device(self)
         if self.audit != "off" and not resume_from_checkpoint and self.accelerator.is_main_process:
             tell_audit(self.env)
         on_first(self.accelerator, lambda: claim_client(self.client))
@@ -337,7 +337,7 @@ class GRPOTrainer(ResumableTrainer):
         """Check, in the first step on-policy, that the sampler computes what the trainer does."""
         compared = learnt.get("gap")  # 0 if the batch is `resumed`
         if not self.sampler_checked and compared and batch.metrics.get("staleness/max") == 0:
-            check_gap(compared)
+            check_gap(compared, getattr(self.client, "gap_limit", 0.1))
             self.sampler_checked = True
 
     def get_train_dataloader(self) -> Any:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['roll_out', 'OneProcess', 'check_finite', 'train_step', 'add_token_metrics', 'gradient_norm', 'grpo_loop']
+__all__ = ['roll_out', 'OneProcess', 'check_finite', 'add_token_metrics', 'gradient_norm', 'train_step', 'grpo_loop']
 
 # %% ../../nbs/trainer/08_loop.ipynb #77de68da
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -82,6 +82,18 @@ def check_finite(losses: torch.Tensor, sums: torch.Tensor, step: int) -> None:
         "learning_rate, a lower max_grad_norm, float32 weights, or fp16=False usually help."
     )
 
+# %% ../../nbs/trainer/08_loop.ipynb #5a1bf062
+def add_token_metrics(sums: dict[str, torch.Tensor], metrics: Mapping[str, torch.Tensor]) -> None:
+    """Add the sum and count of each metric of tokens, [N], to `sums`."""
+    for name, values in metrics.items():
+        part = torch.stack([values.sum(), values.new_tensor(float(values.numel()))])
+        sums[name] = sums.get(name, 0) + part
+
+
+def gradient_norm(policy: torch.nn.Module) -> torch.Tensor:
+    """Return the norm of all gradients together."""
+    return get_total_norm([p.grad for p in policy.parameters() if p.grad is not None])
+
 # %% ../../nbs/trainer/08_loop.ipynb #1f32a493
 def train_step(
     policy: Any,
@@ -123,18 +135,6 @@ def train_step(
         checked.append(gradient_norm(policy).to(args.device))
     check_finite(stacked, torch.stack(checked), step)
     return loss, {name: float(values[0] / values[1]) for name, values in total.items()}
-
-# %% ../../nbs/trainer/08_loop.ipynb #5a1bf062
-def add_token_metrics(sums: dict[str, torch.Tensor], metrics: Mapping[str, torch.Tensor]) -> None:
-    """Add the sum and count of each metric of tokens, [N], to `sums`."""
-    for name, values in metrics.items():
-        part = torch.stack([values.sum(), values.new_tensor(float(values.numel()))])
-        sums[name] = sums.get(name, 0) + part
-
-
-def gradient_norm(policy: torch.nn.Module) -> torch.Tensor:
-    """Return the norm of all gradients together."""
-    return get_total_norm([p.grad for p in policy.parameters() if p.grad is not None])
 
 # %% ../../nbs/trainer/08_loop.ipynb #3624afed
 async def grpo_loop(

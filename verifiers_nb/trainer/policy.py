@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'check_order', 'load_policy', 'sampler_copies', 'suit_processor', 'sampling_base', 'make_client',
+__all__ = ['logger', 'check_order', 'load_policy', 'sampler_copies', 'suit_device', 'sampling_base', 'make_client',
            'tell_quantized', 'check_fit']
 
 # %% ../../nbs/trainer/19_policy.ipynb #672558e7
@@ -25,6 +25,7 @@ from ..inference.client import get_model, get_tokenizer
 from ..inference.engine import EmbeddedEngine
 from ..inference.served_model import shared_copy
 from ..support.calls import is_transient
+from ..support.gpu_layers import use_fused_layers
 from ..support.memory import keep_reserve
 from ..support.products import use_onednn
 from .adapters import is_adapter
@@ -63,18 +64,23 @@ def load_policy(
     return model, tokenizer
 
 # %% ../../nbs/trainer/19_policy.ipynb #7379b195
-def sampler_copies(client: Any, args: GRPOConfig) -> int:
-    """Return how many copies of a model's weights its sampler has in this process at most."""
+def sampler_copies(client: Any, args: GRPOConfig) -> float:
+    """Return how many float32 copies of the weights the sampler in this process has at most."""
     if not isinstance(client, EmbeddedEngine):
         return 0
+    if client.quantize:  # an adapter stays beside these weights
+        return 1 / 4 if client.served.shares else 1 / 2  # with an embedding of its own
     # The merged weights, and those before them if something is sampled while a step is computed.
     merged = 2 if args.num_batches_ahead else 1
     return merged if client.served.shares else merged + 1
 
 # %% ../../nbs/trainer/19_policy.ipynb #3f7b90de
-def suit_processor(trainer: Any) -> None:
-    """Where a trainer computes on a processor: memory, products and micro-batches for it."""
-    if trainer.args.device.type == "cpu":
+def suit_device(trainer: Any) -> None:
+    """Prepare a trainer's model, memory and micro-batches for the device that computes."""
+    kind = trainer.args.device.type
+    if kind == "cuda":
+        use_fused_layers(trainer.model)
+    elif kind == "cpu":
         keep_reserve()
         use_onednn(trainer.model)
         copies = sampler_copies(trainer.client, trainer.args)
@@ -106,7 +112,9 @@ def make_client(model: Any, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
     The environment variable `VLLM_API_KEY` holds the server's key if it wants one.
     """
     if not args.vllm_server_host:
-        return EmbeddedEngine(sampling_base(model), tokenizer, device=args.device, share=True)
+        base, quantize = sampling_base(model), "int8" if args.sampler_int8 else None
+        given: dict[str, Any] = dict(device=args.device, share=True, quantize=quantize)
+        return EmbeddedEngine(base, tokenizer, **given)
     from ..inference.vllm_policy import VLLMClient
 
     address = f"http://{args.vllm_server_host}:{args.vllm_server_port}/v1"
@@ -145,15 +153,20 @@ def tell_quantized(model: Any, client: Any) -> None:
     logger.warning("The base is quantised (%s). %s", model.quantization_method.value, who)
 
 # %% ../../nbs/trainer/19_policy.ipynb #1fd1c6ae
-def check_fit(client: Any, model: Any, lora: Any, sleeps: bool | str = False) -> None:
-    """Raise `ValueError` for a client that can't serve this adapter, or can't sleep."""
+def check_fit(client: Any, model: Any, lora: Any, args: Any) -> None:
+    """Raise `ValueError` for a client that can't serve an adapter, or do what `args` ask."""
     if not all(hasattr(client, name) for name in ("push", "model", "chat")):
         raise ValueError(
             f"A {type(client).__name__} answers but can't be given a new policy: train with the "
             "client of vf.serve(model), with vf.connect(url) for a vLLM server, or without one."
         )
-    if sleeps and not hasattr(client, "sleep"):
+    if args.vllm_sleep and not hasattr(client, "sleep"):
         raise ValueError(f"vllm_sleep: a {type(client).__name__} can't sleep, a vLLM server can.")
+    if args.sampler_int8 and not getattr(client, "quantize", None):
+        raise ValueError(
+            "sampler_int8: this client was made without it. Leave client out, or pass "
+            "EmbeddedEngine(model, quantize='int8')."
+        )
     if is_adapter(lora):
         lora = PeftConfig.from_pretrained(str(Path(lora).expanduser()))
     adapter = getattr(model, "active_peft_config", lora)

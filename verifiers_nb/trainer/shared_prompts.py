@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['varlen_attn', 'SHARED', 'Movable', 'SharedPrompts', 'padded_length', 'share_prompts', 'take', 'spread_heads',
-           'attend', 'attend_in_spans', 'takes_all_lengths', 'attend_at_once', 'shared_prompt_attention',
-           'enable_shared_prompts']
+           'attend', 'attend_in_spans', 'varlen_takes', 'takes_all_lengths', 'attend_at_once',
+           'shared_prompt_attention', 'enable_shared_prompts']
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #f1fe294d
 from collections import defaultdict
@@ -143,10 +143,14 @@ def attend_in_spans(
     return rows.index_select(0, shared.order)
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #73d2facc
+def varlen_takes(name: str) -> bool:
+    """Return whether this version of PyTorch has `varlen_attn`, with this keyword argument."""
+    return name in (getattr(varlen_attn, "__kwdefaults__", None) or ())
+
+
 def takes_all_lengths(query: Any, key: Any, value: Any, dropout: float) -> bool:
     """Return whether flash attention can compute sequences of many lengths at once here."""
-    supported = "enable_gqa" in (getattr(varlen_attn, "__kwdefaults__", None) or ())
-    if not supported or dropout or query.device.type == "cpu":
+    if not varlen_takes("window_size") or dropout or query.device.type == "cpu":
         return False
     return can_use_flash_attention(SDPAParams(query, key, value, None, 0.0, False, True))
 
@@ -157,16 +161,14 @@ def attend_at_once(
     """Return the result of `attend_in_spans`, with one call for all sequences."""
     query, key, value = (each.squeeze(0).transpose(0, 1) for each in (query, key, value))
     seen = [each.index_select(0, shared.seen) for each in (key, value)]
-    reach = (-1 if window is None else window - 1, 0)  # tokens visible before and after each token
-    return varlen_attn(
-        query,
-        *seen,
-        *shared.bounds,
-        *shared.longest,
-        scale=scale,
-        window_size=reach,
-        enable_gqa=True,
-    )
+    # Tokens visible before and after each token.
+    settings: dict[str, Any] = dict(window_size=(-1 if window is None else window - 1, 0))
+    if varlen_takes("enable_gqa"):
+        settings["enable_gqa"] = True
+    else:  # before PyTorch 2.12
+        groups = query.shape[1] // key.shape[1]
+        seen = [each.repeat_interleave(groups, 1) for each in seen]
+    return varlen_attn(query, *seen, *shared.bounds, *shared.longest, scale=scale, **settings)
 
 # %% ../../nbs/trainer/03_shared_prompts.ipynb #f1abd670
 def shared_prompt_attention(

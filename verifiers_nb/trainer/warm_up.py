@@ -28,7 +28,7 @@ from .checkpoints import ResumableTrainer, batch_or_stop, learnt_weights
 from .examples import example_samples
 from .logprobs import batch_logprobs
 from .loop import train_step
-from .policy import suit_processor
+from .policy import suit_device
 from .run_folder import (
     append_metrics,
     keep_metrics,
@@ -38,7 +38,7 @@ from .run_folder import (
 )
 from .run_records import RewardBar, replace_progress
 from .samples import StepBatch
-from .sharding import on_first
+from .sharding import Processes, on_first
 
 if TYPE_CHECKING:
     from .config import GRPOConfig
@@ -149,6 +149,8 @@ class WarmUp(ResumableTrainer):
         super().__init__(owner.model, args, processing_class=owner.processing_class)
         self.run = owner.run
         self.first_weights = owner.cold_weights
+        # Its own: in float16, gradients are scaled and scaled back by the same accelerator.
+        self.processes = Processes(self.accelerator, owner.gathered)
         replace_progress(self)
         if not owner.args.disable_tqdm:
             self.add_callback(LossBar())
@@ -183,10 +185,9 @@ class WarmUp(ResumableTrainer):
         """Add the gradient of a step; keep its metrics for the log."""
         with self.run.phase("training"):
             self.owner.check_packing(inputs)
-            policy, processes = self.model.train(), self.owner.processes
-            step = self.state.global_step + 1
+            policy, step = self.model.train(), self.state.global_step + 1
             loss, self.seen = train_step(
-                policy, inputs, self.args, processes, step, objective=supervised_loss
+                policy, inputs, self.args, self.processes, step, objective=supervised_loss
             )
         self.run.phase.lap()
         return loss
@@ -231,7 +232,7 @@ def run_warm_up(
 
     See `GRPOTrainer.warm_up`.
     """
-    suit_processor(trainer)
+    suit_device(trainer)
     own = warm_up_settings(trainer.args, steps, learning_rate)
     samples = example_samples(
         examples, trainer.processing_class, trainer.env, trainer.args.max_seq_len

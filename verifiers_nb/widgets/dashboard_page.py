@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['draw_part', 'PHASES', 'MOST_COLUMNS', 'MOST_VISITS', 'DashboardState', 'plan_text', 'key_figures_html', 'split_html',
-           'coming_charts', 'chart_rooms', 'curves_html', 'sample_html', 'scores_html', 'visit_labels', 'path_html',
-           'completions_html', 'evaluations', 'checkpoints_html', 'dashboard_html']
+__all__ = ['draw_part', 'SPEED_STEPS', 'PHASES', 'MOST_COLUMNS', 'MOST_VISITS', 'DashboardState', 'plan_text', 'recent_speed',
+           'key_figures_html', 'split_html', 'coming_charts', 'chart_rooms', 'curves_html', 'sample_html',
+           'scores_html', 'visit_labels', 'path_html', 'completions_html', 'evaluations', 'checkpoints_html',
+           'dashboard_html']
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #dda58e94
 import time
@@ -130,6 +131,19 @@ def plan_text(args: Any) -> str:
         "How long that takes is shown after the first step. Stop keeps what was learnt until then."
     )
 
+# %% ../../nbs/widgets/16_dashboard_page.ipynb #d2d8d901
+SPEED_STEPS = 8
+
+
+def recent_speed(history: RunHistory) -> float | None:
+    """Return the tokens per second of the last `SPEED_STEPS` steps, None if it is unknown."""
+    counts, speeds = (dict(history.points(name)) for name in ("tokens", "tokens_per_second"))
+    steps = [step for step in counts if speeds.get(step)][-SPEED_STEPS:]
+    seconds = sum(counts[step] / speeds[step] for step in steps)
+    if seconds <= 0:
+        return history.last("tokens_per_second")
+    return sum(counts[step] for step in steps) / seconds
+
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #d7000009
 def key_figures_html(view: DashboardState) -> str:
     """Draw step, reward, speed, time left and memory as figures with their names."""
@@ -137,7 +151,7 @@ def key_figures_html(view: DashboardState) -> str:
     figures = {"Step": f"{view.step:,} of {most:,}" if most > 0 else f"{view.step:,}"}
     if (reward := history.last("reward")) is not None:
         figures["Reward"] = f"{reward:.3f}" if abs(reward) < 1000 else figure_text(reward)
-    if (speed := history.last("tokens_per_second")) is not None:
+    if (speed := recent_speed(history)) is not None:
         figures["Tokens per second"] = f"{speed:,.0f}"
     if state and view.is_active and state.seconds_left is not None:
         figures["Time left"] = duration_text(state.seconds_left)

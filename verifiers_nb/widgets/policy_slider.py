@@ -330,13 +330,12 @@ def push_step(client: Any, adapter: Path, model: Any = None) -> Any:
     if not hasattr(client, "served"):
         client.push(adapter)
         return None
-    import copy
-
-    from peft import PeftModel
     from safetensors.torch import load_file
 
+    from ..inference.served_model import adapter_for
+
     if model is None:
-        model = PeftModel.from_pretrained(copy.deepcopy(client.served.network), str(adapter))
+        model = adapter_for(client.served, adapter)
     for name, weight in load_file(adapter / "adapter_model.safetensors").items():
         model.get_parameter(f"{name.removesuffix('.weight')}.default.weight").data = weight
     client.push(model)

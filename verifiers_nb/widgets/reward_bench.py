@@ -366,7 +366,9 @@ class RewardBench(Panel):
         self.trainer = run if hasattr(run, "fork") else None
         chosen = env or getattr(run, "env", None)
         if chosen is None:
-            raise ValueError("The bench needs the environment: vf.RewardBench(run, env).")
+            raise ValueError(
+                "The bench needs rollouts and the environment: vf.RewardBench(run, env)."
+            )
         self.env = chosen
         self.source = RolloutSource(run)
         self._identity = identity_of_results(run, chosen)
