@@ -67,8 +67,14 @@ def enter_user_namespace(libc: ctypes.CDLL) -> None:
 
 # %% ../../nbs/support/03_confine.ipynb #fbb301f0
 SYSTEM = (
-    *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"),
-    *("/etc/ld.so.cache", "/etc/localtime"),
+    "/lib",
+    "/lib64",
+    "/usr/lib",
+    "/usr/lib64",
+    "/usr/local/lib",
+    "/usr/share/zoneinfo",
+    "/etc/ld.so.cache",
+    "/etc/localtime",
 )
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['WEIGHT_FILES', 'is_adapter', 'base_and_adapter', 'load_adapter', 'new_adapter', 'made_trainable', 'with_adapter',
-           'turn_off_dropout', 'save_adapter', 'merge_and_save', 'MovingReference']
+__all__ = ['WEIGHT_FILES', 'is_adapter', 'base_and_adapter', 'without_old_name', 'load_adapter', 'new_adapter', 'made_trainable',
+           'with_adapter', 'turn_off_dropout', 'save_adapter', 'merge_and_save', 'MovingReference']
 
 # %% ../../nbs/trainer/09_adapters.ipynb #77de68da
 import copy
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,14 @@ def base_and_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
         )
     return base, folder
 
+# %% ../../nbs/trainer/09_adapters.ipynb #33f19aa5
+@contextmanager
+def without_old_name() -> Iterator[None]:
+    """Leave out the warning about `is_gradient_checkpointing`, which PEFT asks a model for."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")
+        yield
+
 # %% ../../nbs/trainer/09_adapters.ipynb #4a5415e7
 WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
 
@@ -76,7 +86,8 @@ def load_adapter(model: Any, folder: str | Path) -> PeftModel:
             stacklevel=3,
         )
     try:
-        return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
+        with without_old_name():
+            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"The adapter in {folder} does not fit this model: {error}") from error
 
@@ -88,7 +99,8 @@ def new_adapter(model: Any, peft_config: PeftConfig) -> PeftModel:
     """
     check_adapter(peft_config)
     try:
-        policy: Any = get_peft_model(model, peft_config)
+        with without_old_name():
+            policy: Any = get_peft_model(model, peft_config)
     except ValueError as error:
         raise ValueError(f"The adapter does not fit {type(model).__name__}: {error}") from error
     found = {name.rpartition(".")[2] for name in policy.base_model.targeted_module_names}
