@@ -87,7 +87,7 @@ def active_lora(layer: Any) -> str | None:
     plain = all(type(each) is torch.nn.Linear for each in (down, up, base))
     plain = plain and type(layer.lora_dropout[name]) is torch.nn.Identity
     frozen = not any(each.requires_grad for each in base.parameters())
-    usual = name not in layer.lora_variant and down.bias is up.bias is None
+    usual = name not in layer.lora_variant and down.bias is None and up.bias is None
     return name if plain and frozen and usual else None
 
 # %% ../../nbs/support/25_gpu_layers.ipynb #24a00015
@@ -157,10 +157,11 @@ def use_fused_layers(model: torch.nn.Module) -> None:
     """Compute a model's plain norms, rotations and linear LoRA layers with few kernels."""
     from peft.tuners.lora import Linear
 
-    for layer in model.modules():
-        module = sys.modules[type(layer).__module__]
+    for name in {type(layer).__module__ for layer in model.modules()}:
+        module: Any = sys.modules.get(name)
         if is_plain_rotation(getattr(module, "apply_rotary_pos_emb", None)):
-            module.apply_rotary_pos_emb = rotate_both  # type: ignore[attr-defined]
+            module.apply_rotary_pos_emb = rotate_both
+    for layer in model.modules():
         if is_plain_norm(layer):
             layer.forward = partial(fused_norm, layer)  # type: ignore[method-assign]
         elif type(layer) is Linear:
