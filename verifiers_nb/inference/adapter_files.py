@@ -57,7 +57,7 @@ def check_replicas(replicas: int) -> None:
 
 # %% ../../nbs/inference/14_adapter_files.ipynb #92db124b
 PATTERNS = ("rank_pattern", "alpha_pattern")
-PATTERNS_SINCE = (0, 33)
+PATTERNS_SINCE = (0, 32)
 
 
 def has_patterns(config: PeftConfig) -> bool:
