@@ -76,3 +76,4 @@ def test_the_explorer_and_the_report_show_the_reasons(tmp_path: Path) -> None:
     meta = vf.ReportMeta("addition", model="m", num_examples=2)
     page = vf.write_html_report(tmp_path, meta, results).read_text()
     assert "the judge on kind: It thanks &lt;b&gt;you" in page
+    assert "It thanks &lt;b&gt;you" in vf.RolloutExplorer(results=results).freeze().html

@@ -112,7 +112,7 @@ def call_line(command: Command, values: Mapping[str, Any], null: Any = None) -> 
 # %% ../../nbs/parsers/10_function_calls.ipynb #4d134bc0
 FUNCTION_TAG, FUNCTION_END = "<function=", "</function>"
 PARAMETER_TAG, PARAMETER_END = "<parameter=", "</parameter>"
-# The patterns of SWE-agent's page
+# The patterns of SWE-agent, for code that imports them from here; we use those below.
 FN_REGEX_PATTERN = r"<function=([^>]+)>\n(.*?)</function>"
 FN_PARAM_REGEX_PATTERN = r"<parameter=([^>]+)>(.*?)</parameter>"
 # The second group is `None` if the call or the parameter isn't complete.
