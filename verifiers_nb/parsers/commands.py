@@ -292,7 +292,11 @@ def render_argument(argument: Argument, value: Any) -> str:
 
 # %% ../../nbs/parsers/04_commands.ipynb #cb4e5208
 def write_value(argument: Argument, value: Any, before: str, null: Any = None) -> str:
-    """Write a value with its argument's template for a shell; `before` is the call before it."""
+    """Write a value with its argument's template for a shell; `before` is the call before it.
+
+    `null` is written in place of `None`. Raises `ValueError` for a value that the shell would not
+    read as one word there, or as a word for each item of a list.
+    """
     mark = open_quote(before + argument.argument_format.partition("{{")[0])
     if isinstance(value, (list, dict)):
         written = render_argument(argument, for_shell(value))
@@ -312,8 +316,8 @@ def write_value(argument: Argument, value: Any, before: str, null: Any = None) -
 def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
     """Return the stripped call of a command; an argument without a value leaves nothing behind.
 
-    The templates get `null` instead of `None`. Errors of a template, such as one for a value of the
-    wrong type, are not caught.
+    The templates get `null` instead of `None`. Raises `ValueError` as `write_value` does. Errors of
+    a template, such as one for a value of the wrong type, are not caught.
     """
     call = command.invoke_format
     words = dict.fromkeys([argument.name for argument in command.arguments], "")

@@ -30,9 +30,15 @@ from .curves import (
     figure_text,
     mark_words,
 )
-from .html import Mark, button, fill, marked_text, number_text
+from .html import (
+    Mark,
+    button,
+    duration_text,
+    fill,
+    marked_text,
+    number_text,
+)
 from .rollout_query import Row, last_text, messages_text, reward_notes
-from .rollout_table import duration_text
 from .run import (
     HUGE,
     NOTES,

@@ -667,7 +667,7 @@ class RolloutExplorer(Panel):
         self.pick(data["column"], data["picked"])
 
     def on_only(self, data: Mapping[str, str]) -> None:
-        """List only rollouts that failed or were cut off, or all."""
+        """List only one kind of rollouts, such as those that failed, or all."""
         self.select(only=data["only"])
 
     def on_sort(self, data: Mapping[str, str]) -> None:
