@@ -84,13 +84,14 @@ class RecordedStep:
     def __init__(self, model: PreTrainedModel, fixed: FixedRows, pool: Any):
         self.fixed = fixed
         self.graph = torch.cuda.CUDAGraph()
-        now, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        device = fixed.numbers.device  # which need not be the thread's
+        now, aside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
         aside.wait_stream(now)
         with torch.cuda.stream(aside):
             usual = fixed_step(model, fixed)  # also loads the kernels
             self.record(model, pool)
         now.wait_stream(aside)
-        self.graph.replay()
+        self.graph.replay()  # on the present stream of the device that it was recorded on
         if not torch.allclose(self.logits, usual, rtol=1e-2, atol=1e-2):
             raise RuntimeError("the recorded step has other logits")
 
