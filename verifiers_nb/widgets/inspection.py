@@ -172,7 +172,6 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #3fc2d1ff
 CLOSERS = b'"}])>:,0a'
-LONGEST_END = 200  # bytes
 
 
 def eagerness(byte: int, last: bytes) -> tuple[int, bool, int]:
@@ -183,6 +182,9 @@ def eagerness(byte: int, last: bytes) -> tuple[int, bool, int]:
     else:
         kind = len(CLOSERS) if is_visible else len(CLOSERS) + 1
     return kind, bytes([byte]) == last, byte
+
+# %% ../../nbs/widgets/02_inspection.ipynb #70366216
+LONGEST_END = 200  # bytes
 
 
 def finish_grammar(matcher: GrammarMatcher) -> str | None:
