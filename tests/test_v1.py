@@ -52,6 +52,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"task": 3}},
         "config['task'] is 3: Input should be ",
     ),
+    "a prompt that is no file": (
+        {"config": {"system_prompt": "Be kind."}},
+        "no file 'Be kind.': give the text to V1Env as system_prompt=",
+    ),
     "a misspelt harness": ({"harness": "nul"}, "no harness 'nul': did you mean 'null'?"),
     "a harness that runs code": ({"harness": "bash"}, "'bash' runs what the model writes"),
     "a cloud sandbox": ({"taskset": "in_a_sandbox"}, "need a container or a cloud sandbox"),
@@ -190,6 +194,22 @@ def test_rewards_are_those_of_the_package(
     rows = range(len(expected))
     ours = [(results.reward[i], {k: v[i] for k, v in results.metrics.items()}) for i in rows]
     assert ours == theirs[name]
+
+
+def test_the_system_prompt_is_that_of_the_call(python: Path, folder: Path) -> None:
+    heard = []
+
+    def listen(asked: Any) -> str:
+        heard.extend([each["role"], each["content"]] for each in asked)
+        return "olleh"
+
+    env = vf.V1Env(
+        folder / "sums_tools.py", python=python, num_examples=1, system_prompt="Be kind."
+    )
+    env.evaluate(vf.ScriptedClient(listen), "any", progress=False)
+    env.close()
+    asked = [[each["role"], each["content"]] for each in env.get_dataset()[0]["prompt"]]
+    assert heard == asked and heard[0] == ["system", "Be kind."]
 
 
 def test_a_policy_learns_from_a_taskset(

@@ -412,7 +412,8 @@ class V1Env(Environment):
     environment is made once, with the `packages` and what the taskset's project needs.
     `num_examples`: how many tasks to take, -1 for all. `harness`: the program that plays, by
     default the taskset's own, or else one that only calls tools. `timeout`: seconds for one task.
-    `at_once`: tasks that are played at a time. `state["outcome"]` is what the taskset said.
+    `at_once`: tasks that are played at a time. `system_prompt`: a text in place of each task's own.
+    `state["outcome"]` is what the taskset said.
 
     Raises `ValueError` if the tasks need what isn't here, such as a container or a cloud sandbox.
     Nothing is uploaded: the package's own evaluation, which does that, isn't used.
@@ -430,17 +431,20 @@ class V1Env(Environment):
         harness: str | None = None,
         timeout: float = 600.0,
         at_once: int = 16,
+        system_prompt: str | None = None,
         **kwargs: Any,
     ) -> None:
         module, paths, project = find_taskset(taskset)
         python = python_for(python, packages, project)
         settings: dict[str, Any] = {"taskset": module, "paths": paths, "harness": harness}
         settings |= {"config": dict(config or {}), "most": max(num_examples, 0) or None}
+        settings |= {"system_prompt": system_prompt}
         self.timeout = timeout
         self.players = Players(partial(Player, python, self.script, settings), at_once)
         weakref.finalize(self, self.players.close)
         rows = rows_of(python, self.players.get(), project)
-        super().__init__(**{"dataset": rows, "rubric": TasksetRubric(), **kwargs})
+        own = {"dataset": rows, "rubric": TasksetRubric(), "system_prompt": system_prompt}
+        super().__init__(**{**own, **kwargs})
 
     def close(self) -> None:
         """End the process now; the next rollout starts another."""

@@ -111,17 +111,22 @@ def find_client(
     Of several processes, only the one with `rank` 0 needs a client.
     """
     from ..inference.adapter_files import needed_rank
+    from ..inference.client import check_adapter
     from ..inference.http import as_timeout
     from ..inference.serve import reason_for_embedded, serve
 
     where, learner = settings.serve, settings.learner
     if rank or settings.grpo.get("vllm_server_host"):
         return None
+    if args.sampler_int8 and (settings.endpoint or where == "vllm"):
+        given = "--endpoint" if settings.endpoint else "--serve vllm"
+        raise CommandError(f"--sampler-int8 is of the engine in this process: omit it or {given}")
     if settings.endpoint:
         return stack.enter_context(closing(named_client(settings)))
-    own_engine = settings.grpo.get("sampler_int8") or reason_for_embedded(learner)
+    own_engine = args.sampler_int8 or reason_for_embedded(learner)
     if where == "embedded" or (where == "auto" and own_engine):
         return None
+    check_adapter(lora)  # before the server starts, which takes long
     options = server_options(settings, args, needed_rank(lora))
     own: Any = stack.enter_context(serve(learner, "vllm", **options)).client
     own.limit = as_timeout(settings.timeout)

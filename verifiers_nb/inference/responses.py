@@ -103,6 +103,8 @@ def chat_tool(tool: Any) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, Mapping) else tool
     if kind != "function":
         raise ValueError(f"The tool {kind!r} is not supported: only functions are.")
+    if not tool.get("name"):
+        raise ValueError(f"A function has no name: {tool!r:.200}")
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}
@@ -164,6 +166,8 @@ def check_known(request: Mapping[str, Any]) -> None:
     for name, value in request.items():
         if name not in known and value not in (None, False):
             raise ValueError(f"The setting {name!r} is not supported on /v1/responses.")
+        if name in ("text", "reasoning") and not isinstance(value or {}, Mapping):
+            raise ValueError(f"The setting {name!r} must be an object, not {value!r:.100}.")
 
 # %% ../../nbs/inference/21_responses.ipynb #5d35fd1a
 def chat_request(request: Mapping[str, Any], earlier: Sequence[ChatMessage] = ()) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def log_rollouts(
     report_to: str | Sequence[str] | None, rollouts: Sequence[Rollout], step: int
 ) -> None:
     """Log rollouts of a step as a table to each tracker that has tables; log an error instead."""
-    metrics = [*rollouts[0].metrics] if rollouts else []
+    metrics = [*dict.fromkeys(name for each in rollouts for name in each.metrics)]
     columns = ["step", "prompt", "completion", "reward", *metrics]
     rows: list[list[Any]] = [
         [step, conversation(r.prompt), conversation(r.completion), r.reward]
