@@ -548,7 +548,7 @@ def test_a_sampled_rollout_whose_reward_ends_the_process_does_not_end_the_audit(
 
     client = Answers(TALK, solved)
     report = vf.audit(single(leaving), client, "stand-in", n=4, rollouts=2, progress=False)
-    assert report.verdict and any(each.kind == "raises" for each in report.findings) or report.notes
+    assert report.verdict and "raises" in [each.kind for each in report.findings], report
 
 
 INTERRUPTED = """

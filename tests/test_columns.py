@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ class Column:'''
 
 USE = """
 import sys
+from pathlib import Path
 import verifiers_nb as vf
 from verifiers_nb.cli.report import meta_of_run, report_html
 from verifiers_nb.cli.rollout_text import scores_line
@@ -34,7 +36,7 @@ results = vf.load_results(path)
 assert list(vf.results_frame(path)["letters"]) == [3, 1, 2]
 assert "Letters" in report_html(meta_of_run({}), results)
 
-places = find_rollouts([__import__("pathlib").Path(path)])
+places = find_rollouts([Path(path)])
 assert "letters, descending" in ORDERS
 found = ordered_places(places, "letters, descending")
 assert [read_rollout(place)["index"] for place in found] == [0, 2, 1]
@@ -64,14 +66,6 @@ def test_a_new_column_is_one_function_and_one_row(tmp_path: Path) -> None:
             record |= dict(completion=completion, reward=0.0, metrics={}, error=None, turns=[])
             file.write(json.dumps(record) + "\n")
     call = [sys.executable, "-c", USE, str(run / "results.jsonl")]
-    done = subprocess.run(
-        call, cwd=tmp_path, capture_output=True, text=True, env=own_path(tmp_path)
-    )
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}  # the copy comes first
+    done = subprocess.run(call, cwd=tmp_path, capture_output=True, text=True, env=env)
     assert done.stdout == "found everywhere\n", done.stderr[-2000:]
-
-
-def own_path(folder: Path) -> dict[str, str]:
-    """Return this environment with the copy of the package first."""
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(folder)}

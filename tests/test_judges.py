@@ -69,10 +69,11 @@ def test_the_run_judges_itself_and_pays(engine: Any, kind: Any, tmp_path: Path) 
 
 def test_the_explorer_and_the_report_show_the_reasons(tmp_path: Path) -> None:
     env = vf.load_environment("addition", num_eval_examples=2)
-    state = {"judge_reasons": {"kind": "It thanks <b>you</b>."}}
+    state = {"judge_reasons": {"correct_answer": "It thanks <b>you</b>."}}
     results = env.generate(env.get_eval_dataset(n=2), vf.ScriptedClient("42"), "m")
     for each in results.state:
         each.update(state)
     meta = vf.ReportMeta("addition", model="m", num_examples=2)
     page = vf.write_html_report(tmp_path, meta, results).read_text()
-    assert "the judge on kind: It thanks &lt;b&gt;you" in page
+    assert "the judge on correct_answer: It thanks &lt;b&gt;you" in page
+    assert "It thanks &lt;b&gt;you" in vf.RolloutExplorer(results=results).freeze().html

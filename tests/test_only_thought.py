@@ -190,13 +190,18 @@ def test_a_value_passes_if_it_fits_the_declared_schema(
 HOSTILE = ["$(touch x)", "`touch x`", "'; touch x; '", '"; touch x; "', "a\ntouch x", "it's $(touch x)", "a\\", "$HOME"]  # fmt: skip
 SIGNATURES = ["show <word>", 'show "<word>"', "show '<word>'", "show --word=<word>"]
 FORMATS = ["{{value}}", '"{{value}}"', "--word {{value}}", "--word '{{value}}'"]
+MARK = re.compile("['\"]")
+# No quotation marks within quotation marks.
+WRITTEN = [
+    (signature, form)
+    for signature in SIGNATURES
+    for form in FORMATS
+    if not (MARK.search(signature) and MARK.search(form))
+]
 
 
-@pytest.mark.parametrize("signature", SIGNATURES)
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize(("signature", "form"), WRITTEN)
 def test_a_hostile_value_stays_one_word_of_bash(signature: str, form: str, tmp_path: Path) -> None:
-    if signature.count("'") + signature.count('"') and form.count("'") + form.count('"'):
-        return  # quotation marks within quotation marks
     wanted = WORD.model_copy(update={"argument_format": form})
     many = Argument(name="word", type="array", description="", required=True, argument_format=form)
     script = "show() { for each; do printf '%s\\0' \"$each\"; done; }\n"

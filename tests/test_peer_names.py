@@ -27,7 +27,6 @@ LACKING = {
     ),
     "0.1.11": (
         "AnthropicMessagesClient CustomBaseModel "
-        ""
         "OpenAIChatCompletionsClient OpenAIChatCompletionsTokenClient "
         "OpenAICompletionsClient RolloutGatewayMixin"
     ),

@@ -59,7 +59,7 @@ def test_vllm_gets_the_unpacked_folder(loaded: tuple[Any, Any]) -> None:
     }
 
 
-def test_it_answers_and_ends(loaded: tuple[Any, Any], engine: Any) -> None:
+def test_it_answers_and_ends(engine: Any) -> None:
     env = vf.SingleTurnEnv(
         dataset=[{"question": QUESTION[0]["content"], "answer": "Paris"}],
         rubric=vf.Rubric(lambda completion, answer: float(answer in completion[-1]["content"])),
@@ -69,9 +69,7 @@ def test_it_answers_and_ends(loaded: tuple[Any, Any], engine: Any) -> None:
     assert "<|im_" not in results.completion[0][-1]["content"]
 
 
-def test_an_ordinary_folder_and_a_blob_of_ollama_are_the_same_model(
-    loaded: tuple[Any, Any], tmp_path: Path
-) -> None:
+def test_an_ordinary_folder_is_the_same_model(loaded: tuple[Any, Any], tmp_path: Path) -> None:
     model, tokenizer = loaded
     model.save_pretrained(tmp_path / "folder")
     tokenizer.save_pretrained(tmp_path / "folder")

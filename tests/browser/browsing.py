@@ -15,7 +15,8 @@ from nbformat.v4 import new_code_cell, new_notebook
 SHOTS = Path(__file__).resolve().parents[2] / "outputs" / "browser"  # kept to be looked at
 WINDOW = {"width": 1280, "height": 1600}
 # JupyterLab's own: a check of what arrives while a page is being left; what it asked a kernel that has ended; a timer of
-# a notebook that was closed; its widgets' request for the kernel of one; a connection to a kernel that died. anywidget's: a script that was late, for which our views ask again.
+# a notebook that was closed, or what its widgets ask its kernel; a connection to a kernel that died. anywidget's: a
+# script that was late, for which our views ask again.
 NOT_OURS = (
     "Kernel message validation",
     "Canceled future",

@@ -117,7 +117,7 @@ def test_typing_changes_the_score(notebook, page) -> None:
 
 
 def test_a_hundred_thousand_characters_are_typed_into(notebook, page) -> None:
-    """What is typed is seen in less than a tenth of a second, and both layers have the same lines."""
+    """What is typed is seen in less than half a second, and both layers have the same lines."""
     long = "i.text = '<think>' + 'We add 3 and 4, carry\\tnothing. ' * 3500 + '</think>\\n<answer>7</answe'"
     notebook("long.ipynb", SETUP, f"i = vf.FormatInspector(parser); {long}; i")
     widget, editor = widget_of(page), page.get_by_label("Text", exact=True)

@@ -134,9 +134,8 @@ def test_conversation_of_sixty_turns(widget) -> None:
     folded.locator("summary").focus()
     page.keyboard.press("Enter")
     assert folded.evaluate("node => node.open && node.getBoundingClientRect().height > 200")
-    widget.get_by_role(
-        "button", name="Reward", exact=True
-    ).click()  # drawn again, it is as the reader left it
+    # Drawn again, it is as the reader left it.
+    widget.get_by_role("button", name="Reward", exact=True).click()
     widget.get_by_role("button", name="Reward ↓").wait_for()
     assert folded.evaluate("node => node.open")
     assert area.evaluate(BROKEN_WORDS) == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'QUOTE_OR_ESCAPE', 'SPECIAL',
            'IN_DOUBLE_QUOTES', 'SINGLE_QUOTED', 'ACTIVE', 'EXPRESSION', 'STRING', 'SHELL_TOKEN', 'QUOTED_TOKEN',
-           'SIMPLE', 'QUOTED', 'COMPOUND', 'SHELL_WORD', 'END_OF_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN',
+           'SIMPLE', 'QUOTED', 'COMPOUND', 'SHELL_WORD', 'END_OF_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'JOINTS',
            'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits', 'value_fault', 'call_format',
            'check_arguments', 'Command', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell',
            'own_characters', 'check_written', 'render_argument', 'write_value', 'invoke', 'usage', 'argument_docs',
@@ -292,7 +292,11 @@ def render_argument(argument: Argument, value: Any) -> str:
 
 # %% ../../nbs/parsers/04_commands.ipynb #cb4e5208
 def write_value(argument: Argument, value: Any, before: str, null: Any = None) -> str:
-    """Write a value with its argument's template for a shell; `before` is the call before it."""
+    """Write a value with its argument's template for a shell; `before` is the call before it.
+
+    `null` is written in place of `None`. Raises `ValueError` for a value that the shell would not
+    read as one word there, or as a word for each item of a list.
+    """
     mark = open_quote(before + argument.argument_format.partition("{{")[0])
     if isinstance(value, (list, dict)):
         written = render_argument(argument, for_shell(value))
@@ -312,8 +316,8 @@ def write_value(argument: Argument, value: Any, before: str, null: Any = None) -
 def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
     """Return the stripped call of a command; an argument without a value leaves nothing behind.
 
-    The templates get `null` instead of `None`. Errors of a template, such as one for a value of the
-    wrong type, are not caught.
+    The templates get `null` instead of `None`. Raises `ValueError` as `write_value` does. Errors of
+    a template, such as one for a value of the wrong type, are not caught.
     """
     call = command.invoke_format
     words = dict.fromkeys([argument.name for argument in command.arguments], "")
@@ -395,6 +399,7 @@ BEFORE_COMMAND = frozenset(
     [*"\n;&|)", ";;", "&&", "||", "|&", ";&", ";;&", "then", "do", "else", "elif", "!", "time"]
 )
 END_OF_PATTERN = re.compile(r"\s*[)|]")
+JOINTS = ("&&", "||", "|", "|&")  # a command must follow each of them
 
 
 def open_word(bare: str) -> str:
@@ -402,7 +407,8 @@ def open_word(bare: str) -> str:
 
     That is also `&&` or `|` before a missing command. It is "" if the words don't fit together.
     """
-    opened: list[tuple[str, str, bool]] = []  # each with its end, and what may follow the end
+    # Each open word with the word that ends it, and whether a command may begin after that.
+    opened: list[tuple[str, str, bool]] = []
     may_begin, is_name, word = True, False, ""
     for found in SHELL_WORD.finditer(bare):
         before, word = word if found[0] == "\n" else "", found[0]
@@ -429,8 +435,10 @@ def open_word(bare: str) -> str:
         else:
             is_name = may_begin and word == "function"
             may_begin = False
-        word = before if word == "\n" and before in ("&&", "||", "|", "|&") else word
-    return word if word in ("&&", "||", "|", "|&") else opened[-1][0] if opened else ""
+        word = before if word == "\n" and before in JOINTS else word
+    if word in JOINTS:
+        return word
+    return opened[-1][0] if opened else ""
 
 # %% ../../nbs/parsers/04_commands.ipynb #63c79afd
 def unfinished_list(command: str) -> str:
@@ -438,11 +446,16 @@ def unfinished_list(command: str) -> str:
     if not COMPOUND.search(f"\n{command}") and not command.rstrip().endswith(("&&", "|", "|&")):
         return ""
     word = open_word(QUOTED.sub("''", command))
-    return word and ("a list of commands" if word[0] in "&|" else f"`{word}`")
+    if word in JOINTS:
+        return "a list of commands"
+    return f"`{word}`" if word else ""
 
 # %% ../../nbs/parsers/04_commands.ipynb #ea3f1b3f
 def without_quotation(mark: str) -> str:
-    """Return what stays of a token of the shell: parentheses and line breaks."""
+    """Return a token of the shell without what it quotes.
+
+    Parentheses and line breaks stay; a quoted word becomes `''`.
+    """
     if mark in "()\n":
         return mark
     if mark == "\\\n" or mark[0] == "#":

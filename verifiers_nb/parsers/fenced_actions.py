@@ -94,6 +94,7 @@ def fenced_format(commands: Sequence[Command]) -> Format:
     """
     from . import structural_tags as tags
 
+    # A `<` and what may follow it, all on one line: no set of characters has the line break.
     bracket = f"<{tags.going_on([OPEN[1:], CLOSE[1:]])}".replace("[^", "[^\\n")
     last = f"`{{0,2}}(?:[^`<\\n][^<\\n]*(?:{bracket})*|(?:{bracket})+)?"
     lines, name = f"(?:{last}\\n)*", tags.exact_class(r"[^\s`]")
@@ -104,13 +105,14 @@ def fenced_format(commands: Sequence[Command]) -> Format:
     return tags.any_of([tags.RegexFormat(pattern=lines + block), thoughtful])
 
 # %% ../../nbs/parsers/07_fenced_actions.ipynb #70101b49
-WHOLE_COMMAND = "whole command"  # the rule
+WHOLE_COMMAND = "whole command"  # the name of the rule that no fence cuts a command
 
 
 def is_cut(command: str, rest: str) -> bool:
     """Return whether a here-document is open at the end of a command and closed in the rest."""
     here = "a here-document"
-    return unfinished_part(command) == here != unfinished_part(f"{command}\n{rest}")
+    is_open = unfinished_part(command) == here
+    return is_open and unfinished_part(f"{command}\n{rest}") != here
 
 # %% ../../nbs/parsers/07_fenced_actions.ipynb #fd1d5a0b
 def cut_document(turn: ActionTurn) -> FormatError | None:

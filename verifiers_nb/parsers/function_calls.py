@@ -112,7 +112,7 @@ def call_line(command: Command, values: Mapping[str, Any], null: Any = None) -> 
 # %% ../../nbs/parsers/10_function_calls.ipynb #4d134bc0
 FUNCTION_TAG, FUNCTION_END = "<function=", "</function>"
 PARAMETER_TAG, PARAMETER_END = "<parameter=", "</parameter>"
-# The patterns of SWE-agent's page
+# The patterns of SWE-agent, for code that imports them from here; we use those below.
 FN_REGEX_PATTERN = r"<function=([^>]+)>\n(.*?)</function>"
 FN_PARAM_REGEX_PATTERN = r"<parameter=([^>]+)>(.*?)</parameter>"
 # The second group is `None` if the call or the parameter isn't complete.
@@ -143,7 +143,7 @@ LINE_RANGE = re.compile(rf"\[({LINE_NUMBER}),{BETWEEN}({LINE_NUMBER})\]{BETWEEN}
 
 
 def read_range(value: str) -> list[int]:
-    """Read `[first, last]`."""
+    """Read `[first, last]`; raises `FunctionCallingFormatError` for another text."""
     if found := LINE_RANGE.fullmatch(value):
         return [*map(int, found.groups())]
     message = f"view_range must be [first, last], such as [1, 50], not {excerpt(value)}."
@@ -151,7 +151,10 @@ def read_range(value: str) -> list[int]:
 
 # %% ../../nbs/parsers/10_function_calls.ipynb #e627518c
 def typed_value(argument: Argument, text: str) -> Any:
-    """Return the value of an argument that is given as text, read as JSON unless it is a string."""
+    """Return the value of an argument that is given as text, read as JSON unless it is a string.
+
+    Raises `FunctionCallingFormatError` if it doesn't have the declared type.
+    """
     value: Any = text
     if argument.type in JSON_TYPES and argument.type != "string":
         with suppress(ValueError, RecursionError):
@@ -262,7 +265,10 @@ def member(thing: Any, key: str) -> Any:
 
 # %% ../../nbs/parsers/10_function_calls.ipynb #5744afc4
 def only_call(calls: Any) -> Any:
-    """Return the function of the only tool call."""
+    """Return the function of the only tool call.
+
+    Raises `FunctionCallingFormatError` if there are none or several.
+    """
     count = len(calls) if isinstance(calls, list | tuple) else 0
     if count != 1:
         message = f"There must be exactly one tool call, and there are {count}."
@@ -272,7 +278,10 @@ def only_call(calls: Any) -> Any:
 
 # %% ../../nbs/parsers/10_function_calls.ipynb #7817cdff
 def call_values(arguments: Any) -> Mapping[str, Any]:
-    """Read the arguments of a tool call, a mapping or JSON text."""
+    """Read the arguments of a tool call, a mapping or JSON text.
+
+    Raises `FunctionCallingFormatError` if they are no object.
+    """
     try:
         values = arguments if isinstance(arguments, Mapping) else json.loads(arguments)
     except (TypeError, ValueError, RecursionError) as error:
@@ -363,7 +372,7 @@ def read_json_object(text: str) -> dict[str, Any]:
 
 # %% ../../nbs/parsers/10_function_calls.ipynb #89d14003
 def read_fields(data: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Return the thought and the command's object."""
+    """Return the thought and the command's object; raises `FormatError` if one is missing."""
     call = data.get("command")
     if "thought" not in data or not isinstance(call, dict) or "name" not in call:
         message = "It needs the keys 'thought' and 'command', which is an object with a 'name'."
@@ -372,7 +381,10 @@ def read_fields(data: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 # %% ../../nbs/parsers/10_function_calls.ipynb #e1822db4
 def joined_call(name: Any, arguments: Any) -> str:
-    """Return the command line of an unknown command: its name and its values, in order."""
+    """Return the command line of an unknown command: its name and its values, in order.
+
+    Raises `FormatError` unless all of them are texts.
+    """
     words = [name, *arguments.values()] if isinstance(arguments, dict) else [name, None]
     if not all(isinstance(word, str) for word in words):
         raise FormatError("The command is not known, so its name and arguments must be text.")

@@ -201,15 +201,15 @@ def warn_of_schemas(root: BaseModel) -> None:
                 warnings.warn(f"{message} json_tag(schema).format is exact.", stacklevel=5)
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #4dcec900
-MATCHING_LIMIT = 2.0  # seconds of the processor for a text, and
-TIME_PER_CHARACTER = 2e-6  # more for each of its characters
+MATCHING_LIMIT = 2.0  # seconds of CPU time for any text
+TIME_PER_CHARACTER = 2e-6  # seconds more for each of its characters
 FIRST_SLICE, LARGEST_SLICE = 32, 65_536
 
 
 def feed(matcher: xgrammar.GrammarMatcher, text: str) -> int:
     """Advance a matcher as far as `text` fits, and return how many characters it took.
 
-    A grammar that needs too long is a `TimeoutError`.
+    Raises `TimeoutError` for a grammar that needs too long.
     """
     began = now = time.thread_time()
     limit = MATCHING_LIMIT + TIME_PER_CHARACTER * len(text)
@@ -363,11 +363,17 @@ class StructuralTag(xgrammar.StructuralTag):
         return feed(matcher, text) == len(text) and matcher.is_completed()
 
     def matched_prefix(self, text: str) -> int:
-        """Count the characters from the start that could begin a text that fits."""
+        """Count the characters from the start that could begin a text that fits.
+
+        Raises `TimeoutError` if the grammar is too slow.
+        """
         return feed(self.matcher(), text)
 
     def expected_at(self, text: str) -> str:
-        """Return what could have come at the first character that doesn't fit, or at the end."""
+        """Return what could have come at the first character that doesn't fit, or at the end.
+
+        Raises `TimeoutError` if the grammar is too slow.
+        """
         matcher = self.matcher()
         feed(matcher, text)
         return describe_next(matcher)

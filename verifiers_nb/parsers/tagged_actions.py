@@ -24,7 +24,7 @@ from .actions import (
     thinking_then_prose,
 )
 from .commands import Command
-from .think import ALL_MARKS, ANY_MARK, first_outside, passed, plain_from
+from .think import ALL_MARKS, ANY_MARK, after_mark, first_outside, plain_from
 
 if TYPE_CHECKING:
     from .structural_tags import Format
@@ -45,7 +45,7 @@ def hide_thinking(text: str) -> str:
             end = found.end()
             shown.append(text[at:end])
         else:
-            end = passed(text, found)
+            end = after_mark(text, found)
             shown.append(text[at : found.start()] + " " * (end - found.start()))
         at = end
     return "".join([*shown, text[at:]])

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['THINKING_TAGS', 'TAG_FORMS', 'THINKING_MARKS', 'CLOSING_OF', 'LONE_CLOSINGS', 'ALL_MARKS', 'NAME_ENDS', 'MARK_PARTS',
            'MARK_WORDS', 'LONGEST_MARK', 'LONG_TEXT', 'ANY_MARK', 'ANGLED', 'FIRST_LETTERS', 'ANGLE_MARK', 'ENDING_OF',
            'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'ThinkingMark',
-           'any_mark', 'marks_in', 'has_thinking', 'passed', 'first_outside', 'plain_from', 'outside_thinking',
+           'any_mark', 'marks_in', 'has_thinking', 'after_mark', 'first_outside', 'plain_from', 'outside_thinking',
            'skip_thinking', 'search_outside', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser',
            'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser',
            'ThinkBoxedParser']
@@ -121,7 +121,7 @@ ENDING_OF = {
 }
 
 
-def passed(text: str, mark: re.Match[str]) -> int:
+def after_mark(text: str, mark: re.Match[str]) -> int:
     """Return where a text goes on after a mark and the thinking that it opens."""
     ending = ENDING_OF.get(mark[0])
     if ending is None:
@@ -138,7 +138,7 @@ def first_outside(text: str, marks: re.Pattern[str]) -> int:
     start = at = 0
     while mark := marks.search(text, at):
         first = mark.start() == start
-        at = passed(text, mark)
+        at = after_mark(text, mark)
         if first or mark[0] not in ENDING_OF:
             start = at
     return start
@@ -164,7 +164,7 @@ def outside_thinking(text: str) -> str:
     pieces, at = [], first_outside(text, marks)
     while mark := marks.search(text, at):
         pieces.append(text[at : mark.start()])
-        at = passed(text, mark)
+        at = after_mark(text, mark)
     return "".join([*pieces, text[at:]])
 
 # %% ../../nbs/parsers/02_think.ipynb #2d84ae51
@@ -174,7 +174,7 @@ def skip_thinking(text: str, at: int, start: int, marks: re.Pattern[str]) -> int
     That is `at` without any, and beyond `start` if the thinking reaches over it.
     """
     while mark := marks.search(text, at, start):
-        at = passed(text, mark)
+        at = after_mark(text, mark)
     return at
 
 # %% ../../nbs/parsers/02_think.ipynb #76cd0884
@@ -191,7 +191,7 @@ def search_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.M
                 yield found
             at = found.end() if found else start + len(mark)
         elif thought:
-            at = passed(text, thought)
+            at = after_mark(text, thought)
         else:
             return
         if thought and thought.start() < at:

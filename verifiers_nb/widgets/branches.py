@@ -72,7 +72,7 @@ def split_at(record: Mapping[str, Any], message: int, text: str) -> tuple[Messag
 
     `message` counts the messages of prompt and completion; where these are texts, they are messages
     0 and 1. An answer that calls tools keeps their results; an answer in the prompt begins the
-    completion.
+    completion. Raises `IndexError` for a message that the rollout doesn't have.
     """
     prompt, completion = record["prompt"], record["completion"]
     if isinstance(prompt, str):
@@ -89,7 +89,10 @@ def split_at(record: Mapping[str, Any], message: int, text: str) -> tuple[Messag
 
 # %% ../../nbs/widgets/08_branches.ipynb #7b350484
 def turn_and_place(turns: Sequence[Turn], number: int) -> tuple[int, int]:
-    """Return the turn of a sampled token, and its place among the tokens of this turn."""
+    """Return the turn of a sampled token, and its place among the tokens of this turn.
+
+    All of them count from 0. Raises `IndexError` for a token that was not sampled.
+    """
     at = number
     for turn, each in enumerate(turns):
         if 0 <= at < len(each.completion_ids):
@@ -104,7 +107,10 @@ ALTERNATIVES = 5  # alternatives to a token
 def engine_chances(
     network: Any, ids: Sequence[int], token: int, temperature: float
 ) -> tuple[dict[int, float], int | None]:
-    """Return the chances of the likeliest tokens after `ids`, and the rank of one token."""
+    """Return the chances of the likeliest tokens after `ids`, by id, and the rank of one token.
+
+    The likeliest has rank 1.
+    """
     import torch
 
     given = torch.tensor([[*ids]], device=network.device)

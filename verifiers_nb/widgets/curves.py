@@ -147,7 +147,9 @@ def marks_by_kind(
         )
         for kind in MARK_KINDS
     }
-    return {kind: each[:: -(-len(each) // MOST_MARKS)] for kind, each in found.items() if each}
+    return {
+        kind: each[:: math.ceil(len(each) / MOST_MARKS)] for kind, each in found.items() if each
+    }
 
 # %% ../../nbs/widgets/13_curves.ipynb #75c256e9
 def mark_path(
@@ -188,11 +190,18 @@ def drawn_steps(curves: Sequence[Curve], zoom: tuple[float, float]) -> set[int]:
 
     Curves with more points than `LINES` share these steps.
     """
+
+    def side(point: Point) -> int:
+        """Return 0 for a point before the zoomed range, 1 within it, 2 after it."""
+        if point[0] < zoom[0]:
+            return 0
+        return 1 if point[0] <= zoom[1] else 2
+
     chosen: set[int] = set()
     long = max(sum(len(curve.points) > LINES for curve in curves), 1)
     for curve in curves:
-        for side, group in groupby(curve.points, lambda p: (p[0] >= zoom[0]) + (p[0] > zoom[1])):
-            part, most = [*group], LINES if side == 1 else LINES // 4
+        for place, group in groupby(curve.points, side):
+            part, most = [*group], LINES if place == 1 else LINES // 4
             share = max(most // long, 2) if len(part) > most else most
             chosen |= {step for step, _ in thin(part, share)}
     return chosen
@@ -213,9 +222,9 @@ def curve_traces(curve: Curve, smoothing: float, steps: set[int]) -> list[dict[s
     for label, points, opacity in lines:
         kept = [(at, float(f"{v:.5g}")) for at, v in points if is_dots or at in steps]
         x, y = zip(*kept, strict=True)
-        made.append({"type": "scatter", "mode": "markers" if is_dots else "lines", "x": x, "y": y,
-        "name": label,
-                     "legendgroup": name, "opacity": opacity, "meta": curve.hue % 6})  # fmt: skip
+        mode = "markers" if is_dots else "lines"
+        trace = {"type": "scatter", "mode": mode, "x": x, "y": y, "name": label}
+        made.append({**trace, "legendgroup": name, "opacity": opacity, "meta": curve.hue % 6})
     return made
 
 # %% ../../nbs/widgets/13_curves.ipynb #238acbce

@@ -12,6 +12,7 @@ __all__ = ['draw_part', 'SPEED_STEPS', 'PHASES', 'MOST_COLUMNS', 'MOST_VISITS', 
            'dashboard_html']
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #dda58e94
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,9 +30,15 @@ from .curves import (
     figure_text,
     mark_words,
 )
-from .html import Mark, button, fill, marked_text, number_text
+from .html import (
+    Mark,
+    button,
+    duration_text,
+    fill,
+    marked_text,
+    number_text,
+)
 from .rollout_query import Row, last_text, messages_text, reward_notes
-from .rollout_table import duration_text
 from .run import (
     HUGE,
     NOTES,
@@ -224,12 +231,11 @@ def curves_html(view: DashboardState, live: bool) -> str:
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #f1b6f115
 def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     """Draw one completion with its reward, its parts and its prompt."""
-    record, parts = row.record, islice(row.scores.items(), 6)
-    advantage = record.get("advantage")
-    facts = (
-        [] if advantage is None else [f"advantage {advantage:+.3g}" if advantage else "advantage 0"]
-    )
-    facts += [f"{name[:40]} {number_text(value)}" for name, value in parts]
+    record, facts = row.record, list[str]()
+    if (advantage := record.get("advantage")) is not None:
+        facts.append(f"advantage {advantage:+.3g}" if advantage else "advantage 0")
+    for name, value in islice(row.scores.items(), 6):
+        facts.append(f"{name[:40]} {number_text(value)}")
     if row.truncated:
         facts.append("truncated")
     if row.failed:
@@ -237,8 +243,9 @@ def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     for name, error in reward_notes(record).items():
         facts.append(f"{name[:40]} failed: {str(error)[:200]}")
     text = marked_text(messages_text(record["completion"]), marks, "Completion", 1600)
-    reward, is_odd, asked = number_text(row.reward), not abs(row.reward) < HUGE, record["prompt"]
-    return draw_part("sample", reward, is_odd, facts, last_text(asked), press, text)
+    reward = number_text(row.reward)
+    is_odd = math.isnan(row.reward) or abs(row.reward) >= HUGE
+    return draw_part("sample", reward, is_odd, facts, last_text(record["prompt"]), press, text)
 
 # %% ../../nbs/widgets/16_dashboard_page.ipynb #173c86c6
 def scores_html(scores: Mapping[str, Sequence[float]]) -> str:

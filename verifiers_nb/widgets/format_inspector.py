@@ -317,11 +317,11 @@ class FormatInspector(Panel):
         self.step(int(data["by"]))
 
     def on_losers(self, data: Mapping[str, str]) -> None:
-        """List the texts of a bar of the survey."""
+        """List the texts of a bar of the survey, or all that lost points at a check."""
         self.list_bar(int(data["check"]), int(data.get("bin", -1)))
 
     def on_all(self, data: Mapping[str, str]) -> None:
-        """List all texts that lost points."""
+        """List all texts."""
         self.list_losers()
 
     def on_page(self, data: Mapping[str, str]) -> None:

@@ -172,13 +172,19 @@ def contract_of(source: Any, commands: Sequence[Command] = ()) -> Contract:
 
 # %% ../../nbs/widgets/02_inspection.ipynb #3fc2d1ff
 CLOSERS = b'"}])>:,0a'
-LONGEST_END = 200  # bytes
 
 
 def eagerness(byte: int, last: bytes) -> tuple[int, bool, int]:
     """Order bytes: closing ones first, then visible ones, then the rest; a repeated one last."""
-    kind = CLOSERS.index(byte) if byte in CLOSERS else 20 if 32 < byte < 127 else 40
+    is_visible = 32 < byte < 127
+    if byte in CLOSERS:
+        kind = CLOSERS.index(byte)
+    else:
+        kind = len(CLOSERS) if is_visible else len(CLOSERS) + 1
     return kind, bytes([byte]) == last, byte
+
+# %% ../../nbs/widgets/02_inspection.ipynb #70366216
+LONGEST_END = 200  # bytes
 
 
 def finish_grammar(matcher: GrammarMatcher) -> str | None:
@@ -188,9 +194,12 @@ def finish_grammar(matcher: GrammarMatcher) -> str | None:
     written = b""
     while not matcher.is_completed():
         choices = [byte for byte in allowed_bytes(matcher) if byte != END]
-        step = bytes([min(choices, key=lambda byte: eagerness(byte, written[-1:]), default=0)])
-        if len(written := written + step) > LONGEST_END or not matcher.accept_string(step):
+        if not choices or len(written) == LONGEST_END:
             return None
+        step = bytes([min(choices, key=lambda byte: eagerness(byte, written[-1:]))])
+        if not matcher.accept_string(step):
+            return None
+        written += step
     return written.decode(errors="replace")
 
 # %% ../../nbs/widgets/02_inspection.ipynb #64ce25f0
@@ -447,7 +456,7 @@ class Survey:
 
     def scores(self, check: str) -> list[float]:
         """Return the scores of the rows that have a check."""
-        return [score for score in self.columns[check] if score == score]
+        return [score for score in self.columns[check] if not math.isnan(score)]
 
     def losers(self, check: str, low: float = 0.0, high: float = 1.0) -> list[int]:
         """Return the rows with `low <= score < high`: by default those that lost points."""

@@ -63,8 +63,8 @@ def tokens_left(growing: Sequence[int], mean: float | None, limit: int | None, c
     usual = mean or limit
     if not usual:
         return 0.0
-    rest = ((usual if tokens < usual else max(limit or 0, tokens)) - tokens for tokens in growing)
-    return sum(rest) + usual * max(0, count - len(growing))
+    ends = [usual if tokens < usual else max(limit or 0, tokens) for tokens in growing]
+    return sum(ends) - sum(growing) + usual * max(0, count - len(growing))
 
 # %% ../../nbs/widgets/07_live_run.ipynb #386071ea
 class Pace:

@@ -60,7 +60,7 @@ def kept_adapters(folder: str | Path) -> dict[int, Path]:
     return steps
 
 # %% ../../nbs/widgets/19_policy_slider.ipynb #d48b42ef
-LIKELY = 20  # tokens with a known probability at each position; more than vLLM sends
+LIKELY = 20  # tokens with a known probability at each position; vLLM sends no more
 LEAST_CHANCE = 1e-6  # lower ones are not kept; the page shows small ones as factors
 Chances = dict[int, float]  # of token ids
 

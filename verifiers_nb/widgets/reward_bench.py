@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EQUAL', 'StoredStep', 'MOST_ASKED', 'MOST_SAID', 'MOST_LISTED', 'MOST_TRICKS', 'group_view', 'short_earners',
-           'StoredScores', 'RewardEffects', 'reward_effects', 'neighbour_groups', 'read_steps', 'call_on',
-           'read_scores', 'reward_chart', 'effects_html', 'stored_rollout', 'rollout_name', 'flips_html', 'opened_html',
-           'failed_note', 'weighted_tricks', 'cheats_html', 'RewardBench']
+__all__ = ['StoredStep', 'MOST_ASKED', 'MOST_SAID', 'MOST_LISTED', 'MOST_TRICKS', 'group_view', 'short_earners', 'StoredScores',
+           'RewardEffects', 'reward_effects', 'neighbour_groups', 'read_steps', 'call_on', 'read_scores',
+           'reward_chart', 'effects_html', 'stored_rollout', 'rollout_name', 'flips_html', 'opened_html', 'failed_note',
+           'weighted_tricks', 'cheats_html', 'RewardBench']
 
 # %% ../../nbs/widgets/18_reward_bench.ipynb #1836a5cd
 import copy
@@ -26,7 +26,7 @@ import numpy as np
 from ..envs.audit import RIGHT, paid_texts
 from ..envs.environment import Environment
 from ..envs.findings import PaidText
-from ..envs.learnable import most_possible
+from ..envs.learnable import EQUAL_REWARDS, most_possible
 from ..envs.records import rollout_record
 from ..envs.rescore import score_again, stored_rollouts, unchanged_funcs, with_funcs
 from ..envs.rollouts import run_sync
@@ -51,9 +51,6 @@ if TYPE_CHECKING:
     from ..trainer.grpo import GRPOTrainer
 
 # %% ../../nbs/widgets/18_reward_bench.ipynb #f54b943e
-EQUAL = 1e-9  # rewards that are closer than this are the same
-
-
 def group_view(
     rewards: np.ndarray, groups: np.ndarray, valid: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -69,11 +66,11 @@ def group_view(
     low, high = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(low, groups[valid], rewards[valid])
     np.maximum.at(high, groups[valid], rewards[valid])
-    differ = high - low > EQUAL
+    differ = high - low > EQUAL_REWARDS
     total = np.bincount(groups, np.where(valid, rewards, 0.0), count)
     mean = total / np.maximum(np.bincount(groups, valid, count), 1)
     advantages = np.where(valid & differ[groups], rewards - mean[groups], 0.0)
-    return advantages, valid & (rewards >= high[groups] - EQUAL), differ
+    return advantages, valid & (rewards >= high[groups] - EQUAL_REWARDS), differ
 
 # %% ../../nbs/widgets/18_reward_bench.ipynb #a3efba4b
 def short_earners(
@@ -84,7 +81,8 @@ def short_earners(
         return np.array([], dtype=int)
     first = lengths[valid & (steps == steps[valid].min())]
     is_short = lengths <= np.quantile(first, 0.75) / 4
-    found = np.flatnonzero(valid & is_short & (rewards > rewards[valid].mean() + EQUAL))
+    more = rewards > rewards[valid].mean() + EQUAL_REWARDS
+    found = np.flatnonzero(valid & is_short & more)
     return found[np.argsort(lengths[found], kind="stable")]
 
 # %% ../../nbs/widgets/18_reward_bench.ipynb #26ef85d8
@@ -241,7 +239,7 @@ def reward_chart(effects: RewardEffects, most: tuple[float, float]) -> Chart | N
     tops = [
         max(each, float(found.max())) for each, found in zip(most, effects.rewards, strict=True)
     ]
-    is_share = abs(tops[0] - tops[1]) > EQUAL and min(tops) > 0
+    is_share = abs(tops[0] - tops[1]) > EQUAL_REWARDS and min(tops) > 0
     scales = tops if is_share else [1.0, 1.0]
     curves = [
         Curve(
@@ -508,9 +506,9 @@ class RewardBench(Panel):
         self.show(int(data["number"]))
 
     def on_cheats(self, data: Mapping[str, str]) -> None:
-        """Look for cheats."""
+        """Try the tricks of the audit."""
         self.find_cheats()
 
     def on_fork(self, data: Mapping[str, str]) -> None:
-        """Show how to fork the run at a step."""
+        """Continue training from the checkpoint of a step."""
         self.fork(int(data["step"]))

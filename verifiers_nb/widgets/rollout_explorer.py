@@ -233,7 +233,9 @@ class RolloutExplorer(Panel):
             return
         here = self.table.rows[self.at].prompt if self.at is not None else -1
         prompts = [group.prompt for group in groups]
-        now = prompts.index(here) if here in prompts else -1 if by > 0 else 1
+        now = -1 if by > 0 else 1  # where no prompt is shown, a step leads to the first
+        if here in prompts:
+            now = prompts.index(here)
         place = max(0, min(now + by, len(groups) - 1))
         best, worst = groups[place].numbers[0], groups[place].numbers[-1]
         self.page = place // self.rows
@@ -433,7 +435,7 @@ class RolloutExplorer(Panel):
             return decoder(self.tokenizer)
         return find_decoder(played_by(record) or self.model or "")
 
-    # Presses
+    # What is typed and chosen
 
     def run_as_set(self) -> None:
         """Run rollouts with the settings that were typed."""
@@ -589,6 +591,8 @@ class RolloutExplorer(Panel):
             )
         return drawn
 
+    # What each press does
+
     def on_set(self, data: Mapping[str, str]) -> None:
         """Keep a setting for the next run."""
         self.settings.update({data["setting"]: data["value"]})
@@ -627,7 +631,7 @@ class RolloutExplorer(Panel):
         self.show_pair(int(data["best"]), int(data["worst"]))
 
     def on_filter(self, data: Mapping[str, str]) -> None:
-        """Show only rollouts with this text."""
+        """List only rollouts with this text."""
         self.select(text=data["value"])
 
     def on_regular(self, data: Mapping[str, str]) -> None:
@@ -635,15 +639,15 @@ class RolloutExplorer(Panel):
         self.select(regular=not self.query.regular)
 
     def on_score(self, data: Mapping[str, str]) -> None:
-        """Sort and colour by this score."""
+        """Choose the score that the list shows and that the bounds are for."""
         self.change(score=data["value"])
 
     def on_low(self, data: Mapping[str, str]) -> None:
-        """Leave out rollouts with a lower score."""
+        """Leave out rollouts with a lower score from the list."""
         self.bound_score(data["score"], low=data["value"])
 
     def on_high(self, data: Mapping[str, str]) -> None:
-        """Leave out rollouts with a higher score."""
+        """Leave out rollouts with a higher score from the list."""
         self.bound_score(data["score"], high=data["value"])
 
     def on_clear(self, data: Mapping[str, str]) -> None:
@@ -659,15 +663,15 @@ class RolloutExplorer(Panel):
         self.apply_template()
 
     def on_pick(self, data: Mapping[str, str]) -> None:
-        """Show only rollouts with this value of a column."""
+        """List only rollouts with this value of a column, or all again."""
         self.pick(data["column"], data["picked"])
 
     def on_only(self, data: Mapping[str, str]) -> None:
-        """Show only failed rollouts, or all."""
+        """List only one kind of rollouts, such as those that failed, or all."""
         self.select(only=data["only"])
 
     def on_sort(self, data: Mapping[str, str]) -> None:
-        """Sort by a column."""
+        """Sort by a column or a score, or turn the order."""
         self.sort(data["sort"])
 
     def on_step(self, data: Mapping[str, str]) -> None:
@@ -700,7 +704,7 @@ class RolloutExplorer(Panel):
             self.show(int(data["value"]) - 1, self.pinned)
 
     def on_view(self, data: Mapping[str, str]) -> None:
-        """Choose how messages are shown."""
+        """Choose how the rollout is shown: its messages or its tokens."""
         if data["view"] in VIEWS:
             self.change(view_name=data["view"])
 
@@ -726,5 +730,5 @@ class RolloutExplorer(Panel):
         self.change(file_name=data["value"])
 
     def on_export(self, data: Mapping[str, str]) -> None:
-        """Write the rollouts that are shown to the file."""
+        """Write the selected rollouts to the file."""
         self.export_as_named()

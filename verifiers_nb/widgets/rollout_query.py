@@ -35,7 +35,8 @@ class Row:
 
     `record` reads the whole of it from `source[at]`. `prompt`: rows of one number answer the same
     prompt. `scores`: the parts of the reward. `columns`: the values of `inference.columns`.
-    `parent`: the row that this one branched off.
+    `parent`: the row that this one branched off. `text`: what a search looks through, None until it
+    was read.
     """
 
     source: Sequence[Record] = field(repr=False)
@@ -79,8 +80,10 @@ def nan_last(score: float, descending: bool) -> tuple[bool, float]:
 # %% ../../nbs/widgets/04_rollout_query.ipynb #a8323106
 def in_order(numbers: Sequence[int], values: Sequence[Any], descending: bool) -> list[int]:
     """Sort numbers by their values, which are numbers or texts; None and NaN come last."""
-    known = [n for n in numbers if values[n] is not None and values[n] == values[n]]
-    unknown = [n for n in numbers if values[n] is None or values[n] != values[n]]
+    # NaN is unequal to itself.
+    missing = {n for n in numbers if values[n] is None or values[n] != values[n]}
+    known = [n for n in numbers if n not in missing]
+    unknown = [n for n in numbers if n in missing]
     return sorted(known, key=values.__getitem__, reverse=descending) + unknown
 
 # %% ../../nbs/widgets/04_rollout_query.ipynb #54249809

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RUN_SETTINGS', 'ROWS', 'duration_text', 'read_setting', 'run_html', 'query_words', 'query_html', 'summary_html',
-           'flags', 'found_line', 'prompt_line', 'listing_html', 'ending_line', 'rows_html', 'groups_html']
+__all__ = ['RUN_SETTINGS', 'ROWS', 'read_setting', 'run_html', 'query_words', 'query_html', 'summary_html', 'flags', 'found_line',
+           'prompt_line', 'listing_html', 'ending_line', 'rows_html', 'groups_html']
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #77de68da
 import math
@@ -21,6 +21,7 @@ from ..inference.columns import Column, as_number
 from ..types import Messages
 from .html import (
     PAGE_ROWS,
+    duration_text,
     fill,
     number_text,
     one_line,
@@ -45,14 +46,6 @@ from .rollouts import (
     reward_bins,
     scored_rows,
 )
-
-# %% ../../nbs/widgets/09_rollout_table.ipynb #19309145
-def duration_text(seconds: float) -> str:
-    """Write a duration in seconds, minutes or hours."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #fe5dbbce
 RUN_SETTINGS: dict[str, tuple[str, str, str, Callable[[str], Any]]] = {

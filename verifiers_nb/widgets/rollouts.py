@@ -243,7 +243,7 @@ def reward_bins(rewards: Iterable[float], most: float) -> list[Bin]:
     top = most if 0 < most < MOST_REWARD else max([1.0, *kept])
     low = min([0.0, *kept])
     step, full = (top - low) / 10, top - EQUAL_REWARDS
-    counts = Counter(
+    counts = Counter(  # a division may end just below a whole number: 0.3 / 0.1 does
         10 if each >= full else int((each - low) / step + EQUAL_REWARDS) for each in kept
     )
     edges = [round(low + step * place, 9) for place in range(11)]

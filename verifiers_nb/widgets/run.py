@@ -90,6 +90,7 @@ class RunHistory:
         for name, value in line.items():
             if isinstance(value, (int, float)):
                 columns = self.columns if abs(value) < HUGE else self.odd
+                # An integer may be too large for a float.
                 number = math.inf if isinstance(value, int) and abs(value) >= HUGE else float(value)
                 put_point(columns.setdefault(name, []), step, number)
 

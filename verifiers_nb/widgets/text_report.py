@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_BYTES', 'CURVES', 'cut_middle', 'short_number', 'settings_text', 'scores_text', 'extreme_text', 'extremes_text',
-           'changes_text', 'join_parts', 'cut_lines', 'evaluation_text', 'curve_text', 'latest_rollouts',
+__all__ = ['MOST_BYTES', 'CURVES', 'cut_middle', 'cut_end', 'join_parts', 'short_number', 'settings_text', 'scores_text',
+           'extreme_text', 'extremes_text', 'changes_text', 'evaluation_text', 'curve_text', 'latest_rollouts',
            'is_training_run', 'training_text']
 
 # %% ../../nbs/widgets/21_text_report.ipynb #8dd33833
@@ -46,6 +46,17 @@ def cut_middle(text: str, most: int) -> str:
     part = max(0, most - 20) // 2
     head, tail = (raw[:part], raw[-part:]) if part else (b"", b"")
     return f"{head.decode(errors='ignore')} … {tail.decode(errors='ignore')}"
+
+# %% ../../nbs/widgets/21_text_report.ipynb #36ab9200
+def cut_end(text: str) -> str:
+    """Return a text of several lines within `MOST_BYTES`; what is too much is cut at its end."""
+    raw = text.encode("utf-8", "replace")
+    return text if len(raw) <= MOST_BYTES else raw[: MOST_BYTES - 10].decode(errors="ignore") + " …"
+
+# %% ../../nbs/widgets/21_text_report.ipynb #67f2f5f6
+def join_parts(parts: Sequence[str]) -> str:
+    """Return the parts that say something, within the bounds."""
+    return cut_end("\n\n".join(part for part in parts if part.strip()))
 
 # %% ../../nbs/widgets/21_text_report.ipynb #a04f9862
 def short_number(value: float) -> str:
@@ -122,17 +133,6 @@ def changes_text(before: GenerateOutputs, after: GenerateOutputs) -> str:
             f"{short_number(by.mean)} ({interval}, {by.n:,} examples)"
         )
     return "\n".join(lines)
-
-# %% ../../nbs/widgets/21_text_report.ipynb #67f2f5f6
-def join_parts(parts: Sequence[str]) -> str:
-    """Return the parts that say something, within the bounds."""
-    return cut_lines("\n\n".join(part for part in parts if part.strip()))
-
-# %% ../../nbs/widgets/21_text_report.ipynb #36ab9200
-def cut_lines(text: str) -> str:
-    """Return a text of several lines within `MOST_BYTES`; what is too much is cut at its end."""
-    raw = text.encode("utf-8", "replace")
-    return text if len(raw) <= MOST_BYTES else raw[: MOST_BYTES - 10].decode(errors="ignore") + " …"
 
 # %% ../../nbs/widgets/21_text_report.ipynb #0348f217
 def evaluation_text(

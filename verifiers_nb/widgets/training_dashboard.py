@@ -327,19 +327,19 @@ class TrainingDashboard(Panel):
     def drawing(self, live: bool) -> str:
         """Draw the run."""
         self.run.is_plotted = live and self.view.is_plotted
-        can_freeze = live and not self.run.is_active  # a picture has no Resume
+        can_freeze = live and not self.run.is_active  # a frozen dashboard has no Resume
         return dashboard_html(self.run, live) + (fill("parts.html", "foot") if can_freeze else "")
 
     def on_smooth(self, data: Mapping[str, str]) -> None:
-        """Smooth the curves, or no longer."""
+        """Set how much the curves are smoothed."""
         self.change_look(data)
 
     def on_look(self, data: Mapping[str, str]) -> None:
-        """Choose how the curves look."""
+        """Change to a log axis or to the whole range, or back."""
         self.change_look(data)
 
     def on_zoom(self, data: Mapping[str, str]) -> None:
-        """Choose what the curves show."""
+        """Choose the steps that the curves show."""
         self.change_look(data)
 
     def on_choose(self, data: Mapping[str, str]) -> None:
