@@ -700,6 +700,14 @@ def test_an_environment_that_is_no_multi_turn_one_is_recognised_too(here: Path) 
 
 
 # What changed between versions: the version, the environment, and the reward and metrics of two rows.
+OWN_NUMBERS = """
+def load_environment():
+    data = rows(("?", "a"), ("!", "b")).add_column("example_id", [7, 9])
+    named = rows(("?", "a"), ("!", "b")).add_column("example_id", ["x", "y"])
+    def number(state):
+        return float(state["example_id"])
+    return vf.SingleTurnEnv(dataset=named, eval_dataset=data, rubric=vf.Rubric([number]))
+"""
 STYLES: dict[str, tuple[str, str, list[float], set[str]]] = {
     "columns_and_state": (
         "0.1.6",
@@ -750,27 +758,13 @@ def load_environment():
     ),
     "own_numbers_6": (
         "0.1.6",
-        """
-def load_environment():
-    data = rows(("?", "a"), ("!", "b")).add_column("example_id", [7, 9])
-    named = rows(("?", "a"), ("!", "b")).add_column("example_id", ["x", "y"])
-    def number(state):
-        return float(state["example_id"])
-    return vf.SingleTurnEnv(dataset=named, eval_dataset=data, rubric=vf.Rubric([number]))
-""",
+        OWN_NUMBERS,
         [7.0, 9.0],
         {"number"},
     ),
     "own_numbers_9": (
         "0.1.9",
-        """
-def load_environment():
-    data = rows(("?", "a"), ("!", "b")).add_column("example_id", [7, 9])
-    named = rows(("?", "a"), ("!", "b")).add_column("example_id", ["x", "y"])
-    def number(state):
-        return float(state["example_id"])
-    return vf.SingleTurnEnv(dataset=named, eval_dataset=data, rubric=vf.Rubric([number]))
-""",
+        OWN_NUMBERS,
         [7.0, 9.0],
         {"number", "num_turns"},
     ),

@@ -188,7 +188,9 @@ def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
         elif isinstance(value, list) and before:
             before += value
         elif isinstance(value, str) and before and name not in STATED_WHOLE:
-            whole[name] = before + value
+            whole[name] = None  # a text with a single owner grows in place, others are copied
+            before += value
+            whole[name] = before
         elif value is not None or name not in whole:
             whole[name] = value
 
@@ -264,14 +266,16 @@ EVENT_STREAM = "text/event-stream"
 
 async def read_events(response: aiohttp.ClientResponse, most_mb: float) -> AsyncIterator[bytes]:
     """Yield the data of each event of a response of at most `most_mb`."""
-    rest = b""
+    line = bytearray()
     async for part in bounded_parts(response, most_mb):
-        *lines, rest = (rest + part).split(b"\n")
-        for line in lines:
+        more, *next_lines = part.split(b"\n")
+        line += more
+        for begun in next_lines:
             if line.startswith(b"data:"):
-                yield line[5:].strip()
-    if rest.startswith(b"data:"):
-        yield rest[5:].strip()
+                yield bytes(line[5:]).strip()
+            line = bytearray(begun)
+    if line.startswith(b"data:"):
+        yield bytes(line[5:]).strip()
 
 # %% ../../nbs/inference/08_http.ipynb #4b9f04d8
 async def read_stream(response: aiohttp.ClientResponse, most_mb: float, stream: Stream) -> bytes:

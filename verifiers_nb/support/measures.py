@@ -145,27 +145,13 @@ def is_counted(answer: str) -> bool:
 # %% ../../nbs/support/22_measures.ipynb #662eb231
 NAMED_THINGS = re.compile(r"[0-9] ?([A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})\\?\.?$")
 NAMELESS = {"in", "total", "all", "altogether", "together", "left", "remaining", "each", "more"}
-MATHEMATICAL = {
-    *[
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "log",
-        "exp",
-        "mod",
-        "choose",
-        "and",
-        "or",
-        "times",
-        "plus",
-        "minus",
-        "over",
-    ]
-}
-SINGULARS = {"people": "person", "children": "child", "men": "man", "women": "woman"} | {
+MATHEMATICAL = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "mod", "choose"}
+MATHEMATICAL |= {"and", "or", "times", "plus", "minus", "over"}
+SINGULARS = {
+    "people": "person",
+    "children": "child",
+    "men": "man",
+    "women": "woman",
     "vertices": "vertex",
     "dice": "die",
     "mice": "mouse",
