@@ -227,9 +227,9 @@ def prove_replicas(client: VLLMClient, name: str, adapter: PeftModel, tolerance:
     """
     proofs = []
     for replica in range(count := count_replicas(client, client.model)):
-        gaps = compare_with_peft(client, name, adapter, replica)
+        gap, base_gap, effect = compare_with_peft(client, name, adapter, replica)
         try:
-            proofs.append(check_comparison(*gaps, tolerance))
+            proofs.append(check_comparison(gap, base_gap, effect, tolerance))
         except RuntimeError as error:
             if not replica:
                 raise
