@@ -71,7 +71,5 @@ def faster_product(kind: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]
 
     Its result is [..., O], and may have no gradient. `kind`: the type of their device.
     """
-    if kind == "cpu" and dtype == torch.float32 and onednn_gains():
-        plain: dict[str, Any] = {"B": None, "attr": "none", "scalars": [], "algorithm": ""}
-        return partial(torch.ops.mkldnn._linear_pointwise, **plain)
-    return linear
+    gains = kind == "cpu" and dtype == torch.float32 and onednn_gains()
+    return onednn_product if gains else linear
