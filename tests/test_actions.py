@@ -18,13 +18,14 @@ from hypothesis import strategies as st
 from verifiers_nb.parsers.action_parsers import ParseFunction, action_parser
 from verifiers_nb.parsers.actions import FormatError
 from verifiers_nb.parsers.bash_actions import read_blocks
-from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke, unfinished_part
+from verifiers_nb.parsers.commands import BASH_COMMAND, Argument, Command, invoke
 from verifiers_nb.parsers.fenced_actions import last_block
 from verifiers_nb.parsers.function_calls import (
     FunctionCallingFormatError,
     find_call,
     find_parameters,
 )
+from verifiers_nb.parsers.shell import unfinished_part
 
 PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseFunction))}
 quick = settings(max_examples=150, deadline=None)
@@ -163,7 +164,7 @@ NESTED = [
 @pytest.mark.parametrize("command", NESTED)
 @pytest.mark.parametrize("fence", ["```", "```python", "```c++ ", "````", "```sh\r"])
 def test_a_command_that_a_fence_cuts_loses_a_rule(kind: str, command: str, fence: str) -> None:
-    whole = command.format(fence=fence, end="```")
+    whole = command.format(fence=fence, end="`" * fence.count("`"))
     text = f"I write.\n```bash\n{whole}\n```\nDone."
     parser = PARSERS[kind]
     (lost,) = [check for check in parser.checks(text, COMMANDS) if check.lost]
@@ -175,7 +176,10 @@ def test_a_command_that_a_fence_cuts_loses_a_rule(kind: str, command: str, fence
     assert parser.format_score(fenceless, COMMANDS) == 1.0
 
 
-SHELL_BITS = [*"'\"()#\\ \na;", "$(", "$'", "<<E", "\nE\n", "<<-'E F'", "\tE F\n", "<<<", "it's", "echo "]  # fmt: skip
+SHELL_BITS = [
+    *["'", '"', "(", ")", "#", "\\", " ", "\n", "a", ";", "`", "<", ">", "|", "&&", "$(", "$'"],
+    *["<<E", "\nE\n", "<<-'E F'", "\tE F\n", "<<<", "it's", "echo ", "`a`", "f()"],
+]
 SHELL_PARTS = [
     *["if true; then", "elif x; then", "else", "fi", "for f in *; do", "for ((i=0;i<3;i++)); do"],
     *["while read l\ndo", "done < f", "case $x in", "a) echo;;", "if) b;;", "esac", "f() {", "}"],

@@ -130,3 +130,18 @@ FAINT = """root => {
   for (const box of root.querySelectorAll("input:not([type=range]), textarea")) look(box, box.value || box.placeholder);
   return [...new Set(found)];
 }"""
+# What does not fit into a widget's width: it reaches beyond an edge, and nobody can scroll there. Three dots at the end may be meant, and so may a space.
+BEYOND = """root => {
+  const found = [];
+  for (const node of root.querySelectorAll("*")) {
+    const box = node.getBoundingClientRect();
+    if (!node.checkVisibility() || box.width <= 1 || box.height <= 1 || node.closest(".vf-words, .modebar, .vf-surface")) continue;
+    let around = node.parentElement;
+    while (around !== root && getComputedStyle(around).overflowX === "visible") around = around.parentElement;
+    const edge = around.getBoundingClientRect(), style = getComputedStyle(around);
+    if (["auto", "scroll"].includes(style.overflowX) && around !== root || style.textOverflow === "ellipsis") continue;
+    const far = Math.max(box.right - edge.right, edge.left - box.left);
+    if (far > 9 && node.textContent.trim()) found.push(`${Math.round(far)} px: ${node.nodeName} ${node.textContent.trim().slice(0, 40)}`);
+  }
+  return found;
+}"""

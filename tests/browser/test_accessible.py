@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .browsing import command, live_widget, show
-from .everything import FAINT, SIZES, TEXT_SIZES
+from .everything import BEYOND, FAINT, SIZES, TEXT_SIZES
 
 pytestmark = pytest.mark.browser
 
@@ -67,6 +67,20 @@ def press_the_audit_page(widget) -> None:
     assert widget.get_by_label("Trick").is_visible()
 
 
+def beyond_the_edges(page) -> list[str]:
+    """Return what reaches beyond a widget in outputs from narrow ones, beside other panels, to wide ones."""
+    found = []
+    for width in (190, 400, 700, 1200):
+        narrow = f".jp-OutputArea-output {{ width: {width}px !important; flex: none !important; }}"
+        style = page.add_style_tag(content=narrow)
+        page.wait_for_timeout(600)  # charts are drawn again soon after
+        for widget in page.locator(LIVE).all():
+            name = f"{widget.get_attribute('aria-label')}, {width} px wide"
+            found += [f"{name}: {each}" for each in widget.evaluate(BEYOND)]
+        style.evaluate("node => node.remove()")
+    return found
+
+
 def test_names_and_contrast(notebook, page) -> None:
     from pathlib import Path
 
@@ -92,6 +106,7 @@ def test_names_and_contrast(notebook, page) -> None:
         for place in page.locator(f"{LIVE}, .vf-control").all():
             faint += [f"{theme}: {text}" for text in place.evaluate(FAINT)]
     press_the_audit_page(live_widget(page, "Audit"))
+    beyond = beyond_the_edges(page)
     for i, widget in enumerate(page.locator(LIVE).all()):
         show(page, widget, f"accessible-{i}", widths=(1280, 760))
-    assert faint == []
+    assert (faint, beyond) == ([], [])

@@ -191,11 +191,16 @@ class OpenTable:
         self.stamp = None
 
     def has_changed(self) -> bool:
-        """Return whether the file or folder has changed since the last call."""
+        """Return whether the file or folder has changed since the last call.
+
+        One that is gone has nothing to show: what was read stays until it comes again.
+        """
         if self.source.place is None or time.monotonic() <= self.rest_until:
             return False
-        before, self.followed = self.followed, written(self.source.place)
-        return self.followed != before
+        if not (now := written(self.source.place)):
+            return False
+        before, self.followed = self.followed, now
+        return now != before
 
     @contextmanager
     def rest_after(self) -> Iterator[None]:

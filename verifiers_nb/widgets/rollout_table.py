@@ -152,7 +152,11 @@ def summary_html(table: RolloutTable, seen: Learnable, live: bool) -> str:
     solved = f"{seen.solved / max(1, seen.rollouts):.0%}"
     figures = [
         ("Rollouts", f"{len(table):,}", f"{failed:,} not counted" if failed else ""),
-        ("Mean reward", score_text(finite_mean(rewards)), f"of {seen.most:.3g}"),
+        (
+            "Mean reward",
+            score_text(finite_mean(rewards)),
+            f"of {seen.most:.3g}" if seen.most else "",
+        ),
         ("Solved", f"{seen.solved:,}", solved),
     ]
     bins = score_bins(rewards, seen.most)

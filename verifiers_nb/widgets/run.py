@@ -291,6 +291,7 @@ def run_warnings(
         "lag": gap > 0.1 and lags,
     }
     warnings = [WARNINGS[name].format(**figures) for name, is_so in found.items() if is_so]
-    if history.times_back:
-        warnings.append(WARNINGS["back"].format(times=history.times_back, path=history.path))
+    if times := history.times_back:
+        often, place = "once" if times == 1 else f"{times:,} times", history.path.parts[-2:]
+        warnings.append(WARNINGS["back"].format(often=often, path="/".join(place)))
     return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history, errors)]

@@ -42,8 +42,10 @@ function laidOut(place, figure) {
   for (const [name, axis] of Object.entries(layout)) if (/^[xy]axis/.test(name))
     Object.assign(axis, { gridcolor: line, linecolor: line, zeroline: false, exponentformat: "e", tickfont: { color: soft, size: 11 },
       nticks: axis.type === "log" ? 3 : 0 });  // with more, plotly labels all nine digits of a decade, and they overlap
-  for (const title of layout.annotations)
-    Object.assign(title, { x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 3, showarrow: false, font: { color: ink, size: 12 } });
+  for (const title of layout.annotations) {
+    if (width < 300) title.text = title.text.split("</b>")[0] + "</b>";  // there is no room for what it means
+    Object.assign(title, { x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 3, showarrow: false, font: { color: ink, size: 12 }, ...(width < 300 && { xshift: -46 }) });
+  }
   if (count > columns && columns > 1 && count % columns === 1) layout[`xaxis${count}`].domain = [0, 1];  // a row of its own
   return [data, { ...layout, width, height: rows * 172 + top, font: { family: font, color: ink },
     grid: { rows, columns, pattern: "independent", xgap: 56 * columns / width, ygap: 0.34 },

@@ -9,7 +9,8 @@ function made(tag, words, attributes = {}) {
   return node;
 }
 
-const chance = (p) => !(p >= 0.001) ? "below 0.1 %" : p >= 0.9995 ? "100 %" : `${(100 * p).toPrecision(p < 0.01 ? 1 : 2)} %`;
+// With two digits; near 1 with a third, so that it is 100 only where nothing else was likely.
+const chance = (p) => !(p >= 0.001) ? "below 0.1 %" : p >= 0.9995 ? "100 %" : `${(100 * p).toPrecision(p < 0.01 ? 1 : p < 0.99 ? 2 : 3)} %`;
 
 // Of two small chances the factor between them says more.
 const factor = (before, now) => !(Math.max(before, now) < 0.01) ? "" : ` ×${(now / before).toPrecision(2)}`;
