@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Point', 'MARK_KINDS', 'MOST_MARKS', 'LINES', 'MEASURED', 'ToPercent', 'HUES', 'LINE_STYLE', 'FEW_STEPS', 'smooth',
-           'thin', 'figure_text', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook', 'MarkKind', 'RunMark',
-           'marks_by_kind', 'mark_path', 'mark_shapes', 'mark_words', 'drawn_steps', 'curve_traces', 'Chart',
-           'make_chart', 'trace_path', 'curve_words', 'image_html', 'chart_html', 'plotly_figure']
+           'thin', 'with_height', 'ticks', 'value_range', 'Curve', 'CurveLook', 'MarkKind', 'RunMark', 'marks_by_kind',
+           'mark_path', 'mark_shapes', 'mark_words', 'drawn_steps', 'curve_traces', 'Chart', 'make_chart', 'trace_path',
+           'curve_words', 'image_html', 'chart_html', 'plotly_figure']
 
 # %% ../../nbs/widgets/17_curves.ipynb #8cfd8c94
 import math
@@ -21,7 +21,7 @@ from operator import itemgetter
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from .html import fill, one_line, visible, widget_file
+from .html import fill, number_text, one_line, visible, widget_file
 
 # %% ../../nbs/widgets/17_curves.ipynb #c1dfd96e
 Point = tuple[int, float]
@@ -46,11 +46,6 @@ def thin(points: Sequence[Point], most: int) -> list[Point]:
         stretch = points[round(i * size) : round((i + 1) * size)]
         kept |= {min(stretch, key=itemgetter(1)), max(stretch, key=itemgetter(1))}
     return sorted(kept)
-
-# %% ../../nbs/widgets/17_curves.ipynb #e9df4093
-def figure_text(value: float) -> str:
-    """Write a number with three figures, a large one without decimals."""
-    return f"{value:,.0f}" if 100 <= abs(value) < 1e7 else f"{value:.3g}"
 
 # %% ../../nbs/widgets/17_curves.ipynb #5d5cd1ca
 def with_height(low: float, high: float) -> tuple[float, float]:
@@ -288,8 +283,8 @@ def curve_words(curve: Curve) -> str:
     """Describe a curve: where it begins and ends, and its range."""
     values, name = [value for _, value in curve.points], visible(curve.name[:80])
     if len(values) == 1:
-        return f"{name}: {figure_text(values[0])}"
-    first, last, low, high = map(figure_text, (values[0], values[-1], min(values), max(values)))
+        return f"{name}: {number_text(values[0])}"
+    first, last, low, high = map(number_text, (values[0], values[-1], min(values), max(values)))
     return f"{name}: from {first} to {last}, lowest {low}, highest {high}"
 
 # %% ../../nbs/widgets/17_curves.ipynb #6bd3c272
@@ -315,7 +310,7 @@ def chart_html(chart: Chart) -> str:
         y = math.log10(value) if chart.log else value
         return 100 * (step - first) / (last - first or 1), 100 * (marks[-1] - y) / height
 
-    texts = [figure_text(10**mark if chart.log else mark) for mark in marks]
+    texts = [number_text(10**mark if chart.log else mark) for mark in marks]
     heights = [100 * (marks[-1] - mark) / height for mark in marks]
     lines = "".join(f"<path class='grid' d='M0 {y:.1f}H100'/>" for y in heights)
     for kind, steps_of in marks_by_kind(chart.marks, first, last).items():
@@ -323,7 +318,7 @@ def chart_html(chart: Chart) -> str:
         lines += f"<path class='mark {kind} hue-{MARK_KINDS[kind].hue}' d='{drawn}'/>"
     image = image_html(lines + "".join(trace_path(trace, place) for trace in chart.traces))
     words, beside = "; ".join(map(curve_words, chart.curves)), [*zip(heights, texts, strict=True)]
-    values = [figure_text(curve.points[-1][1]) for curve in chart.curves]
+    values = [number_text(curve.points[-1][1]) for curve in chart.curves]
     return fill("chart.html", "chart", chart, values, words, image, beside, (first, last))
 
 # %% ../../nbs/widgets/17_curves.ipynb #90437909

@@ -27,20 +27,21 @@ from .curves import (
     Chart,
     CurveLook,
     chart_html,
-    figure_text,
     mark_words,
 )
 from .html import (
+    HUGE,
     Mark,
     button,
     duration_text,
     fill,
     marked_text,
     number_text,
+    score_text,
+    value_histogram,
 )
 from .rollout_query import Row, last_text, messages_text, reward_notes
 from .run import (
-    HUGE,
     NOTES,
     RunHistory,
     chart_columns,
@@ -48,7 +49,7 @@ from .run import (
     metric_names,
     run_warnings,
 )
-from .run_steps import PromptPath, StepCompletions, value_histogram
+from .run_steps import PromptPath, StepCompletions
 
 if TYPE_CHECKING:
     from ..trainer.control import RunState
@@ -157,7 +158,7 @@ def key_figures_html(view: DashboardState) -> str:
     history, state, most = view.history, view.state, view.state.max_steps if view.state else 0
     figures = {"Step": f"{view.step:,} of {most:,}" if most > 0 else f"{view.step:,}"}
     if (reward := history.last("reward")) is not None:
-        figures["Reward"] = f"{reward:.3f}" if abs(reward) < 1000 else figure_text(reward)
+        figures["Reward"] = f"{reward:.3f}" if abs(reward) < 1000 else number_text(reward)
     if (speed := recent_speed(history)) is not None:
         figures["Tokens per second"] = f"{speed:,.0f}"
     if state and view.is_active and state.seconds_left is not None:
@@ -179,7 +180,7 @@ def split_html(history: RunHistory) -> str:
     spent = {name: sum(seconds for _, seconds in each) for name, each in points.items()}
     total = sum(seconds for seconds in spent.values() if seconds > 0)
     shares = [(name, seconds / total) for name, seconds in spent.items() if seconds > 0]
-    each = figure_text(total / max(len(history.points("reward")), 1))
+    each = number_text(total / max(len(history.points("reward")), 1))
     return draw_part("split", shares, each) if shares else ""
 
 # %% ../../nbs/widgets/20_dashboard_page.ipynb #4c6314a5
@@ -235,7 +236,7 @@ def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     if (advantage := record.get("advantage")) is not None:
         facts.append(f"advantage {advantage:+.3g}" if advantage else "advantage 0")
     for name, value in islice(row.scores.items(), 6):
-        facts.append(f"{name[:40]} {number_text(value)}")
+        facts.append(f"{name[:40]} {score_text(value)}")
     if row.truncated:
         facts.append("truncated")
     if row.failed:
@@ -243,7 +244,7 @@ def sample_html(row: Row, press: str = "", marks: Sequence[Mark] = ()) -> str:
     for name, error in reward_notes(record).items():
         facts.append(f"{name[:40]} failed: {str(error)[:200]}")
     text = marked_text(messages_text(record["completion"]), marks, "Completion", 1600)
-    reward = number_text(row.reward)
+    reward = score_text(row.reward)
     is_odd = math.isnan(row.reward) or abs(row.reward) >= HUGE
     return draw_part("sample", reward, is_odd, facts, last_text(record["prompt"]), press, text)
 
@@ -253,7 +254,7 @@ def scores_html(scores: Mapping[str, Sequence[float]]) -> str:
     drawn = []
     for name, values in scores.items():
         known = [value for value in values if abs(value) < HUGE]
-        mean = f"mean {figure_text(sum(known) / len(known))}" if known else "no values"
+        mean = f"mean {number_text(sum(known) / len(known))}" if known else "no values"
         drawn.append((name, mean, len(values) - len(known), value_histogram(values, name)))
     return draw_part("scores", drawn) if drawn else ""
 
@@ -265,7 +266,7 @@ def visit_labels(visits: Sequence[StepCompletions], at: int) -> dict[int, str]:
     """Name the visits around a place by step, with the mean reward of each."""
     first = max(min(at - MOST_VISITS // 2, len(visits) - MOST_VISITS), 0)
     near = visits[first : first + MOST_VISITS]
-    return {visit.step: f"{visit.step:,}: {figure_text(visit.mean)}" for visit in near}
+    return {visit.step: f"{visit.step:,}: {number_text(visit.mean)}" for visit in near}
 
 # %% ../../nbs/widgets/20_dashboard_page.ipynb #96172d2f
 def path_html(view: DashboardState, path: PromptPath, step: int, live: bool) -> str:
@@ -277,7 +278,7 @@ def path_html(view: DashboardState, path: PromptPath, step: int, live: bool) -> 
     marks = [differing(other, text) for text, other in zip(texts, texts[::-1], strict=True)]
     columns = []
     for visit, marked in zip(pair, marks, strict=True):
-        head = f"Step {visit.step:,}: best of {visit.count:,}, mean {figure_text(visit.mean)}"
+        head = f"Step {visit.step:,}: best of {visit.count:,}, mean {number_text(visit.mean)}"
         columns.append((head, sample_html(visit.best[0], marks=marked)))
     unread = len({*view.steps} - {*path.seen})
     labels, shown = visit_labels(visits, at), visits[at].step if visits else None

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from .html import PAGE_ROWS
+from .html import PAGE_ROWS, score_bins
 from .rollout_query import ONLY, Query, Row
 from .rollout_source import OpenTable
 from .rollout_table import groups_html, query_html, rows_html
@@ -22,7 +22,6 @@ from .rollouts import (
     Group,
     RolloutTable,
     prompt_groups,
-    reward_bins,
     scored_rows,
 )
 
@@ -96,7 +95,7 @@ class Listing:
 
         `most`: the highest possible reward.
         """
-        chosen = reward_bins([row.reward for row in scored_rows(self.table)], most)[number]
+        chosen = score_bins([row.reward for row in scored_rows(self.table)], most)[number]
         bounds = {"low": chosen.low, "high": chosen.high}
         if (self.query.low, self.query.high) == (chosen.low, chosen.high):
             bounds = {"low": -math.inf, "high": math.inf}

@@ -56,7 +56,7 @@ class RolloutRuns:
         return {name: read_setting(name, self.settings[name]) for name in names}
 
     def free_env(self) -> Environment:
-        """Return the environment; raises `RuntimeError` if there is none or rollouts are running."""
+        """Return the environment; raises `RuntimeError` without one, or while rollouts run."""
         if self.env is None:
             raise RuntimeError("Rollouts need an environment: RolloutExplorer(env, results=...).")
         if self.live_run and self.live_run.running:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['HUGE', 'NOTES', 'RECENT', 'WARNINGS', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics',
+__all__ = ['NOTES', 'RECENT', 'WARNINGS', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics',
            'run_charts', 'run_marks', 'chart_columns', 'recent_mean', 'is_at_best', 'collapse_warning',
            'differs_when_fresh', 'odd_warnings', 'function_warnings', 'run_warnings']
 
@@ -35,10 +35,9 @@ from .curves import (
     CurveLook,
     Point,
     RunMark,
-    figure_text,
     make_chart,
 )
-from .html import widget_file
+from .html import HUGE, number_text, widget_file
 
 # %% ../../nbs/widgets/18_run.ipynb #e0e03ac4
 def put_point(points: list[Point], step: int, value: float) -> None:
@@ -53,9 +52,6 @@ def put_point(points: list[Point], step: int, value: float) -> None:
         points.insert(at, (step, value))
 
 # %% ../../nbs/widgets/18_run.ipynb #16c760e1
-HUGE = 1e100  # from here on a number is a mistake
-
-
 class RunHistory:
     """Hold the lines of a run's `metrics.jsonl`; `read` adds the new ones."""
 
@@ -249,7 +245,7 @@ def odd_warnings(history: RunHistory) -> list[str]:
     warnings = []
     for name, points in history.odd.items():
         count, lines, (step, value) = len(points), len(history.lines), points[-1]
-        given = dict(name=name[:80], count=count, lines=lines, value=figure_text(value), step=step)
+        given = dict(name=name[:80], count=count, lines=lines, value=number_text(value), step=step)
         warnings.append(WARNINGS["odd"].format(**given))
     return warnings
 

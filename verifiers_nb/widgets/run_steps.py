@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BARS', 'value_histogram', 'StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps',
-           'read_visit', 'PromptPath', 'checkpoint_steps']
+__all__ = ['StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps', 'read_visit', 'PromptPath',
+           'checkpoint_steps']
 
 # %% ../../nbs/widgets/19_run_steps.ipynb #428ada4c
 import math
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -25,29 +25,10 @@ from ..envs.learnable import Learnable
 from ..envs.records import from_line, to_line
 from ..envs.results import find_steps
 from ..types import Messages
-from .curves import figure_text
-from .html import fill
+from .html import HUGE
 from .rollout_query import Row, reward_notes
 from .rollout_source import has_all_rollouts, table_from_file
 from .rollouts import RolloutTable, table_learnable
-from .run import HUGE
-
-# %% ../../nbs/widgets/19_run_steps.ipynb #e62d82c1
-BARS = 21
-
-
-def value_histogram(values: Sequence[float], label: str) -> str:
-    """Draw how often values occur between the least and the greatest; nothing for none."""
-    known = [value for value in values if abs(value) < HUGE]
-    if not known:
-        return ""
-    low, high = min(0.0, *known), max(1.0, *known)
-    counts = Counter(min(int((v - low) / (high - low) * BARS), BARS - 1) for v in known)
-    edges = [figure_text(low + (high - low) * place / BARS) for place in range(BARS + 1)]
-    bins = {f"{edges[i]} to {edges[i + 1]}": counts[i] for i in range(BARS)}
-    label += f": {len(known):,} values from {figure_text(min(known))} to {figure_text(max(known))}"
-    bars = fill("parts.html", "histogram", bins, label, "", False, {})
-    return f'{bars}<div class="vf-ends"><span>{edges[0]}</span> <span>{edges[-1]}</span></div>'
 
 # %% ../../nbs/widgets/19_run_steps.ipynb #89c94980
 @dataclass(frozen=True, slots=True)

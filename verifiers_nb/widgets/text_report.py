@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_BYTES', 'CURVES', 'cut_middle', 'cut_end', 'join_parts', 'short_number', 'settings_text', 'scores_text',
+__all__ = ['MOST_BYTES', 'CURVES', 'cut_middle', 'cut_end', 'join_parts', 'exact_number', 'settings_text', 'scores_text',
            'extreme_text', 'extremes_text', 'changes_text', 'evaluation_text', 'curve_text', 'latest_rollouts',
            'is_training_run', 'training_text']
 
@@ -30,7 +30,7 @@ from ..envs.statistics import (
 from ..support.calls import without_secrets
 from ..types import GenerateOutputs, conversation
 from .curves import thin
-from .html import visible
+from .html import number_text, visible
 from .run import RunHistory, run_warnings
 
 # %% ../../nbs/widgets/25_text_report.ipynb #ee486b83
@@ -59,9 +59,9 @@ def join_parts(parts: Sequence[str]) -> str:
     return cut_end("\n\n".join(part for part in parts if part.strip()))
 
 # %% ../../nbs/widgets/25_text_report.ipynb #a04f9862
-def short_number(value: float) -> str:
-    """Return a number in few characters."""
-    return "–" if math.isnan(value) else f"{value:.4g}"
+def exact_number(value: float) -> str:
+    """Write a number with four figures, because two runs may differ little; a dash if unknown."""
+    return "–" if math.isnan(value) else number_text(value, 4)
 
 # %% ../../nbs/widgets/25_text_report.ipynb #109eb6dc
 def settings_text(settings: Mapping[str, Any]) -> str:
@@ -88,8 +88,8 @@ def scores_text(results: GenerateOutputs) -> str:
     for name, values in [("reward", good.reward), *[*good.metrics.items()][:15]]:
         found, error = distribution(values), standard_error(values, examples)
         lines.append(
-            f"{cut_middle(name, 60)}: mean {short_number(found['mean'])} ± "
-            f"{short_number(error)}, median {short_number(found['p50'])}"
+            f"{cut_middle(name, 60)}: mean {exact_number(found['mean'])} ± "
+            f"{exact_number(error)}, median {exact_number(found['p50'])}"
         )
     rates = [*pass_rates(good.reward, examples).items()]
     lines.append("  ".join(f"{name} {rate:.2f}" for name, rate in rates[:6]))
@@ -100,9 +100,9 @@ def extreme_text(results: GenerateOutputs, i: int, most: int) -> str:
     """Return the prompt, completion, scores and reasons of a rollout in at most `most` bytes."""
     state, answer = results.state[i], results.answer[i]
     scores = ", ".join(
-        f"{name} {short_number(each[i])}" for name, each in [*results.metrics.items()][:15]
+        f"{name} {exact_number(each[i])}" for name, each in [*results.metrics.items()][:15]
     )
-    parts = [f"reward {short_number(results.reward[i])} ({cut_middle(scores, 200)})"]
+    parts = [f"reward {exact_number(results.reward[i])} ({cut_middle(scores, 200)})"]
     if error := state.get("error"):
         parts.append(f"failed: {cut_middle(str(error), most // 6)}")
     parts.append(f"prompt: {cut_middle(conversation(results.prompt[i]), most // 4)}")
@@ -127,10 +127,10 @@ def changes_text(before: GenerateOutputs, after: GenerateOutputs) -> str:
     """Return what changed against another run: each score's difference with its 95 % interval."""
     lines = []
     for name, (old, new, by) in [*score_differences(before, after).items()][:8]:
-        interval = f"{short_number(by.low)} to {short_number(by.high)}"
+        interval = f"{exact_number(by.low)} to {exact_number(by.high)}"
         lines.append(
-            f"{cut_middle(name, 60)}: {short_number(old)} → {short_number(new)}, by "
-            f"{short_number(by.mean)} ({interval}, {by.n:,} examples)"
+            f"{cut_middle(name, 60)}: {exact_number(old)} → {exact_number(new)}, by "
+            f"{exact_number(by.mean)} ({interval}, {by.n:,} examples)"
         )
     return "\n".join(lines)
 
@@ -169,7 +169,7 @@ def curve_text(history: RunHistory, name: str, most: int = 10) -> str:
     """Return a metric of a run as numbers at a few steps; "" if the run doesn't have it."""
     points = thin(history.points(name), most)
     return (
-        f"{name}: " + ", ".join(f"{step:g}: {short_number(value)}" for step, value in points)
+        f"{name}: " + ", ".join(f"{step:g}: {exact_number(value)}" for step, value in points)
         if points
         else ""
     )
