@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROWS', 'Listing']
+__all__ = ['LARGEST_PAGE', 'Listing']
 
 # %% ../../nbs/widgets/13_listing.ipynb #5b2cb629
 import math
@@ -26,7 +26,7 @@ from .rollouts import (
 )
 
 # %% ../../nbs/widgets/13_listing.ipynb #df793c9c
-MOST_ROWS = 500  # of a page
+LARGEST_PAGE = 500  # of a page
 
 
 class Listing:
@@ -203,5 +203,5 @@ class Listing:
 
     def on_rows(self, data: Mapping[str, str]) -> None:
         """Set the number of rows of a page."""
-        self.size = max(1, min(int(data["value"]), MOST_ROWS))
+        self.size = max(1, min(int(data["value"]), LARGEST_PAGE))
         self.page = 0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Player']
+__all__ = ['RolloutPlayer']
 
 # %% ../../nbs/widgets/12_player.ipynb #3d17305c
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from .inspection import played_by
 from .rollout_article import find_decoder, find_tokenizer
 
 # %% ../../nbs/widgets/12_player.ipynb #ceb52f12
-class Player:
+class RolloutPlayer:
     """Hold who plays rollouts: a `client`, the name of its `model`, and a `tokenizer`.
 
     By default the client and the model of the environment. `template`: a tokenizer that was loaded

@@ -25,7 +25,7 @@ from .html import RunIdentity, fill, identity_of, widget_file
 from .inspection import played_by
 from .listing import Listing
 from .live_run import LiveRun
-from .player import Player
+from .player import RolloutPlayer
 from .rollout_article import VIEWS, first_prompt, prompt_html
 from .rollout_query import Query
 from .rollout_runs import RolloutRuns
@@ -86,7 +86,7 @@ class RolloutExplorer(Panel):
         self.source = RolloutSource(results)
         self.opened = OpenTable(self.source)
         tokenizer = tokenizer or getattr(results, "processing_class", None)
-        self.player = Player(env, client, model, tokenizer)
+        self.player = RolloutPlayer(env, client, model, tokenizer)
         self.listing = Listing(self.opened)
         self.shown = Shown(self.opened)
         self.runs = RolloutRuns(env, self.player, self.opened, self._added, self._run_changed)

@@ -25,7 +25,7 @@ from .branches import (
 )
 from .inspection import played_by
 from .live_run import LiveRun, choose_inputs
-from .player import Player
+from .player import RolloutPlayer
 from .rollout_source import OpenTable
 from .rollout_table import RUN_SETTINGS, read_setting, run_html
 
@@ -39,7 +39,7 @@ class RolloutRuns:
     """
 
     def __init__(
-        self, env: Environment | None, player: Player, opened: OpenTable,
+        self, env: Environment | None, player: RolloutPlayer, opened: OpenTable,
         added: Callable[[int, int | None], None], changed: Callable[[], None],
     ) -> None:  # fmt: skip
         self.env = env
