@@ -60,6 +60,7 @@ WEEKLY = (
     "tests/vllm_server/test_adapters.py::test_ten_versions_with_requests_in_flight",
     "tests/vllm_server/test_endpoints.py::test_an_evaluation_outlives_the_loss_of_a_server",
     "tests/vllm_server/test_endpoints.py::test_versions_on_two_servers",
+    "tests/vllm_server/test_replicas.py",
     "tests/vllm_server/test_served_gguf.py",
     "tests/vllm_server/test_server.py::test_a_server_that_hangs",
     "tests/vllm_server/test_server.py::test_an_engine_that_dies_in_mid_rollout",

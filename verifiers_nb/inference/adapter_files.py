@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PATTERNS', 'PATTERNS_SINCE', 'SHARED_MEMORY', 'ROOT_PREFIX', 'adapter_config', 'check_replicas', 'has_patterns',
-           'release_of', 'check_patterns', 'largest_rank', 'needed_rank', 'server_option', 'check_servable',
-           'save_weights', 'set_to_zero', 'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep',
-           'end_folders', 'AdapterFolders']
+__all__ = ['PATTERNS', 'PATTERNS_SINCE', 'SHARED_MEMORY', 'ROOT_PREFIX', 'adapter_config', 'has_patterns', 'release_of',
+           'check_patterns', 'largest_rank', 'needed_rank', 'server_option', 'check_servable', 'save_weights',
+           'set_to_zero', 'write_adapter', 'fast_folder', 'adapter_bytes', 'folder_lock', 'sweep', 'end_folders',
+           'AdapterFolders']
 
 # %% ../../nbs/inference/14_adapter_files.ipynb #f87f54d9
 import os
@@ -44,16 +44,6 @@ def adapter_config(adapter: Adapter) -> PeftConfig:
     if len(active := adapter.active_adapters) != 1:
         raise ValueError(f"the model has {len(active)} active adapters, not one ({active})")
     return adapter.peft_config[active[0]]
-
-# %% ../../nbs/inference/14_adapter_files.ipynb #ff42f45e
-def check_replicas(replicas: int) -> None:
-    """Raise `ValueError` for a server with several replicas of its model."""
-    if replicas > 1:
-        raise ValueError(
-            f"this vLLM server has {replicas} replicas of the model (data_parallel_size), and "
-            "loads an adapter into only one of them: start a server for each GPU, and give all of "
-            "them to vf.connect([...])"
-        )
 
 # %% ../../nbs/inference/14_adapter_files.ipynb #92db124b
 PATTERNS = ("rank_pattern", "alpha_pattern")
@@ -122,7 +112,6 @@ def check_servable(config: PeftConfig, server: VLLMServer | None = None, version
             f"an adapter with modules of rank {largest_rank(config)} does not fit this server, "
             f"whose max_lora_rank is {limit}: start it with max_lora_rank={rank}"
         )
-    check_replicas(int(server_option(server, "(?:data[-_]parallel[-_]size|dp)") or 1))
 
 # %% ../../nbs/inference/14_adapter_files.ipynb #bcb96f64
 def save_weights(model: PeftModel, folder: Path) -> None:

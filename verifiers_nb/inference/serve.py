@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MINIMUM', 'logger', 'unsupported_gpus', 'reason_for_embedded', 'Served', 'warn_of_replicas', 'serve_vllm', 'serve']
+__all__ = ['MINIMUM', 'unsupported_gpus', 'reason_for_embedded', 'Served', 'serve_vllm', 'serve']
 
 # %% ../../nbs/inference/19_serve.ipynb #77de68da
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from .adapter_files import check_replicas
 from .client import needs_extra
 from .vllm_memory import Gpu, has_cpu_build, vllm_gpus
 from .vllm_options import vllm_missing
@@ -104,23 +102,11 @@ class Served(AbstractContextManager["Served"]):
     def __repr__(self) -> str:
         return f"Served({self.model!r}, engine={self.engine!r})"
 
-# %% ../../nbs/inference/19_serve.ipynb #39ccdaac
-logger = logging.getLogger(__name__)
-
-
-def warn_of_replicas(options: Mapping[str, Any]) -> None:
-    """Log that a server with these options of vLLM can't be given a policy, if that is so."""
-    try:
-        check_replicas(int(options.get("data_parallel_size") or 1))
-    except ValueError as error:
-        logger.warning("Evaluate only, since training will fail: %s.", error)
-
 # %% ../../nbs/inference/19_serve.ipynb #fa35e192
 def serve_vllm(
     model: str | Path, options: dict[str, Any], tolerance: float | None = None
 ) -> Served:
     """Start a vLLM server and return it with a client, which waits for it if it restarts."""
-    warn_of_replicas(options)
     server = start_vllm(model, **options)
     client = VLLMClient(
         server.url, server.api_key, model=server.model, max_loras=options.get("max_loras", 2),

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE', 'call_server', 'served_model', 'load_on_server',
+__all__ = ['logger', 'NEUTRAL_SAMPLING', 'PROBE', 'PROBE_TEMPERATURE', 'REPLICA', 'call_server', 'served_model', 'load_on_server',
            'unload_from_server', 'exact_request', 'compare_with_peft', 'retire', 'drop_unused', 'version_folder',
-           'check_served', 'count_replicas', 'vllm_version', 'check_on_server', 'send_to_current', 'was_down',
-           'survive_restart', 'push_through_restarts', 'claim_lock', 'call_dev', 'put_to_sleep', 'wake_if_asleep',
-           'remove_adapters', 'create_by_base', 'VLLMClient']
+           'check_served', 'count_replicas', 'prove_replicas', 'vllm_version', 'check_on_server', 'send_to_current',
+           'was_down', 'survive_restart', 'push_through_restarts', 'claim_lock', 'call_dev', 'put_to_sleep',
+           'wake_if_asleep', 'remove_adapters', 'create_by_base', 'VLLMClient']
 
 # %% ../../nbs/inference/17_vllm_policy.ipynb #77de68da
 import asyncio
@@ -34,7 +34,6 @@ from yarl import URL
 from .adapter_files import (
     AdapterFolders,
     adapter_config,
-    check_replicas,
     check_servable,
     has_patterns,
     set_to_zero,
@@ -62,19 +61,25 @@ logger = logging.getLogger(__name__)
 
 
 def call_server(
-    client: HTTPClient, path: str, body: Any = None, timeout: float | None = 60.0
+    client: HTTPClient,
+    path: str,
+    body: Any = None,
+    timeout: float | None = 60.0,
+    headers: Mapping[str, str] | None = None,
 ) -> Any:
     """Post `body` to a path of the server, or get the path without a `body`; return the response.
 
-    `timeout` is in seconds and at most the client's own; None is no limit. Never retries.
+    `timeout` is in seconds and at most the client's own; None is no limit. `headers` are sent
+    beside the client's own. Never retries.
     """
 
     async def call() -> Any:
         data = None if body is None else encode(body)
         limit = as_timeout(timeout and min(timeout, client.limit.total or timeout))
         method, url = "GET" if body is None else "POST", client.url(path)
+        request: dict[str, Any] = dict(timeout=limit, data=data, headers=headers)
         async with make_session(URL(client.base_url), client.headers) as session:
-            _, content = await send_request(session, method, url, timeout=limit, data=data)
+            _, content = await send_request(session, method, url, **request)
         return orjson.loads(content) if content.startswith((b"{", b"[")) else content.decode()
 
     with ThreadPoolExecutor(1) as thread:
@@ -147,12 +152,18 @@ PROBE = "What is 2 + 2? Answer with a number and say why:"  # any prompt will do
 PROBE_TEMPERATURE = 1.5  # at 1.0 the log-probabilities before and after temperature are the same
 
 
-def compare_with_peft(client: HTTPClient, name: str, adapter: PeftModel) -> list[float]:
-    """Let the server's adapter `name` sample, and return its `gaps_with_peft`."""
+REPLICA = "X-data-parallel-rank"  # the header by which vLLM chooses a replica of its model
+
+
+def compare_with_peft(
+    client: HTTPClient, name: str, adapter: PeftModel, replica: int = 0
+) -> list[float]:
+    """Let a replica's adapter `name` sample, and return its `gaps_with_peft`."""
     body = dict(model=name, prompt=PROBE, max_tokens=64, seed=0, logprobs=0, return_token_ids=True)
     # A short answer would have too few tokens to compare.
     body |= dict(ignore_eos=True, temperature=PROBE_TEMPERATURE)
-    reply = Reply(call_server(client, "completions", NEUTRAL_SAMPLING | body))
+    header = {REPLICA: str(replica)}
+    reply = Reply(call_server(client, "completions", NEUTRAL_SAMPLING | body, headers=header))
     return gaps_with_peft(turn_from_response(reply), adapter, PROBE_TEMPERATURE)
 
 # %% ../../nbs/inference/17_vllm_policy.ipynb #e7895ea4
@@ -196,12 +207,38 @@ def check_served(client: HTTPClient, versions: list[Version]) -> None:
             )
 
 # %% ../../nbs/inference/17_vllm_policy.ipynb #e3cbb26f
-def count_replicas(client: HTTPClient) -> int:
+def count_replicas(client: HTTPClient, model: str) -> int:
     """Return how many replicas of its model a server has, 1 if it doesn't say."""
-    metrics = ""
-    with suppress(Exception):  # not every server has metrics, or shows them to everybody
-        metrics = call_server(client, "/metrics", timeout=5.0)
-    return len({*re.findall(r'engine="(\d+)"', str(metrics))}) or 1
+    body, too_high = dict(model=model, prompt=PROBE, max_tokens=1), {REPLICA: "1000000"}
+    try:
+        call_server(client, "completions", body, headers=too_high)
+    except Exception as error:
+        if getattr(error, "status_code", None) is None:
+            raise  # the server did not answer
+        found = re.search(r"out of range \[0, (\d+)\)", str(error))
+        return int(found[1]) if found else 1
+    return 1
+
+# %% ../../nbs/inference/17_vllm_policy.ipynb #5c6c41b0
+def prove_replicas(client: VLLMClient, name: str, adapter: PeftModel, tolerance: float) -> bool:
+    """Return whether comparisons prove that all replicas of the model use an adapter.
+
+    Raises `RuntimeError` if the log-probabilities of one are wrong.
+    """
+    proofs = []
+    for replica in range(count := count_replicas(client, client.model)):
+        gap, base_gap, effect = compare_with_peft(client, name, adapter, replica)
+        try:
+            proofs.append(check_comparison(gap, base_gap, effect, tolerance))
+        except RuntimeError as error:
+            if not replica:
+                raise
+            raise RuntimeError(
+                f"Replica {replica} of the model, of {count} (data_parallel_size), doesn't use the "
+                "adapter as others do: start a server for each GPU, and give all of them to "
+                f"vf.connect([...]). {error}"
+            ) from error
+    return all(proofs)
 
 # %% ../../nbs/inference/17_vllm_policy.ipynb #1c65ddab
 def vllm_version(client: HTTPClient) -> str:
@@ -219,8 +256,6 @@ def check_on_server(client: VLLMClient, config: PeftConfig) -> None:
     """Raise `ValueError` for an adapter that a client's server would not serve right."""
     version = vllm_version(client) if has_patterns(config) else ""
     check_servable(config, client.server, version)
-    if not client.proved:
-        check_replicas(count_replicas(client))
 
 # %% ../../nbs/inference/17_vllm_policy.ipynb #2872a378
 async def send_to_current(
@@ -486,8 +521,7 @@ class VLLMClient(HTTPClient):
             return
         usual = usual_tolerance(adapter, self.server)
         tolerance = usual if self.tolerance is None else self.tolerance
-        gap, base_gap, effect = compare_with_peft(self, staged.name, adapter)
-        self.proved = check_comparison(gap, base_gap, effect, tolerance)
+        self.proved = prove_replicas(self, staged.name, adapter, tolerance)
 
     @contextmanager
     def on_trial(self, load: Callable[[], Version], adapter: Adapter | None) -> Iterator[Version]:

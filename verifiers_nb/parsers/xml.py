@@ -156,7 +156,9 @@ def presence_note(at: int, fields: FieldTags, text: str, spans: FieldSpans) -> N
     outer = holder(text, whole_tag(text, final)[0], others)
     start, end = whole_tag(text, final if outer else content)
     name = text[start : text.find(">", start) + 1]
-    return (start, end), f"{name} is there, inside {outer}" if outer else f"{name} is there"
+    count = sum(text.count(tag[2]) for tag in fields[at])
+    often = f", {count} times; the structural tag allows it once" if count > 1 else ""
+    return (start, end), f"{name} is there{f', inside {outer}' if outer else ''}{often}"
 
 # %% ../../nbs/parsers/03_xml.ipynb #cb4e5208
 def spacing_note(text: str, spans: FieldSpans) -> Note:

@@ -202,7 +202,8 @@ def divide_memory(
     """Divide `free` GiB of a GPU between a server and a trainer; the cache gets the rest.
 
     The server runs `sequences` of `length` tokens at once, and the trainer takes `tokens` at once.
-    `weights_sleep`: in its turn, the trainer has the memory of the server's weights too.
+    `weights_sleep`: in its turn, the trainer has the memory of the server's weights too; the
+    trainer's own weights stay while the server answers.
     `served_bytes`, `trained_bytes`: the bytes of a weight, about 0.6 in 4 bits, 4 in float32.
     """
     total, width = int(free * 2**30), shape.lora_width * rank
