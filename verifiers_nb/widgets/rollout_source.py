@@ -193,11 +193,12 @@ class OpenTable:
     def has_changed(self) -> bool:
         """Return whether the file or folder has changed since the last call.
 
-        One that is gone has nothing to show: what was read stays until it comes again.
+        A file that is gone may be written anew: what was read stays until then.
         """
         if self.source.place is None or time.monotonic() <= self.rest_until:
             return False
-        if not (now := written(self.source.place)):
+        now = written(self.source.place)
+        if not now and self.source.folder is None:
             return False
         before, self.followed = self.followed, now
         return now != before
