@@ -35,12 +35,15 @@ if TYPE_CHECKING:
     from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/inference/02_decode.ipynb #2d44d9f7
+PAGE = 128  # columns by which a cache grows at most
+
+
 class RowCache(Cache):
     """Keys and values of the running sequences: sequence i has row i of every buffer.
 
     `buffers` alternates keys and values, layer by layer, `[row capacity, heads, column capacity,
     D]`. Row i fills the columns from `starts[i]` up to `end`, where the next token of every row
-    goes.
+    goes. An empty cache gets room for `page` more columns.
     """
 
     def __init__(self) -> None:
@@ -49,6 +52,7 @@ class RowCache(Cache):
         self.starts = list[int]()
         self.begin = self.end = 0
         self.capacity = (0, 0)
+        self.page = PAGE
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -71,9 +75,6 @@ class RowCache(Cache):
         return states.new_zeros(rows, states.shape[1], columns, states.shape[3])
 
 # %% ../../nbs/inference/02_decode.ipynb #bc067e16
-PAGE = 128  # columns by which a cache grows
-
-
 def reserve(cache: RowCache, rows: int, width: int) -> None:
     """Make room for `rows` rows of at least `width` columns, and for the next column."""
     if not cache.starts:
@@ -82,7 +83,7 @@ def reserve(cache: RowCache, rows: int, width: int) -> None:
         return
     used, running = cache.end - cache.begin, len(cache.starts)
     end = max(used, width)
-    cache.capacity = (rows + rows // 8, end + PAGE)
+    cache.capacity = (rows + rows // 8, end + (PAGE if running else cache.page))
     for index, buffer in enumerate(cache.buffers):
         new = cache.buffers[index] = cache.new_buffer(buffer)
         new[:running, :, end - used : end] = buffer[:running, :, cache.begin : cache.end]
@@ -173,7 +174,7 @@ class PlainDecoder:
         self.model = model
         self.rows = list[list[int]]()
 
-    def join(self, prompts: Sequence[Sequence[int]]) -> None:
+    def join(self, prompts: Sequence[Sequence[int]], room: int = PAGE) -> None:
         """Append a row per prompt."""
         self.rows += [list(prompt[:-1]) for prompt in prompts]
 
@@ -285,8 +286,12 @@ class CachedDecoder:
         self.model = model
         self.cache = RowCache()
 
-    def join(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Append a row per prompt; each distinct prompt is computed once."""
+    def join(self, prompts: Sequence[Sequence[int]], room: int = PAGE) -> None:
+        """Append a row per prompt; each distinct prompt is computed once.
+
+        `room`: the most tokens that any row will still get, as far as known.
+        """
+        self.cache.page = max(1, min(room, PAGE))
         for batch, source in prefill_batches(tuple(prompt[:-1]) for prompt in prompts):
             prefill(self.model, self.cache, batch, source, self.least_saved)
         self.token_bytes = sum(each[0, :, 0].nbytes for each in self.cache.buffers)

@@ -125,7 +125,8 @@ class Batch:
         new = sorted(new, key=lambda each: (each.length, each.prompt))
         self.running = [*self.running, *new]
         self.sampler = None
-        self.decoder.join([each.prompt + each.token_ids for each in new])
+        room = max(each.limit - len(each.token_ids) for each in self.running)
+        self.decoder.join([each.prompt + each.token_ids for each in new], room)
 
     def advance(self) -> list[SampledSequence]:
         """Sample a token for each sequence; remove and return the finished ones."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LOGITS', 'SERVER_BASE', 'TRAINER_BASE', 'SAVINGS', 'RESERVE', 'PYTHON', 'MICRO_BATCH', 'FEWEST', 'best_device',
-           'sampling_dtype', 'free_memory', 'keep_reserve', 'release_reserve', 'ModelShape', 'shape_of', 'read_shape',
+__all__ = ['LOGITS', 'SERVER_BASE', 'TRAINER_BASE', 'SAVINGS', 'PYTHON', 'MICRO_BATCH', 'FEWEST', 'best_device', 'sampling_dtype',
+           'free_memory', 'keep_reserve', 'trim_reserve', 'release_reserve', 'ModelShape', 'shape_of', 'read_shape',
            'step_bytes', 'MemoryPlan', 'divide_memory', 'make_plan', 'ProcessorPlan', 'plan_processor']
 
 # %% ../../nbs/support/06_memory.ipynb #77de68da
@@ -62,6 +62,12 @@ def keep_reserve() -> None:
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(-1, 2**30)  # M_TRIM_THRESHOLD: free bytes at the end of the heap
         libc.mallopt(-3, 2**26)  # M_MMAP_THRESHOLD: larger blocks return to the system at once
+
+# %% ../../nbs/support/06_memory.ipynb #a9359aa0
+def trim_reserve() -> None:
+    """Return the freed memory of all threads to the system, where glibc's allocator keeps it."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 # %% ../../nbs/support/06_memory.ipynb #f1abd670
 def release_reserve() -> None:
@@ -253,15 +259,17 @@ def make_plan(shape: ModelShape, free: float, **settings: Any) -> MemoryPlan:
     return replace(plan, advice="take a smaller model, or give each a GPU of its own")
 
 # %% ../../nbs/support/06_memory.ipynb #f12fcc45
-RESERVE = 2**30  # of freed memory that `keep_reserve` keeps
-PYTHON = 600 * 2**20  # Python with PyTorch and transformers
+PYTHON = 700 * 2**20  # Python with PyTorch and transformers
 MICRO_BATCH = 3 * 2**28  # for a micro-batch on a processor
 FEWEST = 256  # tokens in it, below which products become slower
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorPlan:
-    """What a run takes of the memory of a processor, in bytes, with `tokens` in a micro-batch."""
+    """What a run takes of the memory of a processor, in bytes, with `tokens` in a micro-batch.
+
+    `step`: with a half more, for freed memory that is in pieces.
+    """
 
     free: int
     model: int
@@ -272,16 +280,15 @@ class ProcessorPlan:
     @property
     def needed(self) -> int:
         """The bytes that the run takes."""
-        return PYTHON + RESERVE + self.model + self.sampler + self.step
+        return PYTHON + self.model + self.sampler + self.step
 
     def __str__(self) -> str:
         """Return all sizes in one line."""
-        sizes = self.needed, self.free, self.model, self.sampler, self.step, PYTHON + RESERVE
+        sizes = self.needed, self.free, self.model, self.sampler, self.step, PYTHON
         needed, free, model, sampler, step, python = (f"{size / 2**30:.1f}" for size in sizes)
         return (
             f"about {needed} GiB of memory, {free} are free: model {model}, its copies for "
-            f"sampling {sampler}, a step of {self.tokens:,} tokens at once {step}, Python and "
-            f"its reserve {python}"
+            f"sampling {sampler}, a step of {self.tokens:,} tokens at once {step}, Python {python}"
         )
 
 # %% ../../nbs/support/06_memory.ipynb #c8c1d13a
@@ -293,4 +300,4 @@ def plan_processor(shape: ModelShape, tokens: int, free: int, copies: float = 1)
     model = 4 * shape.parameters
     a_token = step_bytes(shape, 1, checkpointing=False) - LOGITS
     fit = min(tokens, max(FEWEST, MICRO_BATCH // a_token))
-    return ProcessorPlan(free, model, int(copies * model), fit * a_token, fit)
+    return ProcessorPlan(free, model, int(copies * model), fit * a_token * 3 // 2, fit)

@@ -81,6 +81,7 @@ from .policy import (
     check_order,
     load_policy,
     make_client,
+    place_gradients,
     suit_device,
 )
 from .run_folder import whole_checkpoints
@@ -322,6 +323,8 @@ class GRPOTrainer(ResumableTrainer):
         if args.sync_ref_model and args.beta and done and done % args.ref_model_sync_steps == 0:
             self.reference.move(self.model, args.ref_model_mixup_alpha)
         self.check_packing(batch)
+        if batch.samples and args.device.type == "cpu" and args.world_size == 1:
+            place_gradients(self.model)
         policy, reference = self.model.train(), self.reference.logprobs
         return train_step(policy, batch, args, self.processes, step, reference)
 

@@ -35,7 +35,7 @@ from ..envs.prompts import repeated_rows
 from ..envs.rollouts import RolloutRun, background_loop, derive_seed, with_seed
 from ..envs.store import RolloutStore
 from ..support.budget import Budget
-from ..support.memory import release_reserve
+from ..support.memory import release_reserve, trim_reserve
 from .config import GRPOConfig
 from ..types import Rollout
 
@@ -418,9 +418,11 @@ class PolicyVersions:
     def awake(self) -> Iterator[None]:
         """Wake the client for this block."""
         self.wake()
+        trim_reserve()  # what one side has freed is in pieces that seldom suit the other
         try:
             yield
         finally:
+            trim_reserve()
             if self.sleeps:
                 self.client.sleep(**self.sleep_settings)
                 self.asleep = True

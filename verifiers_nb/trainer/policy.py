@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'check_order', 'load_policy', 'sampler_copies', 'suit_device', 'sampling_base', 'make_client',
-           'tell_quantized', 'check_fit']
+__all__ = ['logger', 'check_order', 'load_policy', 'sampler_copies', 'suit_device', 'place_gradients', 'sampling_base',
+           'make_client', 'tell_quantized', 'check_fit']
 
 # %% ../../nbs/trainer/19_policy.ipynb #672558e7
 import copy
@@ -85,6 +85,16 @@ def suit_device(trainer: Any) -> None:
         use_onednn(trainer.model)
         copies = sampler_copies(trainer.client, trainer.args)
         bound_micro_batch(trainer.model, trainer.args, copies)
+
+# %% ../../nbs/trainer/19_policy.ipynb #b1676c9e
+def place_gradients(model: Any) -> None:
+    """Give a model's gradients, where it has none yet, zeros in one block of memory."""
+    learnt = [each for each in model.parameters() if each.requires_grad]
+    if all(each.grad is None and each.dtype == learnt[0].dtype for each in learnt):
+        block = learnt[0].new_zeros(sum(each.numel() for each in learnt))
+        parts = block.split([each.numel() for each in learnt])
+        for each, part in zip(learnt, parts, strict=True):
+            each.grad = part.view_as(each)
 
 # %% ../../nbs/trainer/19_policy.ipynb #c1dfd96a
 def sampling_base(model: Any) -> Any:
