@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'ICONS', 'PAGE_ROWS', 'MOST_KEYS', 'LIT', 'LIT_KEYS', 'STYLE',
            'visible', 'escaped', 'one_line', 'input_value', 'Mark', 'pieces', 'windows', 'opening', 'piece',
            'marked_text', 'action', 'shortcut_attributes', 'icon', 'icon_attributes', 'button', 'number_text',
-           'duration_text', 'widget_file', 'filled', 'templates', 'fill', 'score_bar', 'bin_scores', 'table',
-           'pressable_row', 'framed', 'Snapshot', 'RunIdentity', 'identity_of', 'place_link', 'identity_html']
+           'typed_number', 'duration_text', 'widget_file', 'filled', 'templates', 'fill', 'score_bar', 'bin_scores',
+           'table', 'pressable_row', 'framed', 'Snapshot', 'RunIdentity', 'identity_of', 'place_link', 'identity_html']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import math
@@ -239,6 +239,14 @@ def number_text(value: float) -> str:
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.2g}"
+
+# %% ../../nbs/widgets/00_html.ipynb #aa7d4bff
+def typed_number(text: str, label: str) -> float:
+    """Return a number that was typed; raises `ValueError` that names its field."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{label} is {text[:40]!r}; write a number.") from None
 
 # %% ../../nbs/widgets/00_html.ipynb #19309145
 def duration_text(seconds: float) -> str:
