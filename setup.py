@@ -1,5 +1,6 @@
-"""Packaging, read from settings.ini."""
+"""Packaging, read from settings.ini, and the commands from their table."""
 
+import tomllib
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -11,6 +12,7 @@ ini = ConfigParser(delimiters=["="])
 ini.read(here / "settings.ini", encoding="utf-8")
 cfg = ini["DEFAULT"]
 suffix = "_requirements"
+commands = tomllib.loads((here / "verifiers_nb/cli/data/commands.toml").read_text(encoding="utf-8"))
 
 
 class BuildModules(build_py):
@@ -42,7 +44,13 @@ setup(
     extras_require={
         k.removesuffix(suffix): v.split() for k, v in cfg.items() if k.endswith(suffix)
     },
-    entry_points={"console_scripts": cfg["console_scripts"].split()},
+    entry_points={
+        "console_scripts": [
+            f"{name}=verifiers_nb.cli.{row['main']}"
+            for name, row in commands.items()
+            if "main" in row
+        ]
+    },
     classifiers=[
         "Development Status :: 3 - Alpha",
         "Framework :: Jupyter",

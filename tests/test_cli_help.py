@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 from test_package import HEAVY
 
-from verifiers_nb.cli.command import COMMANDS
+from verifiers_nb.cli.command import command_places
 
-CALLS = {"verifiers-nb": ["-m", "verifiers_nb.cli.command"]}
-for name, place in COMMANDS.items():
+CALLS = {}
+for name, place in command_places().items():
     module, function = place.split(":")
     start = f"from verifiers_nb.cli.{module} import {function}; {function}()"
     own = ["-m", f"verifiers_nb.cli.{module}"]
-    CALLS[f"vf-{name}"] = own if function == "main" else ["-c", start]
+    CALLS[name] = own if function == "main" else ["-c", start]
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -1,8 +1,7 @@
-"""In a copy of the library, an environment and a command work from a notebook each and their rows."""
+"""In a copy of the library, an environment and a command work from a notebook and one table each."""
 
 from __future__ import annotations
 
-import configparser
 import os
 import shutil
 import subprocess
@@ -11,8 +10,6 @@ from pathlib import Path
 
 import nbformat
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
-
-from verifiers_nb.cli.command import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 FIRST = "#| export\nfrom __future__ import annotations"
@@ -37,11 +34,14 @@ def main(argv=None):
     given = CommandParser("vf-echo").parse_args(argv)
     return run_command("vf-echo", lambda: print(" ".join([given.word] * given.times)) or 0)''',
 ]
-HELP = (
-    "vf-echo WORD [options]\n\nPrint a word several times.\n\nexamples:\n  vf-echo yes --times 2\n"
-)
-FLAGS = """
+COMMAND_TABLE = """
 [vf-echo]
+main = "echo:main"
+usage = "vf-echo WORD [options]"
+about = "Print a word several times."
+examples = "examples:\\n  vf-echo yes --times 2"
+
+[vf-echo.flags]
 word = { metavar = "WORD", help = "a word" }
 "--times" = { type = "count", default = 1, metavar = "N", help = "how often it is printed" }
 """
@@ -62,8 +62,19 @@ def printed(*call):
 
 assert "well-said" in printed("install", "--list")
 assert printed("echo", "yes", "--times", "2") == "yes yes\\n"
-assert "echo" in printed("--help") and "how often it is printed" in printed("echo", "--help")
+assert "vf-echo       Print a word several times" in printed("--help")
+assert "how often it is printed" in printed("echo", "--help")
 print("both work")
+"""
+# What the installation and llms.txt have of the copy.
+DERIVED = """
+import runpy, sys
+import setuptools
+setuptools.setup = lambda **settings: print(*settings["entry_points"]["console_scripts"], sep="\\n")
+runpy.run_path("setup.py")
+sys.path.insert(0, sys.argv[1])
+import llms
+print(*llms.list_commands(), sep="\\n")
 """
 FORGOTTEN = """
 import verifiers_nb as vf
@@ -88,7 +99,7 @@ def copied(folder: Path) -> Path:
     """Return a copy of the library with both notebooks, exported, and no row of a table."""
     hidden = shutil.ignore_patterns("__pycache__", "outputs")
     shutil.copytree(ROOT / "verifiers_nb", folder / "verifiers_nb", ignore=hidden)
-    for name in ("settings.ini", "pyproject.toml"):
+    for name in ("settings.ini", "setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, folder)
     asks = folder / "nbs/environments/well_said.ipynb"
     write_notebook(asks, "environments.well_said", "# Well said\n\n> Ask for a word.", ENVIRONMENT)
@@ -100,39 +111,36 @@ def copied(folder: Path) -> Path:
 
 
 def add_rows(package: Path) -> None:
-    """Add the row of the environment, and what a command has: a row, its help and its flags."""
+    """Add the table of the environment and that of the command."""
     table = package / "environments/data/environments.toml"
     table.write_text(table.read_text() + '\n[well_said]\ntags = ["text"]\n')
-    module = package / "cli/command.py"
-    rows = module.read_text().replace("COMMANDS = {\n", 'COMMANDS = {\n    "echo": "echo:main",\n')
-    module.write_text(rows)
-    (package / "cli/data/help/vf-echo.txt").write_text(HELP)
-    flags = package / "cli/data/help/flags.toml"
-    flags.write_text(flags.read_text() + FLAGS)
+    commands = package / "cli/data/commands.toml"
+    commands.write_text(commands.read_text() + COMMAND_TABLE)
 
 
-def printed(folder: Path, program: str) -> str:
+def printed(folder: Path, program: str, *arguments: str) -> str:
     """Return what a program prints with the copy of the library."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=folder, env=environment, capture_output=True, text=True
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
 
-def test_an_environment_and_a_command_are_a_notebook_and_their_rows(tmp_path: Path) -> None:
+def test_an_environment_and_a_command_are_a_notebook_and_a_table_each(tmp_path: Path) -> None:
     package = copied(tmp_path)
     environment, command = printed(tmp_path, FORGOTTEN).splitlines()
     assert "well_said has no table in verifiers_nb/environments/data/environments" in environment
-    assert command == "vf-echo is no command yet: add a row for 'echo' to COMMANDS."
+    assert command.startswith(
+        "vf-echo is no command yet: add a table [vf-echo] to verifiers_nb/cli"
+    )
     add_rows(package)
     assert printed(tmp_path, USE) == "both work\n"
-
-
-def test_every_command_is_installed_by_the_settings() -> None:
-    settings = configparser.ConfigParser()
-    settings.read(ROOT / "settings.ini")
-    scripts = dict(each.split("=") for each in settings["DEFAULT"]["console_scripts"].split())
-    del scripts["verifiers-nb"]
-    assert scripts == {f"vf-{name}": f"verifiers_nb.cli.{home}" for name, home in COMMANDS.items()}
+    derived = printed(tmp_path, DERIVED, str(ROOT / "tools")).splitlines()
+    assert "vf-echo=verifiers_nb.cli.echo:main" in derived
+    assert "- `vf-echo WORD [options]`: Print a word several times" in derived

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field
 
 from verifiers_nb.parsers.function_calls import tools_tag
 from verifiers_nb.parsers.structural_tags import StructuralTag, allowed_bytes, json_tag
+from verifiers_nb.support.json_scalars import NO_EXPONENT
 from verifiers_nb.verifiers.json import JSONSchemaVerifier
 
 NAMES = ["a", "b", "ab", "é"]
@@ -135,6 +136,11 @@ def tag_and_lost(schema: Any) -> tuple[StructuralTag | None, str]:
     return tag, " ".join(str(each.message) for each in caught)
 
 
+def beyond_exponents(lost: str) -> str:
+    """Return what was lost, or nothing if that is only that numbers have no exponent."""
+    return lost if lost.count("(") > lost.count(f"({NO_EXPONENT})") else ""
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_verifier_and_tag_agree(seed: int) -> None:
     generator = Generator(seed)
@@ -143,6 +149,7 @@ def test_verifier_and_tag_agree(seed: int) -> None:
         schema["$defs"] = DEFINED
     verifier = JSONSchemaVerifier(schema)
     tag, lost = tag_and_lost(schema)
+    lost = beyond_exponents(lost) if tag else lost
     assert tag or "no value fits" in lost or "nested too deeply" in lost
     for _ in range(30):
         value = generator.value()
@@ -163,7 +170,7 @@ def test_verifier_and_tag_agree(seed: int) -> None:
 
 def test_most_schemas_are_enforced_whole() -> None:
     outcomes = [tag_and_lost(Generator(seed).schema() or {}) for seed in range(120)]
-    assert sum(tag is not None and not lost for tag, lost in outcomes) > 70
+    assert sum(tag is not None and not beyond_exponents(lost) for tag, lost in outcomes) > 70
 
 
 EXPRESSED = [
@@ -188,7 +195,7 @@ EXPRESSED = [
 @pytest.mark.parametrize("schema", EXPRESSED, ids=json.dumps)
 def test_these_are_expressed(schema: dict[str, Any]) -> None:
     tag, lost = tag_and_lost(schema)
-    assert tag is not None and not lost
+    assert tag is not None and not beyond_exponents(lost)
     verifier, generator = JSONSchemaVerifier(schema), Generator(0)
     for value in [*(generator.value() for _ in range(200)), *NUMBERS, *TEXTS, [1, "a"], 0.3]:
         text = json.dumps(value)
@@ -199,6 +206,9 @@ def test_these_are_expressed(schema: dict[str, Any]) -> None:
     ("keyword", "schema"),
     [
         ("uniqueItems", {"type": "array", "uniqueItems": True}),
+        ("multipleOf", {"type": "integer", "multipleOf": 5}),
+        ("not", {"type": "number", "not": {"multipleOf": 2}}),
+        ("not", {"not": {"type": "integer"}}),
         ("pattern", {"type": "string", "pattern": "^(?=a)"}),
         ("pattern", {"type": "string", "pattern": "(?i)a"}),
         ("unevaluatedProperties", {"type": "object", "unevaluatedProperties": False}),

@@ -22,6 +22,7 @@ from rooms import (
 )
 
 import verifiers_nb as vf
+from verifiers_nb.cli.command import command_summaries, help_parts
 
 GUIDE = ROOT / "docs/llms.md"
 TARGET = ROOT / "llms.txt"
@@ -109,6 +110,13 @@ def names_of(notebook: Notebook) -> list[str]:
     return [f"\n### {notebook.module}: {notebook.summary}\n", *lines] if lines else []
 
 
+def list_commands() -> Iterator[str]:
+    """Give a line for each command: its first usage, and the first sentence of its help."""
+    for name, about in command_summaries().items():
+        usage = help_parts(name)[0].strip().partition("\n")[0]
+        yield f"- `{usage}`: {about}"
+
+
 def list_notebooks(title: str, notebooks: Iterable[Notebook]) -> list[str]:
     """Return a heading with a line per notebook, nothing where there is none."""
     lines = [
@@ -123,7 +131,7 @@ def main() -> None:
     rooms = read_rooms(ROOT / "nbs")
     parts = [GUIDE.read_text(encoding="utf-8").rstrip(), "\n## Public names"]
     parts += [line for notebooks in rooms.values() for each in notebooks for line in names_of(each)]
-    parts += ["\n## Notebooks"]
+    parts += ["\n## Commands\n", *list_commands(), "\n## Notebooks"]
     parts += list_notebooks(f"{CORE_TITLE}. {CORE_PURPOSE}", read_core(ROOT / "nbs"))
     for room, notebooks in rooms.items():
         companions = [each for each in notebooks if each.module not in CORE]

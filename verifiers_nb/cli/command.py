@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COMMANDS', 'READERS', 'METADATA_KINDS', 'data_text', 'help_parts', 'json_object', 'whole_number', 'number',
-           'add_arguments', 'CommandParser', 'say', 'SafeFormatter', 'CommandError', 'one_line_errors',
-           'open_missing_streams', 'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses',
-           'strict_json', 'write_whole', 'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'main']
+__all__ = ['HELP_PARTS', 'READERS', 'METADATA_KINDS', 'data_text', 'command_table', 'command_places', 'help_parts', 'json_object',
+           'whole_number', 'number', 'add_arguments', 'CommandParser', 'say', 'SafeFormatter', 'CommandError',
+           'one_line_errors', 'open_missing_streams', 'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm',
+           'Presses', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata', 'read_metadata', 'one_row',
+           'command_summaries', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -43,36 +44,34 @@ def data_text(name: str) -> str:
     return (files("verifiers_nb.cli") / "data" / name).read_text(encoding="utf-8")
 
 # %% ../../nbs/cli/00_command.ipynb #56c933ac
-COMMANDS = {
-    "audit": "audit:main",
-    "demo": "demo:main",
-    "eval": "eval:main",
-    "init": "init:main",
-    "install": "init:install_main",
-    "report": "report:main",
-    "ship": "init:ship_main",
-    "train": "train:main",
-    "tui": "tui:main",
-    "vllm": "vllm:main",
-}
+def command_table() -> dict[str, dict[str, Any]]:
+    """Return the table of each command in `data/commands.toml`, by its name, such as "vf-eval".
+
+    The table "shared" has flags of several commands.
+    """
+    return tomllib.loads(data_text("commands.toml"))
+
+
+def command_places() -> dict[str, str]:
+    """Return the module and the function of each command, by its name."""
+    return {name: row["main"] for name, row in command_table().items() if "main" in row}
 
 # %% ../../nbs/cli/00_command.ipynb #f030984a
+HELP_PARTS = ("usage", "about", "examples")
+
+
 def help_parts(prog: str) -> tuple[str, str, str]:
     """Return the usage, the description and the examples of a command.
 
-    Raises `ValueError` for a command that has no row in `COMMANDS` or whose help isn't whole.
+    Raises `ValueError` for a command that has no table or whose table isn't whole.
     """
-    name = prog.removeprefix("vf-")
-    if prog != "verifiers-nb" and name not in COMMANDS:
-        raise ValueError(f"{prog} is no command yet: add a row for {name!r} to COMMANDS.")
-    try:
-        usage, about, examples = data_text(f"help/{prog}.txt").rstrip().split("\n\n", 2)
-    except (FileNotFoundError, ValueError):
-        raise ValueError(
-            f"{prog} has no whole help: verifiers_nb/cli/data/help/{prog}.txt has its usage, what "
-            "it does and its examples, with an empty line between them."
-        ) from None
-    return usage, about, examples
+    place = "verifiers_nb/cli/data/commands.toml"
+    row = command_table().get(prog)
+    if row is None:
+        raise ValueError(f"{prog} is no command yet: add a table [{prog}] to {place}.")
+    if missing := [part for part in ("main", *HELP_PARTS) if not row.get(part)]:
+        raise ValueError(f"The table [{prog}] in {place} has no {' and no '.join(missing)}.")
+    return row["usage"], row["about"], row["examples"]
 
 # %% ../../nbs/cli/00_command.ipynb #b1d57811
 def json_object(text: str) -> dict[str, Any]:
@@ -128,15 +127,15 @@ READERS: dict[str, Callable[[str], Any]] = {
 
 
 def add_arguments(parser: argparse.ArgumentParser, settings: type | None = None) -> None:
-    """Add the arguments of a command from `data/help/flags.toml`.
+    """Add the arguments of a command from its table.
 
     `settings` is a dataclass with defaults.
     """
-    texts = tomllib.loads(data_text("help/flags.toml"))
+    table = command_table()
     defaults = {each.name: each.default for each in fields(settings)} if settings else {}
-    shared = texts["shared"] if "env" in defaults else {}
+    shared = table["shared"]["flags"] if "env" in defaults else {}
     group: Any = parser
-    for names, about in (shared | texts.get(parser.prog, {})).items():
+    for names, about in (shared | table[parser.prog].get("flags", {})).items():
         if title := about.pop("group", None):
             group = parser.add_argument_group(title)
         name = names.split()[-1].lstrip("-").replace("-", "_")
@@ -371,16 +370,26 @@ def one_row(text: str, most: int) -> str:
     return row if len(row) <= most else row[: most - 1] + "…"
 
 # %% ../../nbs/cli/00_command.ipynb #7c1e9d02
+def command_summaries() -> dict[str, str]:
+    """Return the first sentence of the help of each command, by its name."""
+    abouts = {name: " ".join(help_parts(name)[1].split()) for name in command_places()}
+    return {name: about.partition(". ")[0].rstrip(".") for name, about in abouts.items()}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the first argument names; without arguments, show the help."""
     parser = CommandParser("verifiers-nb")
+    lines = [f"  {name:14}{about}" for name, about in command_summaries().items()]
+    parser.epilog = "\n".join(["commands:", *lines, "", str(parser.epilog)])
+    places = {name.removeprefix("vf-"): place for name, place in command_places().items()}
+    del places["verifiers-nb"]
     about = "command to run, followed by its own arguments"
-    parser.add_argument("command", choices=sorted(COMMANDS), help=about)
+    parser.add_argument("command", choices=sorted(places), help=about)
     first, *rest = list(sys.argv[1:] if argv is None else argv) or ["--help"]
     command = parser.parse_args([first]).command
     if argv is None:
         sys.argv[1:] = rest
-    return resolve_name(f"verifiers_nb.cli.{COMMANDS[command]}")(None if argv is None else rest)
+    return resolve_name(f"verifiers_nb.cli.{places[command]}")(None if argv is None else rest)
 
 # %% ../../nbs/cli/00_command.ipynb #4ecfb88c
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'figure', 'parts_table', 'columns_table',
-           'last_message_row', 'examples_table', 'drawn_messages', 'judge_reasons', 'folded_rollout',
+__all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'report_name', 'exact_score', 'parts_table',
+           'columns_table', 'last_message_row', 'examples_table', 'drawn_messages', 'judge_reasons', 'folded_rollout',
            'notable_rollouts', 'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page',
            'write_html_report', 'verdict', 'differences_table', 'changes_table', 'comparison_html',
            'write_html_comparison', 'meta_of_run', 'read_run', 'text_of_runs', 'report_runs', 'main']
@@ -59,9 +59,9 @@ from ..widgets.html import (
     one_line,
     score_bar,
     table,
+    value_histogram,
     widget_file,
 )
-from ..widgets.run_steps import value_histogram
 from ..widgets.text_report import evaluation_text, is_training_run, training_text
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def report_name(meta: ReportMeta) -> str:
     return re.sub(r"[^\w.,=+-]", "_", name)[-200:] + ".html"
 
 # %% ../../nbs/cli/02_report.ipynb #2218965f
-def figure(value: float, signed: bool = False) -> str:
-    """Format a number with three decimals; a dash stands for NaN or infinity."""
+def exact_score(value: float, signed: bool = False) -> str:
+    """Write a score with three decimals, since runs differ little; a dash for NaN or infinity."""
     return "–" if not math.isfinite(value) else f"{value:+.3f}" if signed else f"{value:.3f}"
 
 # %% ../../nbs/cli/02_report.ipynb #bd307a3e
@@ -113,10 +113,10 @@ def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[s
     rows = []
     for name, values in {"reward": results.reward, **results.metrics}.items():
         stats, weight = distribution(values), meta.weights.get(name)
-        adds = ["", ""] if weight is None else [f"{weight:g}", figure(weight * stats["mean"])]
-        error = f"± {figure(standard_error(values, examples))}"
-        spread = [figure(stats[key]) for key in ("std", "p5", "p25", "p50", "p75", "p95")]
-        cells = [figure(stats["mean"]), error, *adds, *spread, value_histogram(values, name)]
+        adds = ["", ""] if weight is None else [f"{weight:g}", exact_score(weight * stats["mean"])]
+        error = f"± {exact_score(standard_error(values, examples))}"
+        spread = [exact_score(stats[key]) for key in ("std", "p5", "p25", "p50", "p75", "p95")]
+        cells = [exact_score(stats["mean"]), error, *adds, *spread, value_histogram(values, name)]
         rows.append([f"<b>{escaped(name)}</b>", *cells])
     head = [
         "score",
@@ -142,7 +142,9 @@ def columns_table(results: GenerateOutputs) -> str:
         numbers = [x for x in map(as_number, values) if not math.isnan(x)]
         stats = distribution(numbers)
         cells = (
-            [figure(stats[key]) for key in ("mean", "p5", "p50", "p95")] if numbers else [""] * 4
+            [exact_score(stats[key]) for key in ("mean", "p5", "p50", "p95")]
+            if numbers
+            else [""] * 4
         )
         counts = ", ".join(f"{text} {count:,}" for text, count in text_counts(values).items())
         drawn = value_histogram(numbers, name) if numbers else one_line(counts, 200)
@@ -164,7 +166,7 @@ def examples_table(results: GenerateOutputs, examples: Sequence[str], most: int 
     for example in sorted(means, key=means.__getitem__)[:most]:
         bar = score_bar(means[example] / top, f"mean reward {means[example]:.2f}")
         prompt = last_message_row(results.prompt[examples.index(example)])
-        rows.append([figure(means[example]), bar, str(examples.count(example)), prompt])
+        rows.append([exact_score(means[example]), bar, str(examples.count(example)), prompt])
     note = f", the {most} hardest of {len(means):,}" if len(means) > most else ", the hardest first"
     return table(["mean reward", "", "rollouts", "prompt"], rows, f"Examples{note}", numbers=[0, 2])
 
@@ -193,9 +195,11 @@ def judge_reasons(state: Mapping[str, Any]) -> list[tuple[str, str]]:
 def folded_rollout(results: GenerateOutputs, i: int, open_: bool = False) -> str:
     """Draw the scores, prompt and completion of a rollout, folded unless `open_`."""
     error, answer = results.state[i].get("error"), str(results.answer[i])[:500]
-    parts = [f"{escaped(name)} {figure(values[i])}" for name, values in results.metrics.items()]
+    parts = [
+        f"{escaped(name)} {exact_score(values[i])}" for name, values in results.metrics.items()
+    ]
     parts += map(escaped, column_words(results.state[i]))
-    head = f"<b>reward {figure(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
+    head = f"<b>reward {exact_score(results.reward[i])}</b> {last_message_row(results.prompt[i])}"
     reasons = judge_reasons(results.state[i])
     body = [
         f'<p class="vf-soft">rollout {i}: {", ".join(parts)}</p>',
@@ -256,8 +260,8 @@ def report_html(meta: ReportMeta, results: GenerateOutputs) -> str:
     good = without_failed(results)
     examples, failed = example_keys(good), len(results.reward) - len(good.reward)
     rates = pass_rates(good.reward, examples)
-    error = figure(standard_error(good.reward, examples))
-    mean = figure(distribution(good.reward)["mean"])
+    error = exact_score(standard_error(good.reward, examples))
+    mean = exact_score(distribution(good.reward)["mean"])
     figures = {"mean reward": f"{mean} <small>± {error}</small>"}
     names, half = [*rates], len(rates) // 2
     for name in dict.fromkeys([*names[:1], *names[half - 1 : half], *names[-1:]]):
@@ -294,8 +298,8 @@ def differences_table(differences: Mapping[str, Any]) -> str:
     """Draw a row for each of `score_differences`: means, difference, 95 % interval, verdict."""
     rows = []
     for name, (*means, by) in differences.items():
-        interval = f"{figure(by.low, True)} to {figure(by.high, True)}"
-        compared = [*map(figure, means), figure(by.mean, True), interval, f"{by.n:,}"]
+        interval = f"{exact_score(by.low, True)} to {exact_score(by.high, True)}"
+        compared = [*map(exact_score, means), exact_score(by.mean, True), interval, f"{by.n:,}"]
         rows.append([f"<b>{escaped(name)}</b>", *compared, verdict(by.low, by.high)])
     head = ["score", "first", "second", "difference", "95 % interval", "examples", ""]
     return table(head, rows, "Differences by example", numbers=range(1, 6))
@@ -311,8 +315,8 @@ def changes_table(first: GenerateOutputs, second: GenerateOutputs, most: int = 2
         i, j = (key.index(example) for key in keys)
         both = folded_rollout(first, i, True) + folded_rollout(second, j, True)
         texts = f"<details><summary>{last_message_row(first.prompt[i])}</summary>{both}</details>"
-        means = [figure(before[example]), figure(after[example])]
-        rows.append([*means, figure(changes[example], True), texts])
+        means = [exact_score(before[example]), exact_score(after[example])]
+        rows.append([*means, exact_score(changes[example], True), texts])
     head, title = ["first", "second", "change", "prompt"], f"Largest changes ({len(rows)})"
     return table(head, rows, title, numbers=range(3))
 
@@ -331,9 +335,10 @@ def comparison_html(first: Evaluated, second: Evaluated) -> str:
         title = f"{escaped(about.env_id)} with {escaped(about.model)}"
         headings += f"<h3>{word}: {title}</h3>{settings_line(about)}"
         notes += trouble_notes(results, f"{word}: ")
+    low, high = exact_score(difference.low, True), exact_score(difference.high, True)
     figures = {
-        "difference of the mean reward": figure(difference.mean, True),
-        "95 % interval": f"{figure(difference.low, True)} to {figure(difference.high, True)}",
+        "difference of the mean reward": exact_score(difference.mean, True),
+        "95 % interval": f"{low} to {high}",
         "examples in both": f"{difference.n:,}",
     }
     return (

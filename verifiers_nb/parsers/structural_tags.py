@@ -497,7 +497,8 @@ def any_of(formats: Sequence[Format]) -> Format:
 def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
     """Return the format of the JSON that fits a schema or a pydantic model.
 
-    Warns of keywords that no grammar can enforce, such as `uniqueItems`. Raises `ValueError` if the
+    Warns of keywords that no grammar can enforce, such as `uniqueItems`. Integers with bounds and
+    the values of an `enum` are written without an exponent. Raises `ValueError` if the
     schema is invalid, if a `$ref` in it leads nowhere, or if nothing fits it.
     """
     if isinstance(schema, type):
@@ -512,7 +513,7 @@ def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
     grammar, lost = json_grammar(own)
     if lost:
         reasons = "; ".join(f"{keyword} ({reason})" for keyword, reason in lost.items())
-        message = f"The structural tag lets through what violates {reasons}. Verify the text, too."
+        message = f"The structural tag differs from the schema in {reasons}. Verify the text, too."
         warnings.warn(message, stacklevel=3)
     return GrammarFormat(grammar=grammar)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'hide_thinking', 'last_tags', 'without_tag', 'command_format',
+__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'blank_thinking', 'last_tags', 'without_tag', 'command_format',
            'XMLThoughtActionParser']
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #a616673e
@@ -36,7 +36,7 @@ COMMAND_TAG, COMMAND_END = "<command>", "</command>"
 COMMAND_OR_MARK = re.compile(f"{COMMAND_TAG}(?:.*?{COMMAND_END}|.*)|{ANY_MARK.pattern}", re.DOTALL)
 
 
-def hide_thinking(text: str) -> str:
+def blank_thinking(text: str) -> str:
     """Replace the thinking outside commands by as many spaces."""
     at = first_outside(text, ANY_MARK)
     shown = [" " * at]
@@ -55,7 +55,7 @@ def last_tags(text: str) -> tuple[int, int]:
     """Return where the last `<command>` and the last `</command>` outside thinking begin, or -1."""
     at, shown = plain_from(text), text
     if at < 0:
-        at, shown = 0, hide_thinking(text)
+        at, shown = 0, blank_thinking(text)
     return shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #1959ae5b

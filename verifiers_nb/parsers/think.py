@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['THINKING_TAGS', 'TAG_FORMS', 'THINKING_MARKS', 'CLOSING_OF', 'LONE_CLOSINGS', 'ALL_MARKS', 'NAME_ENDS', 'MARK_PARTS',
            'MARK_WORDS', 'LONGEST_MARK', 'LONG_TEXT', 'ANY_MARK', 'ANGLED', 'FIRST_LETTERS', 'ANGLE_MARK', 'ENDING_OF',
-           'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_thinking', 'ThinkingMark',
+           'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark',
            'any_mark', 'marks_in', 'has_thinking', 'after_mark', 'first_outside', 'plain_from', 'outside_thinking',
            'skip_thinking', 'search_outside', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser',
            'extract_boxed_answer', 'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser',
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .structural_tags import StructuralTag
 
 # %% ../../nbs/parsers/02_think.ipynb #fe5dbbce
-def after_thinking(text: str) -> str:
+def after_think_tag(text: str) -> str:
     """Return the stripped text after the last `</think>`, or an empty string without one."""
     end = text.rfind(CLOSE)
     return text[end + len(CLOSE) :].strip() if end >= 0 else ""
@@ -239,7 +239,7 @@ class ThinkParser(Parser):
     def parse(self, text: Any) -> Any:
         """Apply `extract_fn` to the text after the last `</think>`, empty without one."""
         whole = text if isinstance(text, str) else content_text(text)
-        return self.extract_fn(after_thinking(whole))
+        return self.extract_fn(after_think_tag(whole))
 
     def checks(self, text: str) -> list[Check]:
         """Check the whole format: a single rule of weight 1."""

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LIMITS', 'lowest', 'highest', 'only_keys', 'fits_plain', 'number_machines', 'number_ways', 'text_machines',
-           'string_ways']
+__all__ = ['NO_EXPONENT', 'LIMITS', 'lowest', 'highest', 'only_keys', 'fits_plain', 'number_machines', 'number_ways',
+           'text_machines', 'string_ways']
 
 # %% ../../nbs/support/12_json_scalars.ipynb #f6f0a684
 from collections.abc import Iterable, Mapping
@@ -61,6 +61,7 @@ def fits_plain(rules: Rules, leaf: Mapping[str, Any], value: Any) -> bool:
     return kind_of(value) in kinds_of(leaf) and validator.evolve(schema=rest).is_valid(value)
 
 # %% ../../nbs/support/12_json_scalars.ipynb #efbc1d08
+NO_EXPONENT = "a number with an exponent, such as 1e2, is refused"
 LIMITS = {
     "minimum": (0, 1),
     "exclusiveMinimum": (1,),
@@ -101,6 +102,10 @@ def number_ways(rules: Rules, leaves: Leaves, kinds: set[str]) -> list[str]:
             used = [name for name in keywords if any(name in leaf for leaf in leaves)]
             rules.lose(used[0] if len(used) == 1 else "multipleOf", str(error))
             return ["number" if has_fractions else "integer"]
+    if any("multipleOf" in leaf for leaf in leaves):
+        rules.lose("multipleOf", NO_EXPONENT)
+    elif not has_integers or any("multipleOf" in leaf.get("not", {}) for leaf in leaves):
+        rules.lose("not", NO_EXPONENT)
     return [start for start in starts if start]
 
 # %% ../../nbs/support/12_json_scalars.ipynb #682afc6a

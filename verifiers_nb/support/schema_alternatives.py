@@ -75,10 +75,9 @@ MAX_FORMS = 300
 def one_of_choices(options: Sequence[Schema], root: Schema) -> list[Schema]:
     """Return the alternatives of a `oneOf`: each schema, without the values that fit another."""
     choices, count = [], 0
-    for option in options:
-        near = [
-            each for each in options if each is not option and not are_apart(option, each, root)
-        ]
+    for place, option in enumerate(options):
+        others = [*options[:place], *options[place + 1 :]]
+        near = [each for each in others if not are_apart(option, each, root)]
         excluded = [negated(each, root) for each in near]
         count += prod(len(each["anyOf"]) for each in excluded if isinstance(each, dict))
         choices.append({"allOf": [option, *excluded]})

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'ICONS', 'PAGE_ROWS', 'MOST_KEYS', 'LIT', 'LIT_KEYS', 'STYLE',
-           'visible', 'escaped', 'one_line', 'input_value', 'Mark', 'pieces', 'windows', 'opening', 'piece',
-           'marked_text', 'action', 'shortcut_attributes', 'icon', 'icon_attributes', 'button', 'number_text',
-           'duration_text', 'widget_file', 'filled', 'templates', 'fill', 'score_bar', 'bin_scores', 'table',
-           'pressable_row', 'framed', 'Snapshot', 'RunIdentity', 'identity_of', 'place_link', 'identity_html']
+__all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'ICONS', 'FULL_SCORE', 'MOST_REWARD', 'BARS', 'HUGE', 'PAGE_ROWS',
+           'MOST_KEYS', 'LIT', 'LIT_KEYS', 'STYLE', 'visible', 'escaped', 'one_line', 'input_value', 'Mark', 'pieces',
+           'windows', 'opening', 'piece', 'marked_text', 'action', 'shortcut_attributes', 'icon', 'icon_attributes',
+           'button', 'score_text', 'number_text', 'typed_number', 'duration_text', 'widget_file', 'filled', 'templates',
+           'fill', 'score_bar', 'Bin', 'score_bins', 'value_histogram', 'table', 'pressable_row', 'framed', 'Snapshot',
+           'RunIdentity', 'identity_of', 'place_link', 'identity_html']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import math
@@ -31,6 +32,7 @@ from urllib.parse import quote
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from ..envs.learnable import EQUAL_REWARDS
 from ..inference.client import SHIPPED_PREFIX
 from ..support.files import rewritten
 
@@ -232,13 +234,27 @@ def button(
     return f'<button type="button"{state}>{face}</button>'
 
 # %% ../../nbs/widgets/00_html.ipynb #a507b41b
-def number_text(value: float) -> str:
+def score_text(value: float) -> str:
     """Write a score with two decimals, or in powers of ten, and NaN or infinity in words."""
     if math.isnan(value):
         return "NaN"
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     return f"{value:.2f}" if abs(value) < 1e6 else f"{value:.2g}"
+
+# %% ../../nbs/widgets/00_html.ipynb #55abbc34
+def number_text(value: float, figures: int = 3) -> str:
+    """Write a number of any size with some figures, a large one whole."""
+    is_whole = 10 ** (figures - 1) <= abs(value) < 1e7
+    return f"{value:,.0f}" if is_whole else f"{value:.{figures}g}"
+
+# %% ../../nbs/widgets/00_html.ipynb #aa7d4bff
+def typed_number(text: str, label: str) -> float:
+    """Return a number that was typed; raises `ValueError` that names its field."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{label} is {text[:40]!r}; write a number.") from None
 
 # %% ../../nbs/widgets/00_html.ipynb #19309145
 def duration_text(seconds: float) -> str:
@@ -272,7 +288,7 @@ def templates() -> Environment:
         icon,
         icon_attributes,
         input_value,
-        number_text,
+        score_text,
         one_line,
         shortcut_attributes,
     ):
@@ -292,12 +308,53 @@ def score_bar(share: float, label: str, width: int = 72) -> str:
     known = 0.0 if math.isnan(share) else max(0.0, min(1.0, share))
     return fill("parts.html", "score_bar", known, label, width)
 
-# %% ../../nbs/widgets/00_html.ipynb #b2d7ca14
-def bin_scores(scores: Iterable[float]) -> dict[str, int]:
-    """Count scores in [0, 1] by tenths; the eleventh count is of the scores that are 1."""
-    counts = Counter(max(0, min(10, int(score * 10))) for score in scores)
-    names = [f"{place / 10:.1f} to {(place + 1) / 10:.1f}" for place in range(10)]
-    return {name: counts[place] for place, name in enumerate([*names, "full score"])}
+# %% ../../nbs/widgets/00_html.ipynb #7245361a
+class Bin(NamedTuple):
+    """Hold how many scores lie from `low` to `high`."""
+
+    name: str
+    low: float
+    high: float
+    size: int
+
+# %% ../../nbs/widgets/00_html.ipynb #bc2c3cf4
+FULL_SCORE = "full score"
+MOST_REWARD = 1e6  # beyond it, a reward is likely a mistake
+
+
+def score_bins(scores: Iterable[float], most: float = 1.0) -> list[Bin]:
+    """Count scores in ten steps, from 0 or the lowest up to `most`, and in an eleventh for it."""
+    kept = [score for score in scores if abs(score) < MOST_REWARD]
+    top = most if 0 < most < MOST_REWARD else max([1.0, *kept])
+    low = min([0.0, *kept])
+    step, full = (top - low) / 10, top - EQUAL_REWARDS
+    counts = Counter(  # a division may end just below a whole number: 0.3 / 0.1 does
+        10 if each >= full else int((each - low) / step + EQUAL_REWARDS) for each in kept
+    )
+    edges = [round(low + step * place, 9) for place in range(11)]
+    bins = [
+        Bin(f"{a:.3g} to {b:.3g}", a, math.nextafter(b, -math.inf), counts[place])
+        for place, (a, b) in enumerate(pairwise(edges))
+    ]
+    return [*bins, Bin(FULL_SCORE, full, math.inf, counts[10])]
+
+# %% ../../nbs/widgets/00_html.ipynb #03213122
+BARS = 21
+HUGE = 1e100  # from here on a number is a mistake
+
+
+def value_histogram(values: Sequence[float], label: str) -> str:
+    """Draw how often values occur between the least and the greatest; nothing for none."""
+    known = [value for value in values if abs(value) < HUGE]
+    if not known:
+        return ""
+    low, high = min(0.0, *known), max(1.0, *known)
+    counts = Counter(min(int((v - low) / (high - low) * BARS), BARS - 1) for v in known)
+    edges = [number_text(low + (high - low) * place / BARS) for place in range(BARS + 1)]
+    bins = {f"{edges[i]} to {edges[i + 1]}": counts[i] for i in range(BARS)}
+    label += f": {len(known):,} values from {number_text(min(known))} to {number_text(max(known))}"
+    bars = fill("parts.html", "histogram", bins, label, "", False, {})
+    return f'{bars}<div class="vf-ends"><span>{edges[0]}</span> <span>{edges[-1]}</span></div>'
 
 # %% ../../nbs/widgets/00_html.ipynb #972a67c4
 def table(

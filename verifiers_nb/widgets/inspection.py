@@ -38,9 +38,9 @@ from ..types import GenerateOutputs, content_text
 from .html import (
     PAGE_ROWS,
     RunIdentity,
-    bin_scores,
     fill,
     identity_of,
+    score_bins,
 )
 
 if TYPE_CHECKING:
@@ -588,7 +588,8 @@ def survey_html(
     checks = []
     for name, weight in survey.weights.items():
         scores, lost = survey.scores(name), len(survey.losers(name))
-        checks.append((name, weight, fmean(scores), bin_scores(scores), lost, len(scores)))
+        bins = {each.name: each.size for each in score_bins(scores)}
+        checks.append((name, weight, fmean(scores), bins, lost, len(scores)))
     listed = listed or Listed(range(len(survey.totals)))
     rows = []
     for row in listed.rows[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]:

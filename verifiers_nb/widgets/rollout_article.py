@@ -6,22 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'is_here', 'find_tokenizer', 'find_decoder', 'first_prompt', 'prompt_html',
-           'write_rollouts']
+__all__ = ['VIEWS', 'READ_SECONDS', 'article_html', 'is_here', 'find_tokenizer', 'find_decoder', 'first_prompt', 'prompt_html']
 
 # %% ../../nbs/widgets/11_rollout_article.ipynb #77de68da
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..envs.records import to_line
 from ..inference.client import get_tokenizer, model_path
 from ..inference.tokens import template_ids
-from ..support.files import rewritten
 from ..types import Messages
 from .branches import TokenDetails
 from .conversation import (
@@ -35,7 +32,6 @@ from .conversation import (
     tokens_html,
 )
 from .html import fill, marked_text
-from .rollout_query import Row
 from .rollout_table import flags
 from .rollouts import RolloutTable, advantage_of
 
@@ -125,17 +121,3 @@ def prompt_html(prompt: Messages, tools: Any, tokenizer: Any, live: bool = False
         return fill("rollout_explorer.html", "prompt", text, len(ids), True)
     drawn = conversation_html(prompt, [])
     return fill("rollout_explorer.html", "prompt", drawn, 0, False, live and tokenizer is None)
-
-# %% ../../nbs/widgets/11_rollout_article.ipynb #5fc64139
-def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:
-    """Write rows as a file of rollouts, but never over a file that they are read from.
-
-    Return its path.
-    """
-    written = Path(path).expanduser().resolve()
-    read_from = {getattr(row.source, "path", None) for row in rows}
-    if any(source and Path(source).resolve() == written for source in read_from):
-        raise ValueError(f"{written} is where these rollouts are read from: give another path.")
-    with rewritten(written) as file:
-        file.writelines(to_line({**row.record, "index": i}) for i, row in enumerate(rows))
-    return written

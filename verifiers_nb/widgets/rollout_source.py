@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PAUSE', 'logger', 'table_from_outputs', 'table_from_file', 'has_all_rollouts', 'written', 'follow_all',
-           'start_following', 'RolloutSource', 'OpenTable']
+           'start_following', 'RolloutSource', 'OpenTable', 'write_rollouts']
 
 # %% ../../nbs/widgets/06_rollout_source.ipynb #77de68da
 import logging
@@ -21,7 +21,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ..envs.records import from_line, rollout_record
+from ..envs.records import from_line, rollout_record, to_line
 from ..envs.rescore import rollouts_from_outputs
 from ..envs.results import (
     StoredColumn,
@@ -30,9 +30,10 @@ from ..envs.results import (
     read_with_offsets,
     rollouts_file,
 )
+from ..support.files import rewritten
 from ..types import GenerateOutputs
 from .inspection import given_rollouts, step_files
-from .rollout_query import Record
+from .rollout_query import Record, Row
 from .rollouts import RolloutTable
 
 # %% ../../nbs/widgets/06_rollout_source.ipynb #67709bb0
@@ -192,11 +193,12 @@ class OpenTable:
     def has_changed(self) -> bool:
         """Return whether the file or folder has changed since the last call.
 
-        One that is gone has nothing to show: what was read stays until it comes again.
+        A file that is gone may be written anew: what was read stays until then.
         """
         if self.source.place is None or time.monotonic() <= self.rest_until:
             return False
-        if not (now := written(self.source.place)):
+        now = written(self.source.place)
+        if not now and self.source.folder is None:
             return False
         before, self.followed = self.followed, now
         return now != before
@@ -207,3 +209,17 @@ class OpenTable:
         began = time.monotonic()
         yield
         self.rest_until = time.monotonic() + 4 * (time.monotonic() - began)
+
+# %% ../../nbs/widgets/06_rollout_source.ipynb #92a3e245
+def write_rollouts(path: str | Path, rows: Sequence[Row]) -> Path:
+    """Write rows as a file of rollouts, but never over a file that they are read from.
+
+    Return its path.
+    """
+    written = Path(path).expanduser().resolve()
+    read_from = {getattr(row.source, "path", None) for row in rows}
+    if any(source and Path(source).resolve() == written for source in read_from):
+        raise ValueError(f"{written} is where these rollouts are read from: give another path.")
+    with rewritten(written) as file:
+        file.writelines(to_line({**row.record, "index": i}) for i, row in enumerate(rows))
+    return written

@@ -20,13 +20,15 @@ from ..envs.learnable import Learnable
 from ..inference.columns import Column, as_number
 from ..types import Messages
 from .html import (
+    MOST_REWARD,
     PAGE_ROWS,
     duration_text,
     fill,
-    number_text,
     one_line,
     pressable_row,
     score_bar,
+    score_bins,
+    score_text,
     table,
     visible,
 )
@@ -40,10 +42,8 @@ from .rollout_query import (
     match_spans,
 )
 from .rollouts import (
-    MOST_REWARD,
     Group,
     RolloutTable,
-    reward_bins,
     scored_rows,
 )
 
@@ -154,12 +154,12 @@ def summary_html(table: RolloutTable, seen: Learnable, live: bool) -> str:
         ("Rollouts", f"{len(table):,}", f"{failed:,} not counted" if failed else ""),
         (
             "Mean reward",
-            number_text(finite_mean(rewards)),
+            score_text(finite_mean(rewards)),
             f"of {seen.most:.3g}" if seen.most else "",
         ),
         ("Solved", f"{seen.solved:,}", solved),
     ]
-    bins = reward_bins(rewards, seen.most)
+    bins = score_bins(rewards, seen.most)
     counts = {each.name: each.size for each in bins}
     return fill("rollout_table.html", "summary", figures, counts, bins[0].low, bins[-1].low, live)
 
@@ -233,7 +233,7 @@ def rows_html(
         text += ending_line(rows, number, pattern)
         press = pressable_row("show", live, number == at, row=number)
         press |= {"class": "vf-pinned"} if number == pinned else {}
-        shown = number_text(value)
+        shown = score_text(value)
         bar = score_bar(value / top, f"{score} {shown}", 40)
         cells = [escape(c.text(row.columns.get(c.name))) for c in columns.values()]
         drawn.append([press, str(number + 1), shown, bar, *cells, text])
@@ -251,7 +251,7 @@ def groups_html(
     """Draw a page of prompts, each with its best rollout beside its worst."""
 
     def summary(number: int) -> str:
-        reward = number_text(rows.rows[number].reward) + flags(rows, number)
+        reward = score_text(rows.rows[number].reward) + flags(rows, number)
         return f'<div class="vf-asked">{reward}</div>{ending_line(rows, number, pattern, 120)}'
 
     drawn = []
@@ -260,7 +260,7 @@ def groups_html(
         press = pressable_row("extremes", live, at in group.numbers, best=best, worst=worst)
         prompt = prompt_line(rows.rows[best].record["prompt"], "", pattern)
         other = summary(worst) if worst != best else '<span class="vf-soft">only one</span>'
-        numbers = [f"{len(group.numbers):,}", number_text(group.mean)]
+        numbers = [f"{len(group.numbers):,}", score_text(group.mean)]
         drawn.append([press, prompt, *numbers, summary(best), other])
     listed = table(["Prompt", "Rollouts", "Mean", "Best", "Worst"], drawn, "Prompts", [1, 2])
     return listing_html(" vf-groups", listed, page, len(groups), live, size)

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MOST_KEPT', 'MOST_PARSED', 'FULL_SCORE', 'MOST_REWARD', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of',
-           'scored_rows', 'table_learnable', 'Bin', 'reward_bins']
+__all__ = ['MOST_KEPT', 'MOST_PARSED', 'RolloutTable', 'Group', 'prompt_groups', 'advantage_of', 'scored_rows', 'table_learnable']
 
 # %% ../../nbs/widgets/05_rollouts.ipynb #77de68da
 import json
@@ -15,11 +14,9 @@ import math
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ..envs.learnable import (
-    EQUAL_REWARDS,
     Learnable,
     answer_name,
     finds_answer,
@@ -222,33 +219,3 @@ def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
     most, tag = most_possible(rubric), tag if answered is not None else ""
     broken = sum(row.reward_failed for row in good)
     return learnable_rewards(rewards, prompts, most, table.endings, answered, tag, broken)
-
-# %% ../../nbs/widgets/05_rollouts.ipynb #a71cc5e5
-class Bin(NamedTuple):
-    """Hold how many rewards lie from `low` to `high`."""
-
-    name: str
-    low: float
-    high: float
-    size: int
-
-# %% ../../nbs/widgets/05_rollouts.ipynb #f56d1a48
-FULL_SCORE = "full score"
-MOST_REWARD = 1e6  # beyond it, a reward is likely a mistake
-
-
-def reward_bins(rewards: Iterable[float], most: float) -> list[Bin]:
-    """Count rewards in ten steps, from 0 or the lowest up to `most`, and in an eleventh for it."""
-    kept = [reward for reward in rewards if abs(reward) < MOST_REWARD]
-    top = most if 0 < most < MOST_REWARD else max([1.0, *kept])
-    low = min([0.0, *kept])
-    step, full = (top - low) / 10, top - EQUAL_REWARDS
-    counts = Counter(  # a division may end just below a whole number: 0.3 / 0.1 does
-        10 if each >= full else int((each - low) / step + EQUAL_REWARDS) for each in kept
-    )
-    edges = [round(low + step * place, 9) for place in range(11)]
-    bins = [
-        Bin(f"{a:.3g} to {b:.3g}", a, math.nextafter(b, -math.inf), counts[place])
-        for place, (a, b) in enumerate(pairwise(edges))
-    ]
-    return [*bins, Bin(FULL_SCORE, full, math.inf, counts[10])]

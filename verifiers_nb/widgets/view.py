@@ -13,7 +13,7 @@ __all__ = ['SCRIPT', 'KEEP', 'packed_plotly', 'View', 'keep_subshell', 'let_thre
 import gzip
 import threading
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple
@@ -138,11 +138,13 @@ def ignore_press(data: Mapping[str, str]) -> None:
 class Panel(ipywidgets.VBox):
     """Hold controls over a drawing; a subclass defines `drawing`, and a method for each press.
 
-    A press of `data-act="show"` calls `on_show(data)` with the element's other attributes.
+    A press of `data-act="show"` calls `on_show(data)` with the element's other attributes. The
+    state may be divided among `parts`, which then have the methods for what they hold.
     """
 
     label = "A widget"
     css = ""  # style beyond that of `widgets.html`
+    parts: tuple[Any, ...] = ()
     notice = ""  # the result of the last press
     failed = False  # whether `notice` is an error
     pressed = ""  # the name of that press
@@ -228,13 +230,20 @@ class Panel(ipywidgets.VBox):
         try:
             # A page may not call the methods that ipywidgets has under such names.
             if not hasattr(ipywidgets.VBox, f"on_{name}"):
-                getattr(self, f"on_{name}", ignore_press)(data)
+                self.method_for(name)(data)
         except Exception as error:
             self.notice = str(error)
             self.failed = True
             draws = self.draws
         if self.draws == draws:
             self.refresh()
+
+    def method_for(self, name: str) -> Callable[[Mapping[str, str]], None]:
+        """Return the method for a press: the panel's own, or that of one of its parts."""
+        for holder in (self, *self.parts):
+            if method := getattr(holder, f"on_{name}", None):
+                return method
+        return ignore_press
 
     def on_freeze(self, data: Mapping[str, str]) -> None:
         """Replace the widget, or the one that it is below of, by its picture."""
