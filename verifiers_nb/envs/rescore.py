@@ -46,12 +46,12 @@ from ..inference.tokens import rollout_turns
 from ..rubrics.rubric import (
     ROW,
     Rubric,
-    func_digests,
     indices_of,
     reward_name,
     rollouts_from_columns,
     score_columns,
 )
+from ..rubrics.same_function import func_digests
 from ..support.files import rewritten
 from ..types import GenerateOutputs, RewardFunc, Rollout, RolloutScore
 

@@ -40,12 +40,12 @@ from .store import RolloutStore
 from ..inference.tokens import rollout_turns
 from ..rubrics.rubric import (
     Rubric,
-    func_digests,
     indices_of,
     run_limit,
     score_many,
     score_one,
 )
+from ..rubrics.same_function import func_digests
 from ..support.belongings import Belongings, all_put_back
 from ..support.budget import Budget, run_budget, run_policy
 from ..support.calls import without_secrets
