@@ -30,7 +30,6 @@ from .rollouts import (
     outputs_from_rollouts,
     run_bounded,
     run_settings,
-    run_sync,
     score_group,
 )
 from .statistics import (
@@ -53,6 +52,7 @@ from ..rubrics.rubric import (
 )
 from ..rubrics.same_function import func_digests
 from ..support.files import rewritten
+from ..support.sync_calls import run_sync
 from ..types import GenerateOutputs, RewardFunc, Rollout, RolloutScore
 
 # %% ../../nbs/envs/16_rescore.ipynb #fa5f38c3

@@ -482,10 +482,7 @@ class Rubric:
         """Score one rollout: every function's score by name, and their weighted sum as reward."""
         row = row_of(rollout)
         calls = [self.call_reward_func(func, *row, **kwargs) for func in self.reward_funcs]
-        if self.parallelize_scoring and self.overlaps():
-            scores = await run_calls(calls, concurrently=True)
-        else:
-            scores = [await call for call in calls]
+        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
         return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
 
     async def _score_together(self, rollouts: Rollouts, **kwargs: Any) -> list[RolloutScore]:
