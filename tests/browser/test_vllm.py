@@ -1,4 +1,4 @@
-"""The explorer with a real model on a real vLLM: answers grow, and a press on a token asks for its alternatives."""
+"""Answers of a real vLLM in the explorer: they grow, thinking too, and a press on a token asks for its alternatives."""
 
 from __future__ import annotations
 
@@ -42,3 +42,27 @@ def test_answers_of_vllm_grow_and_go_on_from_another_token(notebook, page) -> No
     details.get_by_role("button", name="Continue from this").first.click()
     widget.get_by_text("branch of 1").first.wait_for()
     show(page, widget, "vllm-branch")
+
+
+THINK = """
+import verifiers_nb as vf
+env = vf.load_environment("addition", num_eval_examples=8)
+server = vf.serve("verifiers_nb/adder-1m", engine="vllm", kv_cache_gb=0.2, max_model_len=512, reasoning_parser="deepseek_r1")
+"""
+
+
+def test_thinking_beside_the_content_grows_and_is_folded(notebook, page) -> None:
+    """A reasoning parser streams thinking beside the content: it is kept, folded and counted with the tokens."""
+    notebook("thinking.ipynb", THINK, EXPLORE, seconds=400)
+    widget = live_widget(page, "Rollout explorer")
+    widget.get_by_label("At once").fill("4")
+    widget.get_by_label("Most tokens").fill("200")
+    widget.get_by_role("button", name="Run", exact=True).click()
+    widget.get_by_text(re.compile(r"32 of 32 rollouts.*[\d,]+ tokens.*done", re.S)).wait_for()
+    answer = widget.locator(".vf-role-assistant")
+    thought = answer.get_by_label("Reasoning")
+    assert not thought.is_visible()
+    answer.get_by_text(re.compile(r"reasoning, \d+ characters")).click()
+    assert re.search(r"\d", thought.inner_text()) and not thought.locator(".vf-differs").count()
+    facts = widget.locator(".vf-facts").inner_text()
+    assert re.search(r"[1-9]\d* tokens · .* · [1-9]\d* characters of reasoning", facts), facts

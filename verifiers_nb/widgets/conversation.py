@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ['PICTURE', 'MOST_PICTURE', 'MATHML', 'MOST_FORMULA', 'MOST_RENDERED', 'MOST_COMPARED', 'MOST_TOGETHER', 'MOST_WHOLE',
            'LONG', 'ROLES', 'MOST_MESSAGES', 'FEW', 'Decode', 'LEAST', 'UNLIKELY', 'SAMPLED', 'BETTER', 'WORSE',
            'MOST_TOKENS', 'MOST_READ', 'NAMED', 'is_picture', 'mathml_html', 'formula_html', 'markdown_parser',
-           'rendered_html', 'content_parts', 'call_parts', 'calls_of', 'differing', 'Reading', 'message_view',
-           'spoken_messages', 'conversation_html', 'rewards_html', 'stored_weights', 'token_texts', 'decoder', 'shade',
-           'drawn_part', 'colour_marks', 'pressable_marks', 'sequence_html', 'tokens_html']
+           'rendered_html', 'content_parts', 'call_parts', 'calls_of', 'differing', 'Reading', 'said_and_thought',
+           'message_view', 'spoken_messages', 'conversation_html', 'rewards_html', 'stored_weights', 'token_texts',
+           'decoder', 'shade', 'drawn_part', 'colour_marks', 'pressable_marks', 'sequence_html', 'tokens_html']
 
 # %% ../../nbs/widgets/10_conversation.ipynb #77de68da
 import html
@@ -224,12 +224,22 @@ class Reading:
 ROLES = ("system", "user", "assistant", "tool", "prompt", "completion")
 
 
+def said_and_thought(message: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the text of a message and the reasoning beside it."""
+    return content_parts(message.get("content"))[0], reasoning_text(message) or ""
+
+
 def message_view(
-    message: Mapping[str, Any], number: int, draw: Callable[..., str]
-) -> dict[str, Any]:
-    """Return what the template draws of a message; `draw(text, label=label)` draws its texts."""
+    message: Mapping[str, Any], number: int, draw: Callable[..., str],
+    beside: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Return what the template draws of a message.
+
+    `draw(text, label=label, beside=other)` draws its texts; the others are those of `beside`.
+    """
     role, content = str(message.get("role")), message.get("content")
-    label, (text, others) = f"{role}, message {number + 1}", content_parts(content)
+    label, (text, thought) = f"{role}, message {number + 1}", said_and_thought(message)
+    other_text, other_thought = said_and_thought(beside) if beside is not None else (None, None)
     note, calls = reasoning_note(message), []
     for _, name, arguments in map(call_parts, calls_of(message)[:50]):
         given = marked_text(arguments, label=f"Arguments of {name}") if arguments else ""
@@ -240,9 +250,9 @@ def message_view(
         "kind": role if role in ROLES else "other",
         "label": label,
         "thought": note,
-        "reasoning": draw(reasoning_text(message) or "", label="Reasoning") if note else "",
-        "text": draw(text, label=label) if text else "",
-        "parts": [(kind, url, is_picture(url)) for kind, url in others],
+        "reasoning": draw(thought, label="Reasoning", beside=other_thought) if note else "",
+        "text": draw(text, label=label, beside=other_text) if text else "",
+        "parts": [(kind, url, is_picture(url)) for kind, url in content_parts(content)[1]],
         "is_text": isinstance(content or "", str),
         "size": len(text),
         "is_long": len(text) > LONG,
@@ -282,10 +292,10 @@ def conversation_html(
         turn += (begins := message.get("role") == "assistant")
         if half <= number < len(messages) - half:
             continue
-        other = content_parts(beside[number].get("content"))[0] if number < len(beside) else None
-        draw = partial(reading.text, most=most, beside=other)
+        other = beside[number] if number < len(beside) else None
+        draw = partial(reading.text, most=most)
         extra = {"turn": turn * begins, "answers": names.get(str(message.get("tool_call_id")), "")}
-        drawn.append(message_view(message, number, draw) | extra)
+        drawn.append(message_view(message, number, draw, other) | extra)
     is_long = len(messages) > FEW
     return fill("conversation.html", "conversation", reading, drawn, asked, edited, is_long)
 

@@ -38,6 +38,7 @@ from .html import (
     RunIdentity,
     fill,
     marked_text,
+    typed_number,
     widget_file,
 )
 from .inspection import identity_of_results
@@ -490,16 +491,16 @@ class RewardBench(Panel):
             shortest = messages_text(self.read_rollout(int(effects.short[0]))[0].completion)
         figures = effects_html(self.known, effects, self.most_rewards())
         figures += flips_html(self.known, effects, at, live)
-        figures += cheats_html(self.tricks, self.part_weights())
         if at is not None:
             name = rollout_name(self.known, at)
             figures += opened_html(*self.read_rollout(at), name, effects, at, self.tokenizer)
+        figures += cheats_html(self.tricks, self.part_weights())
         steps = checkpoint_steps(self.trainer.folder) if self.trainer is not None else []
         return fill("reward_bench.html", "bench", self, shortest, figures, steps, live)
 
     def on_weigh(self, data: Mapping[str, str]) -> None:
         """Give a reward function another weight."""
-        self.weigh(data["func"], float(data["value"]))
+        self.weigh(data["func"], typed_number(data["value"], f"The weight of {data['func']}"))
 
     def on_show(self, data: Mapping[str, str]) -> None:
         """Show a rollout."""

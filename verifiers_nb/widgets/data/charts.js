@@ -70,7 +70,11 @@ function nearest(xs, step) {
   return low > 0 && step - xs[low - 1] <= xs[low] - step ? low - 1 : low;
 }
 
-const figureText = (value) => Math.abs(value) >= 100 && Math.abs(value) < 1e7 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+function figureText(value) {
+  const size = Math.abs(value);
+  if (size > 0 && size < 1e-4) return value.toExponential(2);
+  return size >= 100 && size < 1e7 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(3)));
+}
 
 // What happened to the run near a step: what is rare within four pixels, and the nearest of the rest.
 function marksAt(node, step) {
@@ -109,10 +113,10 @@ function cross(place, node, step) {
       value.style.color = last.line.color;
     }
     if (name === "x" && marksAt(node, step).length) {
-      const told = place.appendChild(document.createElement("em")), isRight = xaxis.l2p(step) > xaxis._length / 2;
+      const told = place.appendChild(document.createElement("em")), at = xaxis.l2p(step), isRight = at > xaxis._length / 2;
       told.className = "vf-cross";
       told.textContent = marksAt(node, step).join(" · ");
-      told.style.cssText = `${isRight ? `right:${place.clientWidth - line.offsetLeft + 3}px` : `left:${line.offsetLeft + 3}px`};top:${yaxis._offset + 2}px`;
+      told.style.cssText = `${isRight ? `right:${place.clientWidth - line.offsetLeft + 3}px` : `left:${line.offsetLeft + 3}px`};top:${yaxis._offset + 2}px;max-width:${(isRight ? at : xaxis._length - at) - 6}px`;
     }
     values.style.cssText = `right:${place.clientWidth - xaxis._offset - xaxis._length}px;top:${yaxis._offset - 19}px;max-width:${xaxis._length}px`;
   }
