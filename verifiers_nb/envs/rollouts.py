@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'MAY_END_IN_FLIGHT', 'run_group', 'run_bounded',
-           'fewer_collections', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin', 'derive_seed',
-           'with_seed', 'lacks_files', 'fail', 'failed_score', 'score_group', 'PromptGroups', 'outputs_from_rollouts',
-           'run_settings', 'until_weights', 'RolloutRun']
+           'fewer_collections', 'all_set', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin',
+           'derive_seed', 'with_seed', 'lacks_files', 'fail', 'failed_score', 'score_group', 'PromptGroups',
+           'outputs_from_rollouts', 'run_settings', 'until_weights', 'RolloutRun']
 
 # %% ../../nbs/envs/06_rollouts.ipynb #77de68da
 import asyncio
@@ -23,7 +23,7 @@ import os
 import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -50,7 +50,7 @@ from ..support.belongings import Belongings, all_put_back
 from ..support.budget import Budget, run_budget, run_policy
 from ..support.calls import without_secrets
 from ..support.interval import Until
-from ..support.threads import as_failure, end_if_forked, watch
+from ..support.threads import ThisProcess, as_failure, end_if_forked, watch
 from ..types import (
     GenerateOutputs,
     Rollout,
@@ -107,6 +107,17 @@ def fewer_collections() -> Iterator[None]:
     finally:
         if raised:
             gc.set_threshold(*before)
+
+# %% ../../nbs/envs/06_rollouts.ipynb #29023b8c
+@contextmanager
+def all_set(values: Mapping[ContextVar[Any], Any]) -> Iterator[None]:
+    """Set context variables within this block, and in all tasks that are made in it."""
+    tokens = [(variable, variable.set(value)) for variable, value in values.items()]
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
 
 # %% ../../nbs/envs/06_rollouts.ipynb #1574bddb
 class LentLoop:
@@ -345,7 +356,7 @@ class RolloutRun:
         order = self.order()
         if max_concurrent == -1 and (self.budget or self.until):
             max_concurrent = MAY_END_IN_FLIGHT
-        self.process = os.getpid()
+        self.process = ThisProcess.id
         self.belongings = Belongings()
         done = watch(self.show_status)
         try:
@@ -354,7 +365,7 @@ class RolloutRun:
                 if self.groups:
                     self.drop_partial_groups(self.store, self.groups)
             async with self.around():
-                with fewer_collections():
+                with fewer_collections(), all_set(self.run_values()):
                     await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
         finally:
             done.set()
@@ -371,6 +382,11 @@ class RolloutRun:
         if len(self.finished) < len(self.rows):
             rest = f"{len(self.finished):,} of {len(self.rows):,} rollouts are finished"
             logger.warning("The run ended early, because %s: %s.", self.over, rest)
+
+    def run_values(self) -> dict[ContextVar[Any], Any]:
+        """Return what reward functions and judges of this run read from context variables."""
+        policy = (getattr(self.client, "unmetered", self.client), self.model)
+        return {run_limit: self.timeout, run_budget: self.budget, run_policy: policy}
 
     def order(self) -> Sequence[int]:
         """Return the indices of the rollouts in the order in which they are played."""
@@ -407,9 +423,6 @@ class RolloutRun:
 
         The last of a group scores the group.
         """
-        run_limit.set(self.timeout)  # for this task: a reward function can hang, too
-        run_budget.set(self.budget)
-        run_policy.set((getattr(self.client, "unmetered", self.client), self.model))
         rollout = self.rows[index]
         run_group.set(rollout.group)
         if self.store is not None and self.store.restore(rollout):
@@ -442,9 +455,9 @@ class RolloutRun:
         row = {name: getattr(rollout, name) for name in DEFAULTS}
         row["sampling_args"] = with_seed(self.sampling_args, rollout.index)
         playing = self.env.rollout(self.client, self.model, **row, **self.kwargs)
-        limit = asyncio.timeout(self.timeout)
+        limit = None if self.timeout is None else asyncio.timeout(self.timeout)
         try:
-            if self.timeout is None:  # entering it costs more than the rest of this method
+            if limit is None:
                 rollout.completion, rollout.state = await playing
             else:
                 async with limit:
@@ -454,7 +467,7 @@ class RolloutRun:
         except BaseException as error:
             end_if_forked(self.process, error)
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
-            if limit.expired() and isinstance(error, TimeoutError):  # not a cancelled run
+            if limit and limit.expired() and isinstance(error, TimeoutError):  # not a cancelled run
                 error = TimeoutError(f"it took longer than its timeout of {self.timeout:g} s")
             fail(rollout, as_failure(error))
 

@@ -19,7 +19,6 @@ import copy
 import inspect
 import logging
 import math
-import os
 import traceback
 import warnings
 from collections import Counter
@@ -35,7 +34,7 @@ from typing import Any
 from ..parsers.base import Parser
 from ..support.calls import without_secrets
 from ..support.sandbox import isolated
-from ..support.threads import Threads, as_failure, end_if_forked
+from ..support.threads import ThisProcess, Threads, as_failure, end_if_forked
 from ..types import (
     GenerateOutputs,
     Info,
@@ -199,12 +198,12 @@ class MessageList(list):  # type: ignore[type-arg]
     __ne__ = object.__ne__  # asks `__eq__`; a list's own doesn't
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3a
-OWN_COPY = ("prompt", "completion", "info", "prompts", "completions", "infos")
+OWN_COPY = frozenset(("prompt", "completion", "info", "prompts", "completions", "infos"))
 
 
 def with_copies(offered: dict[str, Any]) -> dict[str, Any]:
     """Return a function's arguments with its own copies of messages and infos, made in place."""
-    for name in offered.keys() & OWN_COPY:
+    for name in OWN_COPY.intersection(offered):
         offered[name] = copied(offered[name])
     if isinstance(offered.get("completion"), list):  # else a string, or not wanted
         offered["completion"] = MessageList(offered["completion"])
@@ -232,7 +231,7 @@ async def call_func(
     if wanted is not None:
         offered = {name: offered[name] for name in wanted if name in offered}
     offered = rubric.own_arguments(offered)
-    process = os.getpid()
+    process = ThisProcess.id
     try:
         limit = run_limit.get() if rubric.timeout is None else rubric.timeout
         if limit is not None:
