@@ -29,8 +29,8 @@ from ..envs.findings import PaidText
 from ..envs.learnable import EQUAL_REWARDS, most_possible
 from ..envs.records import rollout_record
 from ..envs.rescore import score_again, stored_rollouts, unchanged_funcs, with_funcs
-from ..envs.rollouts import run_sync
 from ..rubrics.rubric import Rubric, reward_name
+from ..support.sync_calls import run_sync
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
 from .curves import Chart, Curve, CurveLook, chart_html, make_chart
