@@ -369,7 +369,7 @@ def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
             settings["env_version"] = __version__
     return ReportMeta(**{**settings, "api_base_url": metadata.get("base_url") or ""})
 
-# %% ../../nbs/cli/02_report.ipynb #7cd1c47a
+# %% ../../nbs/cli/02_report.ipynb #4bb8d535
 def metadata_of_file(file: Path, results: GenerateOutputs) -> dict[str, Any]:
     """Return what a file of rollouts says of its run."""
     run = next(read_rollouts(file), {}).get("run")
