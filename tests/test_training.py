@@ -982,6 +982,18 @@ def test_trackio_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert rewards == pytest.approx([line["reward"] for line in logged if "reward" in line])
 
 
+def test_a_space_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio", reason="needs trackio: pip install trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    trainer = make_trainer(
+        tmp_path, max_steps=1, report_to="trackio", trackio_space_id="nobody/sums"
+    )
+    with pytest.raises(RuntimeError, match="^trackio can't be used: .*hf auth login"):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
 def test_a_data_seed_of_zero_counts(tmp_path: Path) -> None:
     orders = [make_trainer(tmp_path, data_seed=seed).prompts[0] for seed in (0, 0, None)]
     assert orders[0] == orders[1] != orders[2]
