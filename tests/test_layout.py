@@ -26,6 +26,7 @@ MAY_REPEAT = {"load_environment", "main", "logger", "__all__", "__getattr__", "_
 # Companions that the core imports.
 MAY_STAND_BELOW = {
     "parsers.structural_tags",
+    "rubrics.same_function",
     "inference.http",
     "envs.records",
     "envs.results",

@@ -35,8 +35,8 @@ from transformers import (
 
 import verifiers_nb as vf
 from verifiers_nb.envs.results import read_rollouts
-from verifiers_nb.envs.rollouts import background_loop
 from verifiers_nb.envs.store import RolloutStore
+from verifiers_nb.support.sync_calls import background_loop
 from verifiers_nb.trainer.run_records import write_advantages
 from verifiers_nb.types import Rollout
 from verifiers_nb.widgets.run import RunHistory, run_warnings

@@ -29,8 +29,8 @@ from ..envs.findings import PaidText
 from ..envs.learnable import EQUAL_REWARDS, most_possible
 from ..envs.records import rollout_record
 from ..envs.rescore import score_again, stored_rollouts, unchanged_funcs, with_funcs
-from ..envs.rollouts import run_sync
 from ..rubrics.rubric import Rubric, reward_name
+from ..support.sync_calls import run_sync
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
 from .curves import Chart, Curve, CurveLook, chart_html, make_chart
@@ -364,9 +364,10 @@ class RewardBench(Panel):
     def __init__(self, run: Any, env: Environment | None = None, *, tokenizer: Any = None) -> None:
         self.trainer = run if hasattr(run, "fork") else None
         chosen = env or getattr(run, "env", None)
-        if chosen is None:
-            raise ValueError(
-                "The bench needs rollouts and the environment: vf.RewardBench(run, env)."
+        if chosen is None or not hasattr(chosen, "rubric"):
+            raise TypeError(
+                "The bench needs rollouts and the environment: vf.RewardBench(run, env)"
+                + ("." if chosen is None else f", not {chosen!r:.60}.")
             )
         self.env = chosen
         self.source = RolloutSource(run)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..envs.environment import Environment
 from ..envs.learnable import Learnable
 from ..envs.results import outputs_from_records
-from ..envs.rollouts import background_loop
 from ..envs.tables import results_dataset
+from ..support.sync_calls import background_loop
 from ..types import GenerateOutputs, SamplingArgs
 from .branches import TokenDetails
 from .html import RunIdentity, fill, identity_of, widget_file
