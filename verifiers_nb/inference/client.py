@@ -245,8 +245,8 @@ def tokenizer_owner(name: str | Path) -> str | Path:
 def get_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer by the model's name, and make sure that it has a padding token.
 
-    For a saved adapter without a tokenizer, that is the one of its base. Further arguments go to `AutoTokenizer.from_pretrained`. Raises `FileNotFoundError` if the
-    tokenizer can't be found.
+    For a saved adapter without a tokenizer, that is the one of its base. Further arguments go to
+    `AutoTokenizer.from_pretrained`. Raises `FileNotFoundError` if the tokenizer can't be found.
     """
     with needs_extra("A tokenizer"):
         from transformers import AutoTokenizer
