@@ -364,9 +364,10 @@ class RewardBench(Panel):
     def __init__(self, run: Any, env: Environment | None = None, *, tokenizer: Any = None) -> None:
         self.trainer = run if hasattr(run, "fork") else None
         chosen = env or getattr(run, "env", None)
-        if chosen is None:
-            raise ValueError(
-                "The bench needs rollouts and the environment: vf.RewardBench(run, env)."
+        if chosen is None or not hasattr(chosen, "rubric"):
+            raise TypeError(
+                "The bench needs rollouts and the environment: vf.RewardBench(run, env)"
+                + ("." if chosen is None else f", not {chosen!r:.60}.")
             )
         self.env = chosen
         self.source = RolloutSource(run)
