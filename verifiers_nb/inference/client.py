@@ -12,13 +12,11 @@ __all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'INSTALLED_MODELS', 'TOKENIZER_FIL
            'without_cleanup', 'tokenizer_owner', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs',
            'json_default', 'encode', 'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error',
            'reported_failure', 'json_or_text', 'read_answer', 'Growing', 'longest_first', 'check_adapter',
-           'check_saved', 'base_of', 'base_name', 'check_base', 'written_whole']
+           'check_saved', 'base_of', 'base_name', 'check_base']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import importlib.util
 import json
-import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +24,6 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from uuid import uuid4
 
 import orjson
 
@@ -543,20 +540,3 @@ def check_base(adapter: str | Path, model: str | None) -> None:
             f"The adapter in {adapter} belongs to {base!r}, not to {model!r}: use it with its own "
             "model, or choose an adapter of this one."
         )
-
-# %% ../../nbs/inference/00_client.ipynb #7ae26124
-@contextmanager
-def written_whole(folder: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` at the end, unless the block fails."""
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (folder.with_name(f".{folder.name}.{uuid4().hex}") for _ in range(2))
-    fresh.mkdir()
-    try:
-        yield fresh
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)
