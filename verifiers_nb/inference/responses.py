@@ -18,15 +18,15 @@ from .client import encode
 from ..support.calls import SAMPLING_NAMES
 from ..types import ChatMessage, content_text, reasoning_text
 
-# %% ../../nbs/inference/21_responses.ipynb #fe989e39
-TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
-
-
+# %% ../../nbs/inference/21_responses.ipynb #4efbc947
 def as_text(value: Any, what: str) -> str:
     """Return a text as it is; raises `ValueError` for anything else."""
     if not isinstance(value, str):
         raise ValueError(f"{what} must be a text, not {value!r:.100}.")
     return value
+
+# %% ../../nbs/inference/21_responses.ipynb #fe989e39
+TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
 
 def chat_part(part: Any) -> dict[str, Any]:
