@@ -178,9 +178,8 @@ def test_a_second_press_leaves_at_once(tmp_path: Path) -> None:
 def launched(*arguments: str) -> list[str]:
     """Return the command that trains on two processes."""
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-    launch += (
-        "--main_process_port 0 --num_processes 2 --num_machines 1 --mixed_precision no".split()
-    )
+    launch += ["--main_process_port", "0", "--mixed_precision", "no"]
+    launch += ["--num_processes", "2", "--num_machines", "1"]
     return [*launch, "-m", "verifiers_nb.cli.train", *SMALL, *arguments]
 
 

@@ -19,9 +19,19 @@ from verifiers_nb.inference.tokens import turn_from_response
 Answer = tuple[int, dict[str, Any], dict[str, str]]  # status, body, headers
 
 # What OpenAI's chat completions know, of what anybody here might send; it refuses the rest.
-OPENAI_KNOWS = set(
-    "model messages n temperature top_p seed stop max_completion_tokens logprobs top_logprobs tools".split()
-)
+OPENAI_KNOWS = {
+    "model",
+    "messages",
+    "n",
+    "temperature",
+    "top_p",
+    "seed",
+    "stop",
+    "max_completion_tokens",
+    "logprobs",
+    "top_logprobs",
+    "tools",
+}
 
 
 class Provider(ThreadingHTTPServer):

@@ -166,9 +166,14 @@ DAMAGES = {
     "changed": change,
 }
 FILES = (
-    "adapter_model.safetensors optimizer.pt scheduler.pt rng_state.pth changes.json "
-    "trainer_state.json manifest.json"
-).split()
+    "adapter_model.safetensors",
+    "optimizer.pt",
+    "scheduler.pt",
+    "rng_state.pth",
+    "changes.json",
+    "trainer_state.json",
+    "manifest.json",
+)
 
 
 @pytest.mark.parametrize("file", FILES)

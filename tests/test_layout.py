@@ -26,6 +26,7 @@ MAY_REPEAT = {"load_environment", "main", "logger", "__all__", "__getattr__", "_
 # Companions that the core imports.
 MAY_STAND_BELOW = {
     "parsers.structural_tags",
+    "rubrics.same_function",
     "inference.http",
     "envs.records",
     "envs.results",
@@ -137,6 +138,7 @@ def is_type_variable(value: ast.expr | None) -> bool:
     return isinstance(made, ast.Name) and made.id in ("TypeVar", "ParamSpec", "TypeVarTuple")
 
 
+@cache
 def code_cells(path: Path) -> list[NotebookNode]:
     """Return the code cells of a notebook, without the one that names its module."""
     cells = nbformat.read(path, 4).cells
@@ -275,12 +277,15 @@ def test_exported_lines_have_at_most_100_columns() -> None:
     assert not long, "\n".join(long)
 
 
-def golf(node: ast.AST) -> bool:
-    """Say whether an expression repeats a text or a list by a truth value, or splits a list from a text."""
-    if isinstance(node, ast.Call):
-        func = node.func
-        text = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Constant)
-        return text and func.attr == "split" and not node.args
+def splits_words(node: ast.AST) -> bool:
+    """Say whether an expression splits a list from a text."""
+    func = node.func if isinstance(node, ast.Call) else None
+    text = isinstance(func, ast.Attribute) and isinstance(func.value, ast.Constant)
+    return text and func.attr == "split" and not node.args
+
+
+def repeats_by_truth(node: ast.AST) -> bool:
+    """Say whether an expression repeats a text or a list by a truth value."""
     if not (isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult)):
         return False
     for repeated, times in ((node.left, node.right), (node.right, node.left)):
@@ -307,15 +312,42 @@ def golf(node: ast.AST) -> bool:
     ],
 )
 def test_golf_is_found(code: str, found: bool) -> None:
-    assert golf(ast.parse(code, mode="eval").body) == found
+    node = ast.parse(code, mode="eval").body
+    assert (repeats_by_truth(node) or splits_words(node)) == found
 
 
-def test_no_exported_line_is_golf() -> None:
+def test_no_exported_line_splits_a_list_from_a_text() -> None:
+    """In tests a text may be the shorter form of a long list of words."""
     found = [
         f"{module}:{node.lineno}: {ast.unparse(node)[:80]}"
         for module in exporting()
         for node in ast.walk(tree(module))
-        if golf(node)
+        if splits_words(node)
+    ]
+    assert not found, "\n".join(found)
+
+
+def written_code() -> Iterator[tuple[str, str]]:
+    """Give all code that a person writes: cells, tests and tools, with their places."""
+    for room in read_rooms(NBS).values():
+        for each in room:
+            for cell in code_cells(NBS / each.path):
+                if not re.search(r"^\s*[%!]", cell.source, flags=re.M):
+                    yield f"{each.path}, cell {cell.id}", cell.source
+    for path in [*(ROOT / "tests").rglob("*.py"), *(ROOT / "tools").glob("*.py")]:
+        yield str(path.relative_to(ROOT)), path.read_text(encoding="utf-8")
+
+
+def test_nothing_is_repeated_by_a_truth_value() -> None:
+    product = re.compile(
+        r"""["'\]] \* |\* f?["'\[]"""
+    )  # reading the syntax of all code takes seconds
+    found = [
+        f"{place}: {ast.unparse(node)[:80]}"
+        for place, code in written_code()
+        if product.search(code)
+        for node in ast.walk(ast.parse(code))
+        if repeats_by_truth(node)
     ]
     assert not found, "\n".join(found)
 

@@ -273,7 +273,8 @@ def spellings_of(number: Fraction) -> list[str]:
     scaled = number * 10**places
     if scaled.denominator == 1:
         digits = f"{abs(scaled.numerator):0{places + 1}d}"
-        texts.append("-" * (above < 0) + f"{digits[:-places]}.{digits[-places:]}")
+        sign = "-" if above < 0 else ""
+        texts.append(f"{sign}{digits[:-places]}.{digits[-places:]}")
         texts.append(f"{scaled.numerator}e-{places}")
     return [text for text in texts if len(text) <= 40]
 

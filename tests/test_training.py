@@ -35,8 +35,8 @@ from transformers import (
 
 import verifiers_nb as vf
 from verifiers_nb.envs.results import read_rollouts
-from verifiers_nb.envs.rollouts import background_loop
 from verifiers_nb.envs.store import RolloutStore
+from verifiers_nb.support.sync_calls import background_loop
 from verifiers_nb.trainer.run_records import write_advantages
 from verifiers_nb.types import Rollout
 from verifiers_nb.widgets.run import RunHistory, run_warnings
@@ -980,6 +980,18 @@ def test_trackio_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     ]
     assert rewards == pytest.approx([line["reward"] for line in logged if "reward" in line])
+
+
+def test_a_space_without_an_account(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio", reason="needs trackio: pip install trackio")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    trainer = make_trainer(
+        tmp_path, max_steps=1, report_to="trackio", trackio_space_id="nobody/sums"
+    )
+    with pytest.raises(RuntimeError, match="^trackio can't be used: .*hf auth login"):
+        trainer.train()
+    assert trainer.state.global_step == 0
 
 
 def test_a_data_seed_of_zero_counts(tmp_path: Path) -> None:

@@ -56,6 +56,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"config": {"system_prompt": "Be kind."}},
         "no file 'Be kind.': give the text to V1Env as system_prompt=",
     ),
+    "a prompt that is a number": (
+        {"config": {"system_prompt": 3}},
+        "no file 3: give the text to V1Env as system_prompt=",
+    ),
+    "a folder that is a number": (
+        {"taskset": "with_folder", "config": {"folder": 3}},
+        "config['folder'] is 3: Input is not a valid path",
+    ),
     "a misspelt harness": ({"harness": "nul"}, "no harness 'nul': did you mean 'null'?"),
     "a harness that runs code": ({"harness": "bash"}, "'bash' runs what the model writes"),
     "a cloud sandbox": ({"taskset": "in_a_sandbox"}, "need a container or a cloud sandbox"),
@@ -66,7 +74,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 # A taskset of one task; the others change a line of it.
 TASKSET = """
+from pathlib import Path
+
 import verifiers.v1 as vf
+
+class Settings(vf.TasksetConfig):
+    folder: Path | None = None
 
 class Greeting(vf.Task[vf.TaskData, vf.State, vf.TaskConfig]):
     NEEDS_CONTAINER = False
@@ -83,6 +96,10 @@ CHANGED = {
     "in_a_sandbox": ("NEEDS_CONTAINER = False", "NEEDS_CONTAINER = True"),
     "with_image": ('prompt="Hello"', 'prompt="Hello", image="ubuntu:24.04"'),
     "endless": ("INFINITE = False", "INFINITE = True"),
+    "with_folder": (
+        "Greetings(vf.Taskset[Greeting, vf.TasksetConfig]):",
+        "Greetings(vf.Taskset[Greeting, Settings]):",
+    ),
 }
 
 

@@ -35,7 +35,8 @@ def succeed(*command: str | Path, cwd: Path = ROOT) -> str:
 def uv(*arguments: str | Path, tested: bool = True) -> subprocess.CompletedProcess[str]:
     """Run uv, with the versions that were `tested` or any others, from where pip is told to look."""
     settings = ["-q", "--index-strategy", "unsafe-best-match"]
-    settings += ["-c", str(ROOT / "constraints.txt")] * tested
+    if tested:
+        settings += ["-c", str(ROOT / "constraints.txt")]
     command = [sys.executable, "-m", "uv", "pip", "install", *settings, *arguments]
     return run(*command, env=pip_settings())
 

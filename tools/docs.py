@@ -148,7 +148,8 @@ def entry(name: str) -> list[str]:
     if not isinstance(value, type):
         return [f".. autofunction:: verifiers_nb.{name}", ""]
     said = settings(value)
-    lines = [f".. autoclass:: verifiers_nb.{name}{'(**settings)' * bool(said)}", "   :members:", ""]
+    form = "(**settings)" if said else ""
+    lines = [f".. autoclass:: verifiers_nb.{name}{form}", "   :members:", ""]
     if bases := public_bases(value):
         lines += [f"   Extends :py:class:`~verifiers_nb.{bases[0].__name__}`.", ""]
     lines += [f"   - ``{setting}``: {purpose}" for setting, purpose in said]

@@ -45,7 +45,8 @@ def cell_text(cell: NotebookNode) -> list[str]:
     if cell.cell_type == "markdown":
         return [rebase_links(cell.source)]
     code = re.sub(r"^#\|.*\n?", "", cell.source, flags=re.M).strip()
-    return [f"```python\n{code}\n```"] * bool(code) + [output_text(o) for o in cell.outputs]
+    source = [f"```python\n{code}\n```"] if code else []
+    return source + [output_text(output) for output in cell.outputs]
 
 
 def main() -> None:

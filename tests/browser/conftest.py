@@ -68,7 +68,8 @@ def running_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     command += ["--ServerApp.port_retries=0", "--IdentityProvider.token="]
     command += ["--LabApp.expose_app_in_browser=True"]  # the page can be asked for its notebook
     command += ["--ServerApp.disable_check_xsrf=True"]  # `lab` ends the kernels
-    command += ["--allow-root"] * (os.geteuid() == 0)
+    if os.geteuid() == 0:
+        command.append("--allow-root")
     log = home / "log"
     with log.open("w") as out:
         server = subprocess.Popen(

@@ -269,7 +269,8 @@ vf.TrainingDashboard(folder)
 """
 
 
-def test_labels_of_a_log_axis_do_not_overlap(notebook, page) -> None:
+def test_labels_of_a_log_axis_and_steps_that_go_back(notebook, page, lab) -> None:
+    """Labels do not overlap; a second run writes into the folder, and no curve runs backwards."""
     notebook("decade.ipynb", "import json, pathlib\nimport verifiers_nb as vf", DECADE)
     widget = dashboard(page)
     widget.get_by_role("button", name="Log axis").click()
@@ -281,3 +282,14 @@ def test_labels_of_a_log_axis_do_not_overlap(notebook, page) -> None:
         )
         assert len(boxes) > 1
         assert all(a + height <= b + 3 for (a, height), (b, _) in pairwise(boxes)), boxes
+
+    lines = [{"step": step, "reward": 0.5, "entropy": 0.5} for step in range(20, 44)]
+    with (lab.folder / "decade" / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    widget.get_by_text("decade/metrics.jsonl go back once").wait_for()
+    page.wait_for_function(f"{FIGURE}.data[0].x.at(-1) === 43")
+    for steps in page.evaluate(f"{FIGURE}.data.map(trace => trace.x)"):
+        assert steps == [*range(1, 44)]
+    measured = page.evaluate(f"{FIGURE}.data[0].y")
+    assert measured[18] < 0.5
+    assert measured[19:] == [0.5] * 24  # what was written last

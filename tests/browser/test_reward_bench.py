@@ -69,6 +69,7 @@ def test_train_on_is_pressed_and_a_run_of_its_own_begins(notebook, page, lab) ->
     widget.get_by_role("slider", name="correct_answer").focus()
     page.keyboard.press("Home")  # the least weight: a right answer costs 2
     widget.locator("input[type=text][data-func=correct_answer][value='-2']").wait_for()
+    widget.get_by_text("share of the most, 1.2 and 0.2").wait_for()  # on one axis
     widget.get_by_role("button", name="Train on from step 2").click()
     said = widget.get_by_text("run-fork-1 trains on from step 2")
     said.wait_for()

@@ -90,6 +90,13 @@ def test_rollouts_run_and_are_looked_at(notebook, page, lab) -> None:
     count = widget.locator("[data-only=all]").inner_text()
     page.wait_for_timeout(700)
     assert widget.locator("[data-only=all]").inner_text() == count != "All 8,000"
+    widget.get_by_role("button", name="Edit").last.click()
+    widget.get_by_role("button", name="Sample on from here").click()
+    branched = widget.locator(".vf-rollouts tr[aria-current=true] .vf-flag-branch")
+    branched.wait_for()  # on the page that is shown
+    widget.get_by_role("button", name="Compare", exact=True).click()  # beside none from here on
+    widget.locator("article").nth(1).wait_for(state="detached")
+    count = widget.locator("[data-only=all]").inner_text()
     widget.get_by_role("button", name="Continue").click()
     widget.get_by_role("button", name=count, exact=True).wait_for(state="detached")
     page.keyboard.press("s")

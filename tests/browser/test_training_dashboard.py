@@ -11,7 +11,7 @@ import tempfile
 import verifiers_nb as vf
 args = vf.GRPOConfig(
     tempfile.mkdtemp(), per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=2000, save_steps=4,
-    learning_rate=1e-3, lr_scheduler_type="constant", use_cpu=True, disable_tqdm=True,
+    learning_rate=1e-3, lr_scheduler_type="linear", use_cpu=True, disable_tqdm=True,
 )
 env = vf.load_environment("addition", num_eval_examples=8)
 trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
@@ -24,6 +24,9 @@ ASK = f"""async source => {{
     await future.done;
     return [said.trim(), performance.now() - began];
 }}"""
+
+
+TOP = "document.querySelector('.jp-Notebook')?.scrollTop + document.querySelector('.vf-settings').getBoundingClientRect().top"
 
 
 def widget_of(page):
@@ -67,12 +70,22 @@ def test_a_run_is_driven_from_its_dashboard(notebook, page, lab) -> None:
     page.wait_for_timeout(1000)
     assert line.get_attribute("d") != before
 
+    widget.get_by_text("(peak, now 0.000").wait_for()  # the schedule falls from the field's value
+    temperature, place = widget.get_by_label("Temperature"), page.evaluate(TOP)
+    temperature.fill("hot")
+    temperature.press("Enter")
+    note = widget.get_by_role("alert").filter(has_text="Temperature is 'hot'; write a number.")
+    note.wait_for()
+    field, told = temperature.bounding_box(), note.bounding_box()
+    assert (
+        0 < told["y"] - field["y"] < 150 and page.evaluate(TOP) == place
+    )  # in sight, and nothing moves
+    temperature.fill("1")
     beta = widget.get_by_label("Beta")
     beta.fill("0.02")
     assert beta.input_value() == "0.02"
     widget.get_by_role("button", name="Apply from the next step on").click()
     widget.locator("[data-act=apply]:disabled").wait_for()
-    temperature = widget.get_by_label("Temperature")
     temperature.fill("0.9")
     temperature.press("Enter")  # applies what is typed in all fields
     widget.get_by_text("s per step").wait_for()

@@ -21,7 +21,7 @@ if "--ours" in sys.argv:
 import verifiers as vf
 
 PIECES = [
-    f"<{slash}{name}>" for name in "think answer tool reasoning".split() for slash in ("", "/")
+    f"<{slash}{name}>" for name in ("think", "answer", "tool", "reasoning") for slash in ("", "/")
 ]
 PIECES += [" ", "\n", "x", "42", "\\boxed{4}", "\\boxed{", "{", "}", "####", "<answer/>"]
 SAMPLING = {"temperature": 1.0, "max_tokens": 50}

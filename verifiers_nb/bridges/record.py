@@ -172,7 +172,7 @@ async def ask_for_response(tape: Tape, request: Any) -> dict[str, Any]:
     if not isinstance(request, dict):
         raise ValueError("A request must be a JSON object.")
     before = request.get("previous_response_id")
-    if before and before not in tape.responses:
+    if before and not (isinstance(before, str) and before in tape.responses):
         raise ValueError(f"There is no response {before!r} on this tape.")
     chat = chat_request(request, tape.responses[before] if before else ())
     completion = await ask_model(tape, chat)

@@ -173,7 +173,8 @@ def start_script(
 ) -> subprocess.Popen[bytes]:
     """Start a script of a Python, whose programs and modules its own processes find."""
     path = f"{Path(python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
-    command = [str(python), str(script), json.dumps(settings)]
+    # A setting may be a Path.
+    command = [str(python), str(script), json.dumps(settings, default=os.fspath)]
     environ = {**os.environ, **NO_UPLOADS, "PATH": path}
     environ["PYTHONPATH"] = os.pathsep.join(settings["paths"])
     return start_guarded(command, grace=2.0, env=environ, stdin=PIPE, stdout=PIPE, stderr=log)

@@ -10,7 +10,8 @@ __all__ = ['MOST_ROLLOUTS', 'Evaluated', 'ReportMeta', 'compute_summary', 'repor
            'columns_table', 'last_message_row', 'examples_table', 'drawn_messages', 'judge_reasons', 'folded_rollout',
            'notable_rollouts', 'settings_line', 'large_figures', 'trouble_notes', 'report_html', 'write_page',
            'write_html_report', 'verdict', 'differences_table', 'changes_table', 'comparison_html',
-           'write_html_comparison', 'meta_of_run', 'read_run', 'text_of_runs', 'report_runs', 'main']
+           'write_html_comparison', 'meta_of_run', 'metadata_of_file', 'read_run', 'text_of_runs', 'report_runs',
+           'main']
 
 # %% ../../nbs/cli/02_report.ipynb #77de68da
 import hashlib
@@ -33,7 +34,12 @@ from .command import (
     run_command,
 )
 from ..envs.rescore import score_differences
-from ..envs.results import load_results, rollouts_file, without_failed
+from ..envs.results import (
+    load_results,
+    read_rollouts,
+    rollouts_file,
+    without_failed,
+)
 from ..envs.statistics import (
     count_troubles,
     distribution,
@@ -356,12 +362,25 @@ def meta_of_run(metadata: Mapping[str, Any]) -> ReportMeta:
     """Return the settings of an evaluation from its metadata."""
     settings: dict[str, Any] = {"env_id": "an environment", "model": "a model"}
     settings |= {f.name: metadata[f.name] for f in fields(ReportMeta) if metadata.get(f.name)}
-    if "env_version" not in settings:
+    if metadata.get("env_version") is None:
         try:
             settings["env_version"] = installed.version(settings["env_id"])
         except (installed.PackageNotFoundError, ValueError):
             settings["env_version"] = __version__
     return ReportMeta(**{**settings, "api_base_url": metadata.get("base_url") or ""})
+
+# %% ../../nbs/cli/02_report.ipynb #4bb8d535
+def metadata_of_file(file: Path, results: GenerateOutputs) -> dict[str, Any]:
+    """Return what a file of rollouts says of its run."""
+    run = next(read_rollouts(file), {}).get("run")
+    examples = len({*example_keys(results)})
+    return {
+        "env_id": file.stem,
+        "env_version": "",
+        "model": run.get("model") if isinstance(run, Mapping) else None,
+        "num_examples": examples,
+        "rollouts_per_example": math.ceil(len(results.reward) / max(examples, 1)),
+    }
 
 # %% ../../nbs/cli/02_report.ipynb #1309cfe6
 def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
@@ -372,13 +391,12 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
     except (ValueError, KeyError) as error:
         fault = one_row(str(error), 500)
         raise CommandError(f"the rollouts in {file} can't be read: {fault}") from error
-    metadata = {"env_id": file.stem, "num_examples": len(results.reward)}
-    if (file.parent / "metadata.json").exists():
-        try:
-            metadata = load_metadata(file.parent)
-        except ValueError as error:
-            raise CommandError(f"{error}: correct or delete the file") from error
-    return meta_of_run(metadata), results
+    if not (file.parent / "metadata.json").exists():
+        return meta_of_run(metadata_of_file(file, results)), results
+    try:
+        return meta_of_run(load_metadata(file.parent)), results
+    except ValueError as error:
+        raise CommandError(f"{error}: correct or delete the file") from error
 
 # %% ../../nbs/cli/02_report.ipynb #8006c8e9
 def text_of_runs(run: str, second: str | None = None) -> str:

@@ -35,10 +35,10 @@ from .learnable import (
     teaching_share,
 )
 from .prompts import RolloutRows
-from .rollouts import run_sync
 from .trials import Judges, Trials
 from ..inference.columns import ran_out_of_tokens
 from ..rubrics.rubric import indices_of
+from ..support.sync_calls import run_sync
 from ..types import Rollout
 
 # %% ../../nbs/envs/25_audit_signal.ipynb #599c73ba

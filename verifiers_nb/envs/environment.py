@@ -35,7 +35,7 @@ from .prompts import (
     rollout_rows,
     with_prompts,
 )
-from .rollouts import RolloutRun, sync_twin
+from .rollouts import RolloutRun
 from .store import RolloutStore
 from .tables import results_dataset
 from ..inference import tokens
@@ -51,6 +51,7 @@ from ..support.calls import (
 from ..support.files import claimed
 from ..support.hooks import registered_hooks
 from ..support.interval import Until, until_from
+from ..support.sync_calls import sync_twin
 from ..types import (
     ChatMessage,
     GenerateOutputs,

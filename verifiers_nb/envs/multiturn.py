@@ -12,7 +12,6 @@ __all__ = ['YES', 'NO', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBo
 
 # %% ../../nbs/envs/08_multiturn.ipynb #77de68da
 import json
-import os
 from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from .environment import Environment
 from .rollouts import with_seed
 from ..inference.client import Reply
 from ..rubrics.rubric import score_row
-from ..support.threads import end_if_forked
+from ..support.threads import ThisProcess, end_if_forked
 from ..types import (
     Info,
     Messages,
@@ -179,7 +178,7 @@ class MultiTurnEnv(Environment):
         state = check_state(await settled(self.setup_state(state, **kwargs)), "setup_state")
         messages: Any = prompt if isinstance(prompt, str) else list(prompt)
         tools = (info or {}).get("oai_tools") or self.oai_tools
-        process = os.getpid()
+        process = ThisProcess.id
         while True:
             if (done := self.is_completed(messages, state, **kwargs)) and await settled(done):
                 break

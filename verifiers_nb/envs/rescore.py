@@ -30,7 +30,6 @@ from .rollouts import (
     outputs_from_rollouts,
     run_bounded,
     run_settings,
-    run_sync,
     score_group,
 )
 from .statistics import (
@@ -46,13 +45,14 @@ from ..inference.tokens import rollout_turns
 from ..rubrics.rubric import (
     ROW,
     Rubric,
-    func_digests,
     indices_of,
     reward_name,
     rollouts_from_columns,
     score_columns,
 )
+from ..rubrics.same_function import func_digests
 from ..support.files import rewritten
+from ..support.sync_calls import run_sync
 from ..types import GenerateOutputs, RewardFunc, Rollout, RolloutScore
 
 # %% ../../nbs/envs/16_rescore.ipynb #fa5f38c3

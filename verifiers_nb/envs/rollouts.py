@@ -7,9 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'MAY_END_IN_FLIGHT', 'run_group', 'run_bounded',
-           'fewer_collections', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin', 'derive_seed',
-           'with_seed', 'lacks_files', 'fail', 'failed_score', 'score_group', 'PromptGroups', 'outputs_from_rollouts',
-           'run_settings', 'until_weights', 'RolloutRun']
+           'fewer_collections', 'all_set', 'derive_seed', 'with_seed', 'lacks_files', 'fail', 'failed_score',
+           'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'until_weights', 'RolloutRun']
 
 # %% ../../nbs/envs/06_rollouts.ipynb #77de68da
 import asyncio
@@ -19,15 +18,13 @@ import hashlib
 import json
 import logging
 import math
-import os
-import threading
 from array import array
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, cached_property, wraps
+from functools import cached_property
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -40,17 +37,17 @@ from .store import RolloutStore
 from ..inference.tokens import rollout_turns
 from ..rubrics.rubric import (
     Rubric,
-    func_digests,
     indices_of,
     run_limit,
     score_many,
     score_one,
 )
-from ..support.belongings import Belongings, all_put_back
+from ..rubrics.same_function import func_digests
+from ..support.belongings import Belongings
 from ..support.budget import Budget, run_budget, run_policy
 from ..support.calls import without_secrets
 from ..support.interval import Until
-from ..support.threads import as_failure, end_if_forked, watch
+from ..support.threads import ThisProcess, as_failure, end_if_forked, watch
 from ..types import (
     GenerateOutputs,
     Rollout,
@@ -108,77 +105,16 @@ def fewer_collections() -> Iterator[None]:
         if raised:
             gc.set_threshold(*before)
 
-# %% ../../nbs/envs/06_rollouts.ipynb #1574bddb
-class LentLoop:
-    """An event loop that a daemon thread runs, except while the main thread borrows it."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.running = threading.Lock()
-        self.free = threading.Event()
-        self.free.set()
-        threading.Thread(target=self.serve, name="verifiers_nb-loop", daemon=True).start()
-
-    def serve(self) -> None:
-        """Run the loop while nobody borrows it."""
-        while self.free.wait():
-            # A SystemExit in a task ends run_forever, but other tasks still need the loop.
-            with self.running, suppress(BaseException):
-                self.loop.run_forever()
-
-    def borrow(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine to its end in the main thread; Ctrl-C cancels it."""
-        self.free.clear()
-        self.loop.call_soon_threadsafe(self.loop.stop)
-        outer = asyncio._get_running_loop()  # the loop of a notebook, which waits for this cell
-        with self.running:
-            asyncio._set_running_loop(None)
-            try:
-                self.loop.call_soon(self.loop.stop)  # the first stop may have found an idle loop
-                self.loop.run_forever()
-                return asyncio.Runner(loop_factory=lambda: self.loop).run(coroutine)
-            finally:
-                asyncio._set_running_loop(outer)
-                self.free.set()
-
-# %% ../../nbs/envs/06_rollouts.ipynb #7338a46e
-@cache
-def lent_loop() -> LentLoop:
-    """Return this process's one loop for sync calls and for work in the background."""
-    if hasattr(os, "register_at_fork"):  # a fork has no thread that runs it; Windows has no forks
-        os.register_at_fork(after_in_child=lent_loop.cache_clear)
-    return LentLoop()
-
-# %% ../../nbs/envs/06_rollouts.ipynb #dd145b6e
-def background_loop() -> asyncio.AbstractEventLoop:
-    """Return the event loop for sync calls, started on first use."""
-    return lent_loop().loop
-
-# %% ../../nbs/envs/06_rollouts.ipynb #05acc8cc
-def run_sync(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine from sync code and return its result, even if this thread has a running loop.
-
-    Ctrl-C cancels the coroutine and waits until it has ended. What its functions replaced in this
-    process, such as `sys.stdout`, is put back if this is the main thread. Raises `RuntimeError` in
-    a coroutine of the same loop, which would wait for itself.
-    """
-    if asyncio._get_running_loop() is background_loop():
-        coroutine.close()
-        raise RuntimeError("A sync call in a rollout would block it: await its async version.")
-    if threading.current_thread() is threading.main_thread():
-        with all_put_back():
-            return lent_loop().borrow(coroutine)
-    return asyncio.run_coroutine_threadsafe(coroutine, background_loop()).result()
-
-# %% ../../nbs/envs/06_rollouts.ipynb #472b07b9
-def sync_twin(method: Callable[..., Coroutine[Any, Any, T]]) -> Callable[..., T]:
-    """Return the sync version of an async method; it respects overrides in subclasses."""
-
-    @wraps(method)
-    def call(self: Any, *args: Any, **kwargs: Any) -> T:
-        return run_sync(getattr(self, method.__name__)(*args, **kwargs))
-
-    return call
+# %% ../../nbs/envs/06_rollouts.ipynb #29023b8c
+@contextmanager
+def all_set(values: Mapping[ContextVar[Any], Any]) -> Iterator[None]:
+    """Set context variables within this block, and in all tasks that are made in it."""
+    tokens = [(variable, variable.set(value)) for variable, value in values.items()]
+    try:
+        yield
+    finally:
+        for variable, token in tokens:
+            variable.reset(token)
 
 # %% ../../nbs/envs/06_rollouts.ipynb #4d134bc0
 def derive_seed(seed: int, *path: int) -> int:
@@ -345,7 +281,7 @@ class RolloutRun:
         order = self.order()
         if max_concurrent == -1 and (self.budget or self.until):
             max_concurrent = MAY_END_IN_FLIGHT
-        self.process = os.getpid()
+        self.process = ThisProcess.id
         self.belongings = Belongings()
         done = watch(self.show_status)
         try:
@@ -354,7 +290,7 @@ class RolloutRun:
                 if self.groups:
                     self.drop_partial_groups(self.store, self.groups)
             async with self.around():
-                with fewer_collections():
+                with fewer_collections(), all_set(self.run_values()):
                     await run_bounded(lambda n: self.run_one(order[n]), len(order), max_concurrent)
         finally:
             done.set()
@@ -371,6 +307,11 @@ class RolloutRun:
         if len(self.finished) < len(self.rows):
             rest = f"{len(self.finished):,} of {len(self.rows):,} rollouts are finished"
             logger.warning("The run ended early, because %s: %s.", self.over, rest)
+
+    def run_values(self) -> dict[ContextVar[Any], Any]:
+        """Return what reward functions and judges of this run read from context variables."""
+        policy = (getattr(self.client, "unmetered", self.client), self.model)
+        return {run_limit: self.timeout, run_budget: self.budget, run_policy: policy}
 
     def order(self) -> Sequence[int]:
         """Return the indices of the rollouts in the order in which they are played."""
@@ -407,9 +348,6 @@ class RolloutRun:
 
         The last of a group scores the group.
         """
-        run_limit.set(self.timeout)  # for this task: a reward function can hang, too
-        run_budget.set(self.budget)
-        run_policy.set((getattr(self.client, "unmetered", self.client), self.model))
         rollout = self.rows[index]
         run_group.set(rollout.group)
         if self.store is not None and self.store.restore(rollout):
@@ -442,9 +380,9 @@ class RolloutRun:
         row = {name: getattr(rollout, name) for name in DEFAULTS}
         row["sampling_args"] = with_seed(self.sampling_args, rollout.index)
         playing = self.env.rollout(self.client, self.model, **row, **self.kwargs)
-        limit = asyncio.timeout(self.timeout)
+        limit = None if self.timeout is None else asyncio.timeout(self.timeout)
         try:
-            if self.timeout is None:  # entering it costs more than the rest of this method
+            if limit is None:
                 rollout.completion, rollout.state = await playing
             else:
                 async with limit:
@@ -454,7 +392,7 @@ class RolloutRun:
         except BaseException as error:
             end_if_forked(self.process, error)
             logger.debug("The rollout of %.200r failed.", rollout.prompt, exc_info=True)
-            if limit.expired() and isinstance(error, TimeoutError):  # not a cancelled run
+            if limit and limit.expired() and isinstance(error, TimeoutError):  # not a cancelled run
                 error = TimeoutError(f"it took longer than its timeout of {self.timeout:g} s")
             fail(rollout, as_failure(error))
 

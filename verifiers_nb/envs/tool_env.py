@@ -24,7 +24,7 @@ from pydantic import TypeAdapter
 from pydantic_core import from_json
 
 from .multiturn import NO, YES, MultiTurnEnv
-from .rollouts import run_bounded, run_sync
+from .rollouts import run_bounded
 from .tools import Tool, convert_func_to_oai_tool, make_tool, tool_name
 from ..parsers.base import assistant_texts, messages_of
 from ..parsers.function_calls import member
@@ -33,6 +33,7 @@ from ..parsers.xml import OneAnswerParser, XMLParser
 from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.mcp_servers import ServerFailed, Servers, ServerTool, offered_names
 from ..support.sandbox import Unconfined
+from ..support.sync_calls import run_sync
 from ..support.threads import Threads, as_failure
 from ..types import (
     ChatMessage,

@@ -27,9 +27,10 @@ from typing import Any, TypeAlias
 
 from .environment import Environment
 from .multiturn import MultiTurnEnv, Script, ScriptedClient, initial_state
-from .rollouts import run_sync, score_group
+from .rollouts import score_group
 from ..rubrics.judge import JudgeRubric
 from ..support.confine import refuse_network_calls
+from ..support.sync_calls import run_sync
 from ..types import Rollout, settled
 
 # %% ../../nbs/envs/17_trials.ipynb #ffce8b0a

@@ -25,7 +25,7 @@ from uuid import uuid4
 from filelock import FileLock, Timeout
 from packaging.version import InvalidVersion, Version
 
-from .client import check_adapter, check_saved, written_whole
+from .client import check_adapter, check_saved
 from .vllm_options import RANKS, check_rank
 from .vllm_server import VLLMServer
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from peft import PeftConfig, PeftModel
 
     Adapter = PeftModel | str | Path
+from ..support.files import written_whole
 
 # %% ../../nbs/inference/14_adapter_files.ipynb #fe5dbbce
 def adapter_config(adapter: Adapter) -> PeftConfig:

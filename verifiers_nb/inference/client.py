@@ -9,16 +9,14 @@ from __future__ import annotations
 __all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'INSTALLED_MODELS', 'TOKENIZER_FILES', 'OFTEN_LEFT_OUT', 'UNSERVED',
            'shipped_models', 'installed_file', 'model_path', 'model_not_found', 'hub_answers', 'hub_file',
            'model_source', 'find_model', 'no_progress_bar', 'needs_extra', 'default_dtype', 'get_model',
-           'without_cleanup', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs', 'json_default', 'encode',
-           'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error', 'reported_failure',
-           'json_or_text', 'read_answer', 'Growing', 'longest_first', 'check_adapter', 'check_saved', 'base_of',
-           'base_name', 'check_base', 'written_whole']
+           'without_cleanup', 'tokenizer_owner', 'get_tokenizer', 'get_model_and_tokenizer', 'Reply', 'LogProbs',
+           'json_default', 'encode', 'is_given', 'Exchange', 'server_message', 'status_error', 'connection_error',
+           'reported_failure', 'json_or_text', 'read_answer', 'Growing', 'longest_first', 'check_adapter',
+           'check_saved', 'base_of', 'base_name', 'check_base']
 
 # %% ../../nbs/inference/00_client.ipynb #77de68da
 import importlib.util
 import json
-import os
-import shutil
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -26,7 +24,6 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
-from uuid import uuid4
 
 import orjson
 
@@ -233,16 +230,25 @@ def without_cleanup(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBa
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model")
 
 
+def tokenizer_owner(name: str | Path) -> str | Path:
+    """Return a model's name, or that of the base of a saved adapter without a tokenizer."""
+    folder = Path(name).expanduser()
+    is_adapter = (folder / "adapter_config.json").is_file()
+    if is_adapter and not any(any(folder.glob(pattern)) for pattern in TOKENIZER_FILES):
+        return base_of(folder) or name
+    return name
+
+# %% ../../nbs/inference/00_client.ipynb #0ef07574
 def get_tokenizer(name: str | Path, **kwargs: Any) -> PreTrainedTokenizerBase:
     """Load a model's tokenizer by the model's name, and make sure that it has a padding token.
 
-    Further arguments go to `AutoTokenizer.from_pretrained`. Raises `FileNotFoundError` if the
-    tokenizer can't be found.
+    For a saved adapter without a tokenizer, that is the one of its base. Further arguments go to
+    `AutoTokenizer.from_pretrained`. Raises `FileNotFoundError` if the tokenizer can't be found.
     """
     with needs_extra("A tokenizer"):
         from transformers import AutoTokenizer
     # transformers would make an empty tokenizer from a folder that has only the model's config.
-    path = find_model(name, "tokenizer", TOKENIZER_FILES, kwargs.get("cache_dir"))
+    path = find_model(tokenizer_owner(name), "tokenizer", TOKENIZER_FILES, kwargs.get("cache_dir"))
     try:
         tokenizer = without_cleanup(AutoTokenizer.from_pretrained(path, **kwargs))
     except OSError as error:
@@ -534,20 +540,3 @@ def check_base(adapter: str | Path, model: str | None) -> None:
             f"The adapter in {adapter} belongs to {base!r}, not to {model!r}: use it with its own "
             "model, or choose an adapter of this one."
         )
-
-# %% ../../nbs/inference/00_client.ipynb #7ae26124
-@contextmanager
-def written_whole(folder: str | Path) -> Iterator[Path]:
-    """Yield a temporary folder that replaces `folder` at the end, unless the block fails."""
-    folder = Path(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    fresh, old = (folder.with_name(f".{folder.name}.{uuid4().hex}") for _ in range(2))
-    fresh.mkdir()
-    try:
-        yield fresh
-        if folder.exists():
-            os.replace(folder, old)
-        os.replace(fresh, folder)
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-        shutil.rmtree(old, ignore_errors=True)

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TEXT_PARTS', 'CONVERTED', 'MEANINGLESS', 'INCLUDED', 'chat_part', 'chat_content', 'spoken_part', 'other_message',
-           'chat_messages', 'chat_tool', 'chat_choice', 'chat_format', 'check_known', 'chat_request', 'output_items',
-           'token_counts', 'as_response', 'item_events', 'response_events']
+__all__ = ['TEXT_PARTS', 'CONVERTED', 'MEANINGLESS', 'INCLUDED', 'as_text', 'chat_part', 'chat_content', 'spoken_part',
+           'other_message', 'chat_messages', 'chat_tool', 'chat_choice', 'chat_format', 'check_known', 'chat_request',
+           'output_items', 'token_counts', 'as_response', 'item_events', 'response_events']
 
 # %% ../../nbs/inference/21_responses.ipynb #2fff6c83
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +18,13 @@ from .client import encode
 from ..support.calls import SAMPLING_NAMES
 from ..types import ChatMessage, content_text, reasoning_text
 
+# %% ../../nbs/inference/21_responses.ipynb #4efbc947
+def as_text(value: Any, what: str) -> str:
+    """Return a text as it is; raises `ValueError` for anything else."""
+    if not isinstance(value, str):
+        raise ValueError(f"{what} must be a text, not {value!r:.100}.")
+    return value
+
 # %% ../../nbs/inference/21_responses.ipynb #fe989e39
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
@@ -26,7 +33,8 @@ def chat_part(part: Any) -> dict[str, Any]:
     """Return a part of an item's content as a part of a chat message's."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in TEXT_PARTS:
-        return {"type": "text", "text": part.get("text") or part.get("refusal") or ""}
+        text = part.get("text") or part.get("refusal") or ""
+        return {"type": "text", "text": as_text(text, "The text of a part")}
     if kind == "input_image" and part.get("image_url"):
         detail = {"detail": part["detail"]} if part.get("detail") else {}
         return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}}
@@ -37,6 +45,8 @@ def chat_content(content: Any) -> Any:
     """Return an item's content as a chat message's: text if it has only text, else parts."""
     if isinstance(content, str):
         return content
+    if not isinstance(content or [], Sequence):
+        raise ValueError(f"Content must be a text or a list of parts, not {content!r:.100}.")
     parts = [chat_part(part) for part in content or ()]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -48,9 +58,13 @@ def spoken_part(item: Mapping[str, Any]) -> dict[str, Any] | None:
     kind = item.get("type", "message")
     if kind == "reasoning":
         parts = item.get("content") or item.get("summary") or ()
-        return {"reasoning_content": "\n".join(part.get("text", "") for part in parts)}
+        if isinstance(parts, str) or not all(isinstance(part, Mapping) for part in parts):
+            raise ValueError(f"Reasoning must be a list of parts, not {parts!r:.100}.")
+        texts = [as_text(part.get("text", ""), "The text of a part") for part in parts]
+        return {"reasoning_content": "\n".join(texts)}
     if kind == "function_call":
-        function = {"name": item["name"], "arguments": item.get("arguments") or "{}"}
+        arguments = as_text(item.get("arguments") or "{}", "The arguments of a function call")
+        function = {"name": item["name"], "arguments": arguments}
         return {"tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
     if kind == "message" and item.get("role") == "assistant":
         return {"content": chat_content(item.get("content"))}
@@ -121,7 +135,10 @@ def chat_choice(choice: Any) -> Any:
 def chat_format(text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a chat request for the setting `text`: format and verbosity."""
     arguments = {"verbosity": text["verbosity"]} if text.get("verbosity") else {}
-    form = dict(text.get("format") or {"type": "text"})
+    form = text.get("format") or {"type": "text"}
+    if not isinstance(form, Mapping):
+        raise ValueError(f"text.format must be an object, not {form!r:.100}.")
+    form = dict(form)
     kind = form.pop("type", None)
     if kind == "json_schema":
         arguments["response_format"] = {"type": kind, "json_schema": form}
@@ -158,7 +175,10 @@ INCLUDED = ("reasoning.encrypted_content",)
 
 def check_known(request: Mapping[str, Any]) -> None:
     """Raise `ValueError` for a setting that has no meaning here."""
-    if missing := [name for name in request.get("include") or () if name not in INCLUDED]:
+    include = request.get("include") or []
+    if not isinstance(include, list):
+        raise ValueError(f"The setting 'include' must be a list, not {include!r:.100}.")
+    if missing := [name for name in include if name not in INCLUDED]:
         raise ValueError(f"include={missing[0]!r} is not supported.")
     known = (
         CONVERTED | MEANINGLESS | SAMPLING_NAMES - {"n", "logprobs", "top_logprobs"} | {"include"}
@@ -177,7 +197,7 @@ def chat_request(request: Mapping[str, Any], earlier: Sequence[ChatMessage] = ()
     what has no form in a chat.
     """
     check_known(request)
-    instructions = request.get("instructions")
+    instructions = as_text(request.get("instructions") or "", "The setting 'instructions'")
     system = [{"role": "system", "content": instructions}] if instructions else []
     messages = [*system, *earlier, *chat_messages(request.get("input"))]
     chat = {n: v for n, v in request.items() if n in SAMPLING_NAMES - CONVERTED - MEANINGLESS}

@@ -199,10 +199,7 @@ def end_note(closings: Sequence[str], text: str, spans: FieldSpans) -> Note:
 # %% ../../nbs/parsers/03_xml.ipynb #fc074d50
 def field_spans(text: str, fields: FieldTags, tags: Sequence[Tag]) -> FieldSpans:
     """Find each field's content under the first of its names in the text; `tags` are all names."""
-    spans = content_spans(text, tags)
-    if len(tags) == len(fields):
-        return spans
-    each = iter(spans)
+    each = iter(content_spans(text, tags))
     return [next(filter(None, [next(each) for _ in field]), None) for field in fields]
 
 # %% ../../nbs/parsers/03_xml.ipynb #2f94d6e5
@@ -251,8 +248,9 @@ def judge_spacing(text: str, spans: FieldSpans) -> Verdict:
     found = filled = 0
     for span in spans:
         if span:
+            start, end = span
             found += 1
-            if text[span[0] : span[1]].strip():
+            if text[start:end].strip():
                 filled += 1
     return (filled / found if found else 0.0), spacing_note
 
@@ -449,7 +447,9 @@ class XMLParser(Parser):
 
         `None` for a missing one.
         """
-        return field_spans(text, self._field_tags, self._tags)
+        if self._shared:
+            return field_spans(text, self._field_tags, self._tags)
+        return content_spans(text, self._tags)
 
     def checks(self, text: str) -> list[Check]:
         """Check each rule of the format."""
@@ -461,7 +461,7 @@ class XMLParser(Parser):
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
         spans = self.find_spans(text)
-        return math.fsum([weight * judge(text, spans)[0] for _, weight, judge in self.rules])
+        return math.fsum([rule.weight * rule.judge(text, spans)[0] for rule in self.rules])
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
 def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:

@@ -10,8 +10,7 @@ __all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'LAST_CALLS', 'NO_TEXT', 'OWN_
            'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure',
            'copied', 'MessageList', 'with_copies', 'call_func', 'run_calls', 'combine_scores', 'score_columns',
            'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many',
-           'rollouts_from_columns', 'padded_weights', 'Rubric', 'is_plain_data', 'source_text', 'object_text',
-           'short_digest', 'func_digests']
+           'rollouts_from_columns', 'padded_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -19,7 +18,6 @@ import copy
 import inspect
 import logging
 import math
-import os
 import traceback
 import warnings
 from collections import Counter
@@ -35,7 +33,7 @@ from typing import Any
 from ..parsers.base import Parser
 from ..support.calls import without_secrets
 from ..support.sandbox import isolated
-from ..support.threads import Threads, as_failure, end_if_forked
+from ..support.threads import ThisProcess, Threads, as_failure, end_if_forked
 from ..types import (
     GenerateOutputs,
     Info,
@@ -199,12 +197,12 @@ class MessageList(list):  # type: ignore[type-arg]
     __ne__ = object.__ne__  # asks `__eq__`; a list's own doesn't
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #db42cb3a
-OWN_COPY = ("prompt", "completion", "info", "prompts", "completions", "infos")
+OWN_COPY = frozenset(("prompt", "completion", "info", "prompts", "completions", "infos"))
 
 
 def with_copies(offered: dict[str, Any]) -> dict[str, Any]:
     """Return a function's arguments with its own copies of messages and infos, made in place."""
-    for name in offered.keys() & OWN_COPY:
+    for name in OWN_COPY.intersection(offered):
         offered[name] = copied(offered[name])
     if isinstance(offered.get("completion"), list):  # else a string, or not wanted
         offered["completion"] = MessageList(offered["completion"])
@@ -232,7 +230,7 @@ async def call_func(
     if wanted is not None:
         offered = {name: offered[name] for name in wanted if name in offered}
     offered = rubric.own_arguments(offered)
-    process = os.getpid()
+    process = ThisProcess.id
     try:
         limit = run_limit.get() if rubric.timeout is None else rubric.timeout
         if limit is not None:
@@ -483,10 +481,7 @@ class Rubric:
         """Score one rollout: every function's score by name, and their weighted sum as reward."""
         row = row_of(rollout)
         calls = [self.call_reward_func(func, *row, **kwargs) for func in self.reward_funcs]
-        if self.parallelize_scoring and self.overlaps():
-            scores = await run_calls(calls, concurrently=True)
-        else:
-            scores = [await call for call in calls]
+        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
         return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
 
     async def _score_together(self, rollouts: Rollouts, **kwargs: Any) -> list[RolloutScore]:
@@ -556,62 +551,3 @@ class Rubric:
         rollouts = rollouts_from_columns(prompts, completions, answers, states, tasks, infos)
         scores = await self._score_together(rollouts, **kwargs)
         return score_columns(scores, self.get_reward_func_names())
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #3f2a6bc7
-def is_plain_data(value: Any) -> bool:
-    """Say whether a value's `repr` tells all: a text, a number, None, or a list, tuple or dict."""
-    if isinstance(value, (list, tuple)):
-        return all(map(is_plain_data, value))
-    if isinstance(value, Mapping):
-        return all(map(is_plain_data, chain(*value.items())))
-    return value is None or isinstance(value, (str, bytes, int, float))
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #4f30f840
-def source_text(func: Callable[..., Any]) -> str:
-    """Return the source of a function with defaults and plain values, "" if more decides."""
-    if not inspect.isfunction(func):
-        return ""
-    try:
-        text = inspect.getsource(func)
-    except (OSError, TypeError):  # typed at a prompt, or made by a program
-        return ""
-    closed, named, *_ = inspect.getclosurevars(func)
-    defaults = [func.__defaults__, func.__kwdefaults__]
-    if not is_plain_data([*closed.values(), *defaults]):
-        return ""
-    plain = {name: value for name, value in named.items() if is_plain_data(value)}
-    return f"{text}{sorted({**plain, **closed}.items())}{defaults}"
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #43e1b14c
-def object_text(value: Any) -> str:
-    """Return the class of an object, with its plain attributes and the names of its functions."""
-    kept = vars(value) if hasattr(value, "__dict__") else {}
-    said = {
-        name: v if is_plain_data(v) else getattr(v, "__qualname__", "") for name, v in kept.items()
-    }
-    return f"{type(value).__module__}.{type(value).__qualname__} {sorted(said.items())}"
-
-
-def short_digest(text: str) -> str:
-    """Return 12 hex digits of a text, none of an empty one."""
-    raw = text.encode("utf-8", "surrogatepass")
-    return blake2b(raw, digest_size=6).hexdigest() if text else ""
-
-# %% ../../nbs/rubrics/00_rubric.ipynb #cb1b52ae
-def func_digests(rubric: Any) -> dict[str, str]:
-    """Return for each function the digest of its source, a dash, and that of its objects.
-
-    The first is empty if it can't be told whether the function is the same: see `source_text`; also
-    if two functions have the name, or if the rubric overrides a scoring method.
-    """
-    digests: dict[str, str] = {}
-    for member in rubric.members:
-        hidden = any(member.has_own(method) for method in SCORING_METHODS)
-        plain = [item for item in member.class_objects.items() if is_plain_data(item[1])]
-        for func in member.reward_funcs:
-            name, wanted = reward_name(func), wanted_arguments(func)
-            takes_parser = wanted is None or "parser" in wanted
-            objects = f"{object_text(member.parser) if takes_parser else ''}{plain}"
-            source = "" if hidden or name in digests else source_text(func)
-            digests[name] = f"{short_digest(source)}-{short_digest(objects)}"
-    return digests

@@ -42,6 +42,8 @@ def is_price(price: Any) -> bool:
 # %% ../../nbs/support/17_budget.ipynb #88d2788a
 def check_prices(prices: Prices) -> None:
     """Raise `ValueError` unless each price is a pair of finite numbers, none below 0."""
+    if not isinstance(prices, Mapping):
+        raise ValueError(f"prices are by model, {{'MODEL': (read, written)}}, not {prices!r}.")
     for model, price in prices.items():
         if not is_price(price):
             raise ValueError(

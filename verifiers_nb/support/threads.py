@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['T', 'this_thread', 'MACHINERY', 'ANSWER', 'LONG_WAIT', 'ADVICE', 'cancelled', 'must_propagate', 'as_failure',
-           'flush_streams', 'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of', 'asked_source',
-           'waits_for', 'oldest_wait', 'Requests', 'cancel_before_forks', 'write_stacks_later', 'watch']
+           'flush_streams', 'ThisProcess', 'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of',
+           'asked_source', 'waits_for', 'oldest_wait', 'Requests', 'cancel_before_forks', 'write_stacks_later', 'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
@@ -72,13 +72,28 @@ def flush_streams() -> None:
         with suppress(AttributeError, ValueError, OSError):
             stream.flush()
 
+# %% ../../nbs/support/00_threads.ipynb #41a64016
+class ThisProcess:
+    """The id of this process."""
+
+    id = os.getpid()
+
+    @classmethod
+    def ask(cls) -> None:
+        """Note the id."""
+        cls.id = os.getpid()
+
+
+if hasattr(os, "register_at_fork"):  # Windows has no forks
+    os.register_at_fork(after_in_child=ThisProcess.ask)
+
 # %% ../../nbs/support/00_threads.ipynb #71d5c0e4
 def end_if_forked(process: int, error: BaseException | None = None) -> None:
     """End this process, unless it is `process`: a function forked and returned in the child.
 
     Its exit status is the one that Python gives a script that ends like this.
     """
-    if os.getpid() == process:
+    if ThisProcess.id == process:
         return
     status = 0
     if isinstance(error, SystemExit):

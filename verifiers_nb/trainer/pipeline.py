@@ -32,10 +32,11 @@ import torch
 
 from ..envs.environment import check_budget
 from ..envs.prompts import repeated_rows
-from ..envs.rollouts import RolloutRun, background_loop, derive_seed, with_seed
+from ..envs.rollouts import RolloutRun, derive_seed, with_seed
 from ..envs.store import RolloutStore
 from ..support.budget import Budget
 from ..support.memory import release_reserve, trim_reserve
+from ..support.sync_calls import background_loop
 from .config import GRPOConfig
 from ..types import Rollout
 

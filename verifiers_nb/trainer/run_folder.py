@@ -25,8 +25,7 @@ from typing import Any
 from transformers.trainer_callback import TrainerState
 
 from ..envs.results import find_steps
-from ..inference.client import written_whole
-from ..support.files import rewritten
+from ..support.files import rewritten, written_whole
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #5e1a5589
 MANIFEST = "manifest.json"

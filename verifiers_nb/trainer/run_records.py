@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'HAVE_TABLES', 'MetricsFile', 'mean_metrics', 'write_advantages', 'is_due', 'print_rollouts', 'log_rollouts',
-           'advise_on_trackers', 'steps_to_keep', 'KeepAdapters', 'with_records', 'RewardBar', 'replace_progress',
-           'peak_memory', 'speed_metrics']
+__all__ = ['logger', 'HAVE_TABLES', 'WITHOUT_ACCOUNT', 'MetricsFile', 'mean_metrics', 'write_advantages', 'is_due',
+           'print_rollouts', 'log_rollouts', 'packages_of', 'advise_on_trackers', 'steps_to_keep', 'KeepAdapters',
+           'with_records', 'RewardBar', 'replace_progress', 'peak_memory', 'speed_metrics']
 
 # %% ../../nbs/trainer/15_run_records.ipynb #f55f197d
 import logging
@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
 from threading import current_thread, main_thread
+from traceback import walk_tb
 from typing import Any
 
 import psutil
@@ -116,19 +117,40 @@ def log_rollouts(
             logger.error("The rollouts of step %d are not in %s: %s", step, name, error)
 
 # %% ../../nbs/trainer/15_run_records.ipynb #39f98cfe
+# By the name of a tracker's package: its own name, and what to do without an account.
+WITHOUT_ACCOUNT = {
+    "wandb": (
+        "Weights & Biases",
+        "To train without an account, set the environment variable WANDB_MODE=offline, which keeps "
+        "the run on this disk, or leave 'wandb' out of report_to.",
+    ),
+    "trackio": (
+        "trackio",
+        "A Space needs an account of Hugging Face (`hf auth login`) and a connection. Without "
+        "trackio_space_id and the environment variable TRACKIO_SPACE_ID, trackio keeps the run on "
+        "this disk. Or leave 'trackio' out of report_to.",
+    ),
+}
+
+
+def packages_of(error: BaseException) -> set[str]:
+    """Return the names of the packages that an error came through."""
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    return {str(frame.f_globals.get("__name__")).partition(".")[0] for frame in frames}
+
+
 @contextmanager
 def advise_on_trackers() -> Iterator[None]:
-    """Turn an error of Weights & Biases into a `RuntimeError` that says what to do."""
+    """Turn an error of a tracker into a `RuntimeError` that says what to do."""
     try:
         yield
     except Exception as error:
-        if not type(error).__module__.startswith("wandb."):
+        tracker = next(iter(WITHOUT_ACCOUNT.keys() & packages_of(error)), None)
+        if tracker is None:
             raise
-        raise RuntimeError(
-            f"Weights & Biases can't be used: {error} To train without an account, set the "
-            "environment variable WANDB_MODE=offline, which keeps the run on this disk, or leave "
-            "'wandb' out of report_to."
-        ) from None
+        name, advice = WITHOUT_ACCOUNT[tracker]
+        said = str(error).rstrip(".")
+        raise RuntimeError(f"{name} can't be used: {said}. {advice}") from None
 
 # %% ../../nbs/trainer/15_run_records.ipynb #df61b3da
 def steps_to_keep(max_steps: int, size: int, room: float) -> frozenset[int]:

@@ -55,6 +55,8 @@ class AuditPage(Panel):
     css = AUDIT_CSS
 
     def __init__(self, report: AuditReport) -> None:
+        if not hasattr(report, "findings"):
+            raise TypeError(f"Give the report of vf.audit(env), not {report!r:.60}.")
         self.report = report
         self.chosen = "all"
         self.opened: int | None = None

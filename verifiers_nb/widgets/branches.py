@@ -20,8 +20,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from ..envs.environment import Environment
-from ..envs.rollouts import background_loop
 from ..inference.tokens import rollout_turns
+from ..support.sync_calls import background_loop
 from ..types import Messages, State, Turn
 
 # %% ../../nbs/widgets/08_branches.ipynb #6fcb5cb3

@@ -57,12 +57,12 @@ def with_height(low: float, high: float) -> tuple[float, float]:
 
 # %% ../../nbs/widgets/17_curves.ipynb #fa35e192
 def ticks(low: float, high: float, most: int = 4) -> list[float]:
-    """Choose round numbers from at most `low` to at least `high`."""
+    """Choose round numbers from `low` or below to `high` or above, but for a fiftieth of a gap."""
     low, high = with_height(low, high)
     rough = (high - low) / (most - 1)
     scale = 10.0 ** math.floor(math.log10(rough))
     gap = next(scale * by for by in (1, 2, 5, 10) if scale * by >= rough * 0.999)
-    first, last = math.floor(low / gap + 1e-6), math.ceil(high / gap - 1e-6)
+    first, last = math.floor(low / gap + 0.02), math.ceil(high / gap - 0.02)
     return [round(i * gap, 12 - math.floor(math.log10(gap))) for i in range(first, last + 1)]
 
 # %% ../../nbs/widgets/17_curves.ipynb #0694405e

@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'ICONS', 'FULL_SCORE', 'MOST_REWARD', 'BARS', 'HUGE', 'PAGE_ROWS',
            'MOST_KEYS', 'LIT', 'LIT_KEYS', 'STYLE', 'visible', 'escaped', 'one_line', 'input_value', 'Mark', 'pieces',
            'windows', 'opening', 'piece', 'marked_text', 'action', 'shortcut_attributes', 'icon', 'icon_attributes',
-           'button', 'score_text', 'number_text', 'duration_text', 'widget_file', 'filled', 'templates', 'fill',
-           'score_bar', 'Bin', 'score_bins', 'value_histogram', 'table', 'pressable_row', 'framed', 'Snapshot',
+           'button', 'score_text', 'number_text', 'typed_number', 'duration_text', 'widget_file', 'filled', 'templates',
+           'fill', 'score_bar', 'Bin', 'score_bins', 'value_histogram', 'table', 'pressable_row', 'framed', 'Snapshot',
            'RunIdentity', 'identity_of', 'place_link', 'identity_html']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
@@ -247,6 +247,14 @@ def number_text(value: float, figures: int = 3) -> str:
     """Write a number of any size with some figures, a large one whole."""
     is_whole = 10 ** (figures - 1) <= abs(value) < 1e7
     return f"{value:,.0f}" if is_whole else f"{value:.{figures}g}"
+
+# %% ../../nbs/widgets/00_html.ipynb #aa7d4bff
+def typed_number(text: str, label: str) -> float:
+    """Return a number that was typed; raises `ValueError` that names its field."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ValueError(f"{label} is {text[:40]!r}; write a number.") from None
 
 # %% ../../nbs/widgets/00_html.ipynb #19309145
 def duration_text(seconds: float) -> str:

@@ -23,9 +23,10 @@ from typing import Any, NamedTuple
 from ..envs.environment import Environment
 from ..envs.prompts import Inputs, RolloutRows, repeated_rows, rollout_rows
 from ..envs.records import rollout_record
-from ..envs.rollouts import background_loop, with_seed
+from ..envs.rollouts import with_seed
 from ..inference.columns import answers_of, token_count
 from ..support.calls import Breaker, run_breakers
+from ..support.sync_calls import background_loop
 from ..types import Rollout, SamplingArgs, State
 
 # %% ../../nbs/widgets/07_live_run.ipynb #29b92355

@@ -29,8 +29,8 @@ from ..envs.findings import PaidText
 from ..envs.learnable import EQUAL_REWARDS, most_possible
 from ..envs.records import rollout_record
 from ..envs.rescore import score_again, stored_rollouts, unchanged_funcs, with_funcs
-from ..envs.rollouts import run_sync
 from ..rubrics.rubric import Rubric, reward_name
+from ..support.sync_calls import run_sync
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
 from .curves import Chart, Curve, CurveLook, chart_html, make_chart
@@ -38,6 +38,7 @@ from .html import (
     RunIdentity,
     fill,
     marked_text,
+    typed_number,
     widget_file,
 )
 from .inspection import identity_of_results
@@ -363,9 +364,10 @@ class RewardBench(Panel):
     def __init__(self, run: Any, env: Environment | None = None, *, tokenizer: Any = None) -> None:
         self.trainer = run if hasattr(run, "fork") else None
         chosen = env or getattr(run, "env", None)
-        if chosen is None:
-            raise ValueError(
-                "The bench needs rollouts and the environment: vf.RewardBench(run, env)."
+        if chosen is None or not hasattr(chosen, "rubric"):
+            raise TypeError(
+                "The bench needs rollouts and the environment: vf.RewardBench(run, env)"
+                + ("." if chosen is None else f", not {chosen!r:.60}.")
             )
         self.env = chosen
         self.source = RolloutSource(run)
@@ -490,16 +492,16 @@ class RewardBench(Panel):
             shortest = messages_text(self.read_rollout(int(effects.short[0]))[0].completion)
         figures = effects_html(self.known, effects, self.most_rewards())
         figures += flips_html(self.known, effects, at, live)
-        figures += cheats_html(self.tricks, self.part_weights())
         if at is not None:
             name = rollout_name(self.known, at)
             figures += opened_html(*self.read_rollout(at), name, effects, at, self.tokenizer)
+        figures += cheats_html(self.tricks, self.part_weights())
         steps = checkpoint_steps(self.trainer.folder) if self.trainer is not None else []
         return fill("reward_bench.html", "bench", self, shortest, figures, steps, live)
 
     def on_weigh(self, data: Mapping[str, str]) -> None:
         """Give a reward function another weight."""
-        self.weigh(data["func"], float(data["value"]))
+        self.weigh(data["func"], typed_number(data["value"], f"The weight of {data['func']}"))
 
     def on_show(self, data: Mapping[str, str]) -> None:
         """Show a rollout."""

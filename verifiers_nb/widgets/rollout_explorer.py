@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from ..envs.environment import Environment
 from ..envs.learnable import Learnable
 from ..envs.results import outputs_from_records
-from ..envs.rollouts import background_loop
 from ..envs.tables import results_dataset
+from ..support.sync_calls import background_loop
 from ..types import GenerateOutputs, SamplingArgs
 from .branches import TokenDetails
 from .html import RunIdentity, fill, identity_of, widget_file
@@ -272,9 +272,10 @@ class RolloutExplorer(Panel):
     def refresh(self) -> None:
         """Draw the state again; may be called from any thread."""
         with self.lock:
-            self.opened.read_again()
+            if self.opened.read_again():
+                self.shown.forget_what_is_gone()
             self.listing.find()
-            self.shown.show_what_is_there(self.selected)
+            self.shown.show_first_of(self.selected)
             if self.shown.has_moved:
                 self.listing.turn_to(self.at)
                 self.shown.has_moved = False

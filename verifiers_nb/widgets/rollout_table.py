@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RUN_SETTINGS', 'ROWS', 'read_setting', 'run_html', 'query_words', 'query_html', 'summary_html', 'flags', 'found_line',
-           'prompt_line', 'listing_html', 'ending_line', 'rows_html', 'groups_html']
+__all__ = ['RUN_SETTINGS', 'LEAST_SETTINGS', 'ROWS', 'read_setting', 'run_html', 'query_words', 'query_html', 'summary_html',
+           'flags', 'found_line', 'prompt_line', 'listing_html', 'ending_line', 'rows_html', 'groups_html']
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #77de68da
 import math
@@ -63,15 +63,22 @@ RUN_SETTINGS: dict[str, tuple[str, str, str, Callable[[str], Any]]] = {
 }
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #c4read01
+LEAST_SETTINGS = {"samples": 1, "temperature": 0, "max_tokens": 1, "max_concurrent": 1}
+
+
 def read_setting(name: str, text: str) -> Any:
     """Return the value of a typed setting; raises `ValueError` that names it."""
     label, _, hint, read = RUN_SETTINGS[name]
+    least = LEAST_SETTINGS.get(name)
     try:
-        return read(text)
+        value = read(text)
     except ValueError as error:
         if hint and str(error).startswith(label):
             raise
         raise ValueError(f"{label} is {text[:40]!r}; write a number.") from None
+    if least is not None and value is not None and not value >= least:
+        raise ValueError(f"{label} is {text[:40]!r}; write {least} or more.")
+    return value
 
 # %% ../../nbs/widgets/09_rollout_table.ipynb #c4read03
 def run_html(settings: dict[str, str], run: LiveRun | None, live: bool, preparing: str = "") -> str:
@@ -148,15 +155,11 @@ def query_html(
 def summary_html(table: RolloutTable, seen: Learnable, live: bool) -> str:
     """Draw what all rollouts earn: their number, mean and share of full scores, and a histogram."""
     rewards = [row.reward for row in scored_rows(table)]
-    failed = len(table) - len(rewards)
+    failed, most = len(table) - len(rewards), f"of {seen.most:.3g}" if rewards and seen.most else ""
     solved = f"{seen.solved / max(1, seen.rollouts):.0%}"
     figures = [
         ("Rollouts", f"{len(table):,}", f"{failed:,} not counted" if failed else ""),
-        (
-            "Mean reward",
-            score_text(finite_mean(rewards)),
-            f"of {seen.most:.3g}" if seen.most else "",
-        ),
+        ("Mean reward", score_text(finite_mean(rewards)) if rewards else "–", most),
         ("Solved", f"{seen.solved:,}", solved),
     ]
     bins = score_bins(rewards, seen.most)

@@ -71,11 +71,16 @@ class Shown:
         self.at = None
         self.pinned = None
 
-    def show_what_is_there(self, selected: Sequence[int]) -> None:
-        """Show no rollout that the table no longer has; where none is shown, the first listed."""
+    def forget_what_is_gone(self) -> None:
+        """Show no rollout that the table no longer has."""
         count = len(self.table)
-        self.at = self.at if (self.at or 0) < count else None
-        self.pinned = self.pinned if (self.pinned or 0) < count else None
+        if self.at is not None and self.at >= count:
+            self.at = None
+        if self.pinned is not None and self.pinned >= count:
+            self.pinned = None
+
+    def show_first_of(self, selected: Sequence[int]) -> None:
+        """Show the first rollout that is listed, where none is shown."""
         if self.at is None and selected:
             self.at = selected[0]
 

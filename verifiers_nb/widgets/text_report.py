@@ -61,7 +61,7 @@ def join_parts(parts: Sequence[str]) -> str:
 # %% ../../nbs/widgets/25_text_report.ipynb #a04f9862
 def exact_number(value: float) -> str:
     """Write a number with four figures, because two runs may differ little; a dash if unknown."""
-    return "–" if math.isnan(value) else number_text(value, 4)
+    return "–" if math.isnan(value) else number_text(round(value, 12), 4)  # no error of rounding
 
 # %% ../../nbs/widgets/25_text_report.ipynb #109eb6dc
 def settings_text(settings: Mapping[str, Any]) -> str:

@@ -21,7 +21,14 @@ from typing import TYPE_CHECKING, Any
 from ..trainer.control import CHANGEABLE
 from .curves import CurveLook, plotly_figure
 from .dashboard_page import DashboardState, dashboard_html, plan_text
-from .html import RunIdentity, Snapshot, fill, identity_of, widget_file
+from .html import (
+    RunIdentity,
+    Snapshot,
+    fill,
+    identity_of,
+    typed_number,
+    widget_file,
+)
 from .inspection import played_by, step_files
 from .rollout_source import start_following, written
 from .run import (
@@ -305,13 +312,10 @@ class TrainingDashboard(Panel):
 
     def apply(self) -> None:
         """Apply the settings that were typed."""
-        values = {}
-        for name, typed in self.run.drafts.items():
-            try:
-                values[name] = float(typed)
-            except ValueError:
-                named = name.replace("_", " ").capitalize()
-                raise ValueError(f"{named} is {typed[:20]!r}; write a number.") from None
+        values = {
+            name: typed_number(typed, name.replace("_", " ").capitalize())
+            for name, typed in self.run.drafts.items()
+        }
         self.steered().run.change(**values)
         self.run.drafts.clear()
 
