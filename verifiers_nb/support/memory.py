@@ -259,7 +259,7 @@ def make_plan(shape: ModelShape, free: float, **settings: Any) -> MemoryPlan:
     return replace(plan, advice="take a smaller model, or give each a GPU of its own")
 
 # %% ../../nbs/support/06_memory.ipynb #f12fcc45
-PYTHON = 700 * 2**20  # Python with PyTorch and transformers
+PYTHON = 800 * 2**20  # Python with PyTorch and transformers, and what its threads keep
 MICRO_BATCH = 3 * 2**28  # for a micro-batch on a processor
 FEWEST = 256  # tokens in it, below which products become slower
 
