@@ -117,9 +117,7 @@ def train_step(
         samples, budget = processes.share_of(batch.samples), args.tokens_per_micro_batch or 1
         kind = policy.get_base_model().config._attn_implementation
         cut = micro_batches(samples, budget, args.share_prompts and kind == SHARED, ONE_ROW in kind)
-        # The largest first: what it frees has room for the others.
-        own = [m.to(policy.device) for m in sorted(cut, key=lambda m: -m.input_ids.numel())]
-        batch.micro_batches = processes.keep_pace(own, batch.samples)
+        batch.micro_batches = processes.keep_pace([m.to(policy.device) for m in cut], batch.samples)
         for micro_batch in batch.micro_batches if batch.resumed else ():
             micro_batch.old_logprobs = micro_batch.sampler_logprobs
     for micro_batch in batch.micro_batches:
