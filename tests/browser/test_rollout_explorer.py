@@ -204,7 +204,7 @@ def test_answers_grow_and_a_server_that_is_gone_is_asked_twice(notebook, page) -
     place.fill("8")
     below.click()
     gone.get_by_text("32 failed").wait_for()
-    assert gone.get_by_text("does not answer and was asked twice").count() == 1
+    assert gone.get_by_text("Several tries in a row failed").count() == 1
     show(page, gone, "explorer-gone")
 
 
