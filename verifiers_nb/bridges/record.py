@@ -7,7 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ROUTES', 'message_key', 'continues', 'note_answer', 'recorded_request', 'as_stream', 'score_tape', 'Tape',
-           'ask_model', 'ask_for_response', 'answer_agent', 'record', 'run_program', 'run_state', 'AgentEnv']
+           'ask_model', 'ask_for_response', 'refuse_constant', 'answer_agent', 'record', 'run_program', 'run_state',
+           'AgentEnv']
 
 # %% ../../nbs/bridges/11_record.ipynb #a0000004
 import asyncio
@@ -173,7 +174,7 @@ async def ask_for_response(tape: Tape, request: Any) -> dict[str, Any]:
         raise ValueError("A request must be a JSON object.")
     before = request.get("previous_response_id")
     if before and not (isinstance(before, str) and before in tape.responses):
-        raise ValueError(f"There is no response {before!r} on this tape.")
+        raise ValueError(f"previous_response_id: there is no response {before!r} on this tape.")
     chat = chat_request(request, tape.responses[before] if before else ())
     completion = await ask_model(tape, chat)
     id_ = f"resp_{secrets.token_hex(8)}"
@@ -183,6 +184,11 @@ async def ask_for_response(tape: Tape, request: Any) -> dict[str, Any]:
     return as_response(completion, request, id_)
 
 # %% ../../nbs/bridges/11_record.ipynb #a000001e
+def refuse_constant(name: str) -> None:
+    """Raise `ValueError` for `NaN` or `Infinity`, which Python takes and JSON doesn't have."""
+    raise ValueError(f"The request has {name}, which is no value of JSON.")
+
+
 ROUTES = {
     "POST /v1/chat/completions": (ask_model, as_stream),
     "POST /v1/responses": (ask_for_response, response_events),
@@ -200,7 +206,7 @@ async def answer_agent(tape: Tape, request: web.Request) -> web.Response:
             status = 404
             raise ValueError(f"Only {' and '.join(ROUTES)} are recorded, not {route}.")
         ask, stream = ROUTES[route]
-        posted = await request.json()
+        posted = await request.json(loads=partial(json.loads, parse_constant=refuse_constant))
         body = await ask(tape, posted)
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError)):
