@@ -59,7 +59,7 @@ def add_items(whole: list[Any], items: Sequence[Any]) -> None:
         else:
             whole.append(item)
 
-
+# %% ../../nbs/inference/09_streams.ipynb #f8e8caea
 def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     """Add a part of a choice to what came before it: texts and lists grow."""
     for name, value in part.items():

@@ -193,7 +193,7 @@ def has_other_mark(text: str, at: int) -> bool:
         return True
     return at == 0 and text.startswith(GRANITE)
 
-
+# %% ../../nbs/parsers/02_think.ipynb #e51c8745
 def marks_in(text: str, at: int = 0) -> re.Pattern[str] | None:
     """Return the pattern that finds the marks of thinking from `at` on, or `None` without any."""
     if has_other_mark(text, at):

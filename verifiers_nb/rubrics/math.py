@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'BRACKETS', 'ELLIPSIS',
-           'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'MATH_BYTES',
-           'SENTENCE', 'DENIAL', 'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols',
-           'compare_answers', 'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage',
-           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits',
-           'is_large_number', 'is_too_large', 'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory',
-           'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes',
-           'verdict_on', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
+__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'SIZES_OF_BRACKETS',
+           'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED',
+           'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'MATH_BYTES', 'SENTENCE', 'DENIAL', 'parsed_answer', 'sizes_of',
+           'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers',
+           'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
+           'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
+           'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory', 'answer_questions',
+           'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
+           'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -95,6 +96,19 @@ def with_symbols(answer: Sequence[Any], symbols: dict[Any, Any]) -> list[Any]:
     """Return a parsed answer with other symbols."""
     return [part.xreplace(symbols) if hasattr(part, "xreplace") else part for part in answer]
 
+# %% ../../nbs/rubrics/03_math.ipynb #6c166c19
+def imaginary_symbols(*answers: Sequence[Any]) -> dict[Any, Any]:
+    """Return the imaginary unit for each symbol `i` of answers that are about complex numbers."""
+    from sympy import Basic, I, exp
+
+    parts = [part for answer in answers for part in answer if isinstance(part, Basic)]
+    symbols = {symbol for part in parts for symbol in part.free_symbols}
+    units = {symbol: I for symbol in symbols if str(symbol) == "i"}
+    turns = (power for part in parts for power in part.atoms(exp))
+    if len(units) == len(symbols) or any(power.free_symbols & units.keys() for power in turns):
+        return units
+    return {}
+
 # %% ../../nbs/rubrics/03_math.ipynb #52d0137f
 def compare_answers(gold: str, response: str) -> bool:
     """Return whether math-verify accepts a response, but for what it rounds away.
@@ -107,10 +121,10 @@ def compare_answers(gold: str, response: str) -> bool:
     equal = bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
     if equal:
         return not differ_in_size(*answers)
-    positive = positive_symbols(answers[0])
-    if not positive:
+    symbols = positive_symbols(answers[0]) | imaginary_symbols(*answers)
+    if not symbols:
         return False
-    answers = with_symbols(answers[0], positive), with_symbols(answers[1], positive)
+    answers = with_symbols(answers[0], symbols), with_symbols(answers[1], symbols)
     return bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
 
 # %% ../../nbs/rubrics/03_math.ipynb #fa35e192
@@ -219,7 +233,10 @@ def based_value(answer: str, bases: Sequence[str]) -> str | None:
         return ""
 
 # %% ../../nbs/rubrics/03_math.ipynb #cefe2fc9
-BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\?[{}]|[][()]")
+SIZES_OF_BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])")
+IN_BRACKETS = re.compile(r"(?:\\\{|[(\[])(.*)(?:\\\}|[)\]])", re.DOTALL)
+# Braces around a single character, and blanks but those between letters.
+LAYOUT_OF_TERM = re.compile(r"\{(\w)\}|\s+(?![A-Za-z])()|(?<![A-Za-z])\s+()")
 ELLIPSIS = re.compile(r"\\[lc]?dots[cbmi]?(?![A-Za-z])|\.{3,}")
 
 
@@ -227,8 +244,10 @@ def listed_terms(answer: str) -> list[str] | None:
     """Return the terms of a list with an ellipsis, which is a term, too; None for anything else."""
     if "," not in answer or not ELLIPSIS.search(answer):
         return None
-    terms = BRACKETS.sub("", ELLIPSIS.sub("…", answer)).split(",")
-    return [term.strip() for term in terms]
+    whole = SIZES_OF_BRACKETS.sub("", ELLIPSIS.sub("…", answer)).strip()
+    if (inside := IN_BRACKETS.fullmatch(whole)) and "," in inside[1]:
+        whole = inside[1]
+    return [LAYOUT_OF_TERM.sub(r"\1", term.strip()) for term in whole.split(",")]
 
 # %% ../../nbs/rubrics/03_math.ipynb #c9fcaa95
 def compare_lists(gold: str, response: str) -> bool | None:
