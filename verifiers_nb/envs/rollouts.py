@@ -44,7 +44,7 @@ from ..rubrics.rubric import (
 )
 from ..rubrics.same_function import func_digests
 from ..support.belongings import Belongings
-from ..support.budget import Budget, run_budget, run_policy
+from ..support.budget import Budget, run_budget, run_policy, run_refusals
 from ..support.calls import without_secrets
 from ..support.interval import Until
 from ..support.threads import ThisProcess, as_failure, end_if_forked, watch
@@ -355,8 +355,10 @@ class RolloutRun:
             return
         if (self.budget or self.until) and self.over:
             return
+        refusals: list[str] = []
+        run_refusals.set(refusals)
         await self.play(rollout)
-        if rollout.error and self.budget and self.budget.spent:
+        if refusals or (rollout.error and self.budget and self.budget.spent):
             return  # it was refused a request, and is not played to its end
         played = self.groups.add(rollout) if self.groups else [rollout]
         scores: list[RolloutScore] = []

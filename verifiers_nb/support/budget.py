@@ -6,29 +6,41 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Prices', 'ANY_MODEL', 'BUDGET_LIMITS', 'run_budget', 'judged_state', 'run_policy', 'JUDGE_USAGE', 'tokens_used',
-           'is_price', 'check_prices', 'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget',
-           'MeteredClient', 'note_judge', 'judge_totals', 'budget_from']
+__all__ = ['USAGE_NAMES', 'Prices', 'ANY_MODEL', 'run_refusals', 'BUDGET_LIMITS', 'OTHER_CLIENTS', 'CLIENT_COPIES', 'run_budget',
+           'judged_state', 'run_policy', 'JUDGE_USAGE', 'tokens_used', 'is_amount', 'is_price', 'check_prices',
+           'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredStream', 'MeteredClient',
+           'note_judge', 'judge_totals', 'budget_from']
 
 # %% ../../nbs/support/19_budget.ipynb #db5b86b8
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from math import isfinite
+from numbers import Real
 from types import SimpleNamespace
 from typing import Any
 
 # %% ../../nbs/support/19_budget.ipynb #7c5ec604
+# In chat and text completions, and in the Responses API.
+USAGE_NAMES = (("prompt_tokens", "completion_tokens"), ("input_tokens", "output_tokens"))
+
+
 def tokens_used(response: Any) -> tuple[int, int] | None:
     """Return the prompt and completion tokens that a response reports; None if it reports none."""
     usage = getattr(response, "usage", None)
-    counts = [getattr(usage, name, None) for name in ("prompt_tokens", "completion_tokens")]
-    if counts[0] is None and counts[1] is None:
-        return None
-    return counts[0] or 0, counts[1] or 0
+    for names in USAGE_NAMES:
+        counts = [getattr(usage, name, None) for name in names]
+        if any(count is not None for count in counts):
+            return counts[0] or 0, counts[1] or 0
+    return None
 
 # %% ../../nbs/support/19_budget.ipynb #e24e3754
+def is_amount(value: Any) -> bool:
+    """Return whether a value is a finite number, of NumPy too, and not True or False."""
+    return isinstance(value, Real) and not isinstance(value, bool) and isfinite(value)
+
+
 Prices = Mapping[str, Sequence[float]]
 ANY_MODEL = "*"
 
@@ -37,7 +49,7 @@ def is_price(price: Any) -> bool:
     """Return whether a price is a pair of finite numbers, none below 0."""
     if not isinstance(price, (list, tuple)) or len(price) != 2:
         return False
-    return all(type(each) in (int, float) and isfinite(each) and each >= 0 for each in price)
+    return all(is_amount(each) and each >= 0 for each in price)
 
 # %% ../../nbs/support/19_budget.ipynb #88d2788a
 def check_prices(prices: Prices) -> None:
@@ -70,6 +82,11 @@ class BudgetSpent(Exception):
     """Raised in place of a request that a budget doesn't allow."""
 
 
+# The reasons for which requests of the rollout in this task were refused. An environment or an
+# agent may catch `BudgetSpent`, and its rollout isn't played to its end all the same.
+run_refusals: ContextVar[list[str] | None] = ContextVar("run_refusals", default=None)
+
+
 BUDGET_LIMITS = {"requests": "requests", "tokens": "tokens", "dollars": "dollars"}
 
 
@@ -79,7 +96,7 @@ def check_limits(limits: Mapping[str, float | None], prices: Prices) -> None:
     if not given and not prices:
         raise ValueError("A budget needs a limit: tokens=..., requests=... or dollars=...")
     for name, limit in given.items():
-        if type(limit) not in (int, float) or not isfinite(limit) or limit <= 0:
+        if not is_amount(limit) or limit <= 0:
             raise ValueError(f"{name} of a budget is {limit!r}: it must be a positive number.")
     if "dollars" in given and not prices:
         raise ValueError(
@@ -139,6 +156,8 @@ class Budget:
     def admit(self) -> None:
         """Count a request that is about to be sent; raise `BudgetSpent` if none may be."""
         if reason := self.spent:
+            if (refusals := run_refusals.get()) is not None:
+                refusals.append(reason)
             raise BudgetSpent(reason)
         self.used["requests"] += 1
 
@@ -154,12 +173,61 @@ class Budget:
         elif self.dollars is not None:
             self.broken = f"the budget's prices have no {model!r}, which answered"
 
-    def note_uncounted(self, model: str) -> None:
+    def note_uncounted(self, model: str, is_stream: bool = False) -> None:
         """End a budget of tokens or dollars after a response without `usage`."""
         if self.tokens is not None or self.dollars is not None:
-            self.broken = f"{model!r} reports no usage, so its tokens can't be counted"
+            self.broken = f"{model!r} reports no usage, so its tokens can't be counted" + (
+                " (a stream needs stream_options={'include_usage': True})" if is_stream else ""
+            )
+
+# %% ../../nbs/support/19_budget.ipynb #9fe0e835
+class MeteredStream:
+    """A stream of a model's response, which is counted once when it ends or is left."""
+
+    def __init__(self, stream: Any, budget: Budget, model: str) -> None:
+        self.stream = stream
+        self.budget = budget
+        self.model = model
+        self.chunks = self.read()
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name == "stream":  # copy and pickle look these up first
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+    def __aiter__(self) -> AsyncIterator[Any]:
+        return self.chunks
+
+    async def __anext__(self) -> Any:
+        return await anext(self.chunks)
+
+    async def __aenter__(self) -> MeteredStream:
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        await self.chunks.aclose()
+        await self.stream.__aexit__(*error)
+
+    async def read(self) -> AsyncGenerator[Any, None]:
+        """Yield the chunks of the stream, and count the last usage that they report."""
+        counted = None
+        try:
+            async for chunk in self.stream:
+                response = getattr(chunk, "response", chunk)  # of an event of the Responses API
+                counted = counted if tokens_used(response) is None else response
+                yield chunk
+        finally:
+            if counted is None:
+                self.budget.note_uncounted(self.model, is_stream=True)
+            else:
+                self.budget.count(self.model, counted)
 
 # %% ../../nbs/support/19_budget.ipynb #44a1de22
+# Attributes of a client that are clients for the same server, or return one.
+OTHER_CLIENTS = ("openai", "base")
+CLIENT_COPIES = ("with_options", "copy")
+
+
 class MeteredClient:
     """A client that asks a budget before each request, and counts responses under `model`."""
 
@@ -168,17 +236,28 @@ class MeteredClient:
         self.budget = budget
         self.model_name = model
         chat = getattr(getattr(client, "chat", None), "completions", None)
-        text = getattr(client, "completions", None)
-        chat, text = (
-            each and SimpleNamespace(create=partial(self.ask, each)) for each in (chat, text)
-        )
-        self.chat = SimpleNamespace(completions=chat)
-        self.completions = text
+        self.chat = SimpleNamespace(completions=self.metered(chat))
+        self.completions = self.metered(getattr(client, "completions", None))
+
+    def metered(self, resource: Any) -> Any:
+        """Return one of the client's resources with requests that count, None for None."""
+        return resource and SimpleNamespace(create=partial(self.ask, resource))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "client":  # copy and pickle look these up first
             raise AttributeError(name)
-        return getattr(self.client, name)
+        found = getattr(self.client, name)
+        if name == "responses":
+            return self.metered(found)
+        if name in OTHER_CLIENTS:
+            return MeteredClient(found, self.budget, self.model_name)
+        if name in CLIENT_COPIES:
+            return partial(self.copied, found)
+        return found
+
+    def copied(self, copy: Callable[..., Any], **options: Any) -> MeteredClient:
+        """Return a copy of the client with other options, and the same budget."""
+        return MeteredClient(copy(**options), self.budget, self.model_name)
 
     @property
     def unmetered(self) -> Any:
@@ -189,6 +268,8 @@ class MeteredClient:
         """Send a request to one of the client's resources, and count its response."""
         self.budget.admit()
         response = await resource.create(**request)
+        if request.get("stream") and hasattr(response, "__aiter__"):
+            return MeteredStream(response, self.budget, self.model_name)
         self.budget.count(self.model_name, response)
         return response
 
