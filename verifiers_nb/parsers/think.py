@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', 'FENCES', 'GRANITE', 'OTHER_MARKS',
            'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'MARK_WORDS', 'LONG_TEXT', 'FORMS_OF_PLACEHOLDERS',
-           'OPENING_NAMES', 'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'OTHERS',
+           'OPENING_NAMES', 'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED',
            'ANGLE_MARK', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS',
            'MARK_STARTS', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
            'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
@@ -150,10 +150,12 @@ BEGINS = r"(?:(?<![\s\S]<)|(?<=[\n>]<)|(?<=[.!?][ ]<))"
 PLACED = any_of_words(FORMS_OF_PLACEHOLDERS)
 PLACED = rf"(?:{BEGINS} ?(?:{PLACED}){TAG_END}| ?(?:{PLACED})>(?=\w))"
 ANGLED = any_of_words(mark[1:] for mark in UNTAGGED if mark[0] == "<")
-OTHERS = any_of_words(mark for mark in UNTAGGED if mark[0] != "<" and mark != GRANITE)
+UNANGLED = any_of_words(mark for mark in UNTAGGED if mark[0] != "<" and mark != GRANITE)
 ANGLE_MARK = re.compile(f"<(?:{TAG}|{PLACED}|{ANGLED})")
 # Any model may begin with Granite's words, but only Granite also has its closing ones.
-ANY_MARK = re.compile(rf"{ANGLE_MARK.pattern}|{OTHERS}|\A{GRANITE}(?=[\s\S]*Here is my response:)")
+ANY_MARK = re.compile(
+    rf"{ANGLE_MARK.pattern}|{UNANGLED}|\A{GRANITE}(?=[\s\S]*Here is my response:)"
+)
 
 # %% ../../nbs/parsers/02_think.ipynb #72e15a9d
 def tag_starts(brackets: Iterable[str], forms: Iterable[str]) -> list[str]:

@@ -236,7 +236,7 @@ def based_value(answer: str, bases: Sequence[str]) -> str | None:
 SIZES_OF_BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])")
 IN_BRACKETS = re.compile(r"(?:\\\{|[(\[])(.*)(?:\\\}|[)\]])", re.DOTALL)
 # Braces around a single character, and blanks but those between letters.
-LAYOUT_OF_TERM = re.compile(r"\{(\w)\}|\s+(?![A-Za-z])()|(?<![A-Za-z])\s+()")
+LAYOUT_OF_TERM = re.compile(r"\{(\w)\}|\s+(?![A-Za-z])|(?<![A-Za-z])\s+")
 ELLIPSIS = re.compile(r"\\[lc]?dots[cbmi]?(?![A-Za-z])|\.{3,}")
 
 
@@ -542,7 +542,8 @@ class MathRubric(Rubric):
 
     `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads
     the whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in
-    a box. Units are compared if both answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples
+    a box. Numbers are compared exactly, but a decimal with six places or more may be a rounded
+    fraction or root, so 0.333333 is paid for 1/3, and 0.33 isn't. Units are compared if both answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples
     aren't 5 pears, but 5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for
     0.05, and either is paid for 5 %.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
