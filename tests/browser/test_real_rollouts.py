@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .browsing import OUTPUT, live_widget, show
+from .browsing import LIVE, OUTPUT, live_widget, show
 
 pytestmark = pytest.mark.browser
 
@@ -34,11 +34,21 @@ Path("smol/metrics.jsonl").write_text(json.dumps(line) + "\\n")
 """
 EXPLORE = 'vf.RolloutExplorer(env, results="smollm2_rollouts.jsonl")'
 WATCH = 'vf.TrainingDashboard("smol")'
+BROKEN = """
+steps = Path("broken") / "rollouts"
+steps.mkdir(parents=True)
+why = {"reward_errors": {"judge": "KeyError: 'gold'"}, "reward_traces": {"judge": "in judge: info['gold']"}}
+for at in range(24):  # of 32
+    lines[at]["state"] = why
+(steps / "step-00001.jsonl").write_text("".join(json.dumps(line) + "\\n" for line in lines))
+Path("broken/metrics.jsonl").write_text(json.dumps({**line, "rewards_failed/judge": 24}) + "\\n")
+vf.TrainingDashboard("broken")
+"""
 
 
 def test_rewards_of_zero_are_diagnosed_at_once(notebook, page, lab) -> None:
     shutil.copy(ROLLOUTS, lab.folder)
-    notebook("real.ipynb", ENV, RUN, EXPLORE, WATCH)
+    notebook("real.ipynb", ENV, RUN, EXPLORE, WATCH, BROKEN)
     explorer = live_widget(page, "Rollout explorer")
     verdict = explorer.locator(".vf-verdict")
     words = verdict.inner_text()
@@ -50,11 +60,20 @@ def test_rewards_of_zero_are_diagnosed_at_once(notebook, page, lab) -> None:
     assert "trainer.warm_up(examples)" in code and "a larger max_tokens" in words
     show(page, explorer, "real-verdict")
 
-    dashboard = live_widget(page, "Training dashboard")
+    dashboards = page.locator(f"{LIVE}[aria-label='Training dashboard']")
+    dashboards.nth(1).wait_for()
+    dashboard, broken = dashboards.all()
     words = dashboard.locator(".vf-verdict").inner_text()  # one step is enough
     assert "Step 1: can GRPO learn from this? Nothing scored" in words and "vf.audit(env)" in words
     assert dashboard.locator(".vf-warnings").count() == 0  # it is said once
     show(page, dashboard, "real-dashboard")
+
+    warning = broken.locator(".vf-warnings li", has_text="judge")
+    words = "judge fails and then scores 0.0, 24 times in the last step. KeyError: 'gold'"
+    assert f"{words} (in 24 of 32 rollouts of step 1)" in warning.inner_text()
+    warning.get_by_text("Trace").click()
+    assert "info['gold']" in warning.locator("pre").inner_text()
+    show(page, broken, "real-dashboard-failed")
 
 
 def test_one_path_leads_from_rollouts_to_another_reward(notebook, page, lab) -> None:

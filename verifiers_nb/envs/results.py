@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'repair', 'read_with_offsets', 'foreign_record', 'converted',
-           'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'read_at', 'move_bad_lines',
+           'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'record_at', 'read_at', 'move_bad_lines',
            'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
            'stored_outputs', 'without_failed']
 
@@ -24,7 +24,7 @@ from mmap import ACCESS_READ, mmap
 from operator import itemgetter
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -180,18 +180,23 @@ def read_rollouts(path: str | Path) -> Iterator[dict[str, Any]]:
     return (record for _, record in read_with_offsets(in_our_format(rollouts_file(path))))
 
 # %% ../../nbs/envs/02_results.ipynb #64e3bb3d
-def read_at(path: Path, offset: int) -> dict[str, Any]:
-    """Return the record that begins at an offset of a file.
+def record_at(file: BinaryIO, offset: int) -> dict[str, Any]:
+    """Return the record that begins at an offset of an open file.
 
     Raises `ValueError` if none begins there, because the file has changed since it was read.
     """
+    file.seek(offset)
+    try:
+        return from_line(file.readline())
+    except ValueError as error:
+        where = f"{file.name} has changed since it was read: there is no rollout at byte {offset:,}"
+        raise ValueError(f"{where} ({error}).") from error
+
+# %% ../../nbs/envs/02_results.ipynb #d0e05823
+def read_at(path: Path, offset: int) -> dict[str, Any]:
+    """Return the record that begins at an offset of a file, as `record_at` does."""
     with path.open("rb") as file:
-        file.seek(offset)
-        try:
-            return from_line(file.readline())
-        except ValueError as error:
-            where = f"{path} has changed since it was read: there is no rollout at byte {offset:,}"
-            raise ValueError(f"{where} ({error}).") from error
+        return record_at(file, offset)
 
 # %% ../../nbs/envs/02_results.ipynb #05fef514
 def move_bad_lines(path: str | Path) -> int:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE',
-           'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED', 'SECRET_NAME',
-           'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
+           'MOST_PROBES', 'UNAVAILABLE', 'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED',
+           'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
            'is_without_connection', 'Breaker', 'with_breaker', 'without_retries', 'request_arguments', 'meant_by',
            'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
 
@@ -138,15 +138,25 @@ def is_without_connection(error: BaseException) -> bool:
     return openai is not None and type(error) is openai.APIConnectionError
 
 # %% ../../nbs/support/01_calls.ipynb #86b2f453
-BEFORE_PROBE = 1.0  # seconds
+BEFORE_PROBE = 1.0  # seconds; doubled before each further one
+MOST_PROBES = 3  # of a server that only answers that it is unavailable
+UNAVAILABLE = frozenset({502, 503, 504, 529})
 
 
 class Breaker:
-    """Let all requests to an address fail at once after it was asked twice without a connection."""
+    """Let all requests to an address fail at once when it is given up.
+
+    It is after it was asked once more without a connection, or `MOST_PROBES` times more while it
+    has only answered that it is unavailable. One request asks, and the others wait for its outcome.
+    """
 
     def __init__(self) -> None:
         self.probing = asyncio.Lock()
         self.suspect = False
+        self.works = False  # whether a request has ever succeeded
+        self.probes = 0
+        self.asking = 0  # requests that are not answered yet
+        self.pause = BEFORE_PROBE
         self.error: Exception | None = None
 
     async def ask(self, request: Callable[[], Awaitable[T]]) -> T:
@@ -154,25 +164,40 @@ class Breaker:
         if self.suspect and self.error is None:
             async with self.probing:
                 if self.suspect and self.error is None:
-                    await asyncio.sleep(BEFORE_PROBE)
+                    await asyncio.sleep(self.pause)
                     return await self.send(request)
         return await self.send(request)
 
     async def send(self, request: Callable[[], Awaitable[T]]) -> T:
-        """Await `request()`, and note whether there was a connection."""
+        """Await `request()`, and note whether it was answered."""
         if self.error is not None:
             raise self.error.with_traceback(None)
-        probes = self.suspect
+        is_probe = self.suspect
+        self.asking += 1
         try:
             answer = await request()
         except Exception as error:
-            if is_without_connection(error):
-                self.suspect = True
-                if probes:
-                    self.error = give_up(error)
+            self.note(error, is_probe)
             raise
-        self.suspect = False
+        finally:
+            self.asking -= 1
+        self.suspect, self.works, self.probes = False, True, 0
         return answer
+
+    def note(self, error: Exception, is_probe: bool) -> None:
+        """Suspect the address after an error, and give it up after the last probe.
+
+        A server that answers other requests meanwhile is busy, and is waited for.
+        """
+        is_gone = is_without_connection(error)
+        if not is_gone and (self.works or getattr(error, "status_code", None) not in UNAVAILABLE):
+            return
+        self.suspect = True
+        self.probes += is_probe
+        self.pause = max(BEFORE_PROBE * 2 ** min(self.probes, MOST_PROBES), retry_after(error))
+        is_busy = not is_gone and self.asking > 1
+        if is_probe and not is_busy and self.probes >= (1 if is_gone else MOST_PROBES):
+            self.error = give_up(error)
 
 # %% ../../nbs/support/01_calls.ipynb #33da26d8
 run_breakers: ContextVar[dict[str, Breaker] | None] = ContextVar("run_breakers", default=None)

@@ -43,9 +43,11 @@ from .html import (
 from .rollout_query import Row, last_text, messages_text, reward_notes
 from .run import (
     NOTES,
+    RewardFailure,
     RunHistory,
     chart_columns,
     chosen_metrics,
+    function_warnings,
     metric_names,
     run_warnings,
 )
@@ -67,7 +69,8 @@ class DashboardState:
     progress beside the run. `notice`: the error of the last press. `is_late`: whether the kernel
     takes presses only between cells. `is_plotted`: whether plotly draws the curves. `parts`: names
     of the reward functions. `growing`: the answers that are being sampled, None if the sampler
-    can't show them. `plan`: what the run will do, in words.
+    can't show them. `plan`: what the run will do, in words. `failures` of reward functions, where
+    they were last seen.
     """
 
     runs: Mapping[str, RunHistory]
@@ -94,6 +97,7 @@ class DashboardState:
     parts: Sequence[str] = ()
     growing: Sequence[Any] | None = ()
     plan: str = ""
+    failures: dict[str, RewardFailure] = field(default_factory=dict)
 
     @property
     def history(self) -> RunHistory:
@@ -323,8 +327,8 @@ def checkpoints_html(view: DashboardState, live: bool) -> str:
 # %% ../../nbs/widgets/23_dashboard_page.ipynb #f6e1126c
 def dashboard_html(view: DashboardState, live: bool = False) -> str:
     """Draw a run: its state, warnings, curves, completions and checkpoints."""
-    errors, seen = (view.completions.errors, view.seen) if view.completions else ({}, None)
-    warnings = run_warnings(view.history, errors, seen)
+    told = dict.fromkeys(run_warnings(view.history, view.seen), "")
+    warnings = {**told, **function_warnings(view.history, view.failures)}
     return draw_part(
         "dashboard",
         view,

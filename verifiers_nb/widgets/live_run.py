@@ -111,7 +111,7 @@ class LiveRun:
     `on_finish(record, state)` is called there for each finished rollout, `on_change()` when the run
     begins or ends. `done` of `count` have finished, with `tokens` sampled in `seconds` of running;
     `error` is what ended a run early, and `last_failure` is of a rollout. A server that does not
-    answer is asked once more, then the rest of the rollouts fail, and `dead` says why.
+    answer is asked again, as `Breaker` says, then the other rollouts fail, and `dead` says why.
     `make_client` is called in a thread, because it may be slow.
     """
 

@@ -6,20 +6,21 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PAUSE', 'logger', 'table_from_outputs', 'table_from_file', 'has_all_rollouts', 'written', 'follow_all',
-           'start_following', 'RolloutSource', 'OpenTable', 'write_rollouts']
+__all__ = ['PAUSE', 'logger', 'table_from_outputs', 'read_held', 'HeldRollouts', 'table_from_file', 'has_all_rollouts', 'written',
+           'follow_all', 'start_following', 'RolloutSource', 'OpenTable', 'write_rollouts']
 
 # %% ../../nbs/widgets/09_rollout_source.ipynb #77de68da
 import logging
+import os
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ..envs.records import from_line, rollout_record, to_line
 from ..envs.rescore import rollouts_from_outputs
@@ -28,6 +29,7 @@ from ..envs.results import (
     StoredRollouts,
     in_our_format,
     read_with_offsets,
+    record_at,
     rollouts_file,
 )
 from ..support.files import rewritten
@@ -50,11 +52,28 @@ def table_from_outputs(results: GenerateOutputs) -> RolloutTable:
         table.add(records, at, {**records[at], "reward": reward}, states[at])
     return table
 
+# %% ../../nbs/widgets/09_rollout_source.ipynb #4cf0a063
+def read_held(file: BinaryIO, lock: threading.Lock, offset: int) -> Record:
+    """Return the record that begins at an offset of an open file, one thread after the other."""
+    with lock:
+        return record_at(file, offset)
+
+
+class HeldRollouts(StoredRollouts):
+    """The records of a file, which can be read after it was deleted or replaced."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, ())
+        if os.name == "posix":
+            file = path.open("rb")
+            weakref.finalize(self, file.close)
+            self.read = lru_cache(maxsize=1)(partial(read_held, file, threading.Lock()))
+
 # %% ../../nbs/widgets/09_rollout_source.ipynb #91032ad7
 def table_from_file(path: Path) -> RolloutTable:
     """Return the table of the rollouts in a file, sorted by index."""
     path = in_our_format(path)
-    table, order, records = RolloutTable(), [], StoredRollouts(path, ())
+    table, order, records = RolloutTable(), [], HeldRollouts(path)
     for at, (offset, record) in enumerate(read_with_offsets(path, strict=False)):
         records.offsets.append(offset)
         order.append(record["index"])
@@ -197,11 +216,13 @@ class OpenTable:
         """
         if self.source.place is None or time.monotonic() <= self.rest_until:
             return False
-        now = written(self.source.place)
-        if not now and self.source.folder is None:
-            return False
-        before, self.followed = self.followed, now
-        return now != before
+        before, self.followed = self.followed, written(self.source.place)
+        return self.followed != before
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was deleted when `has_changed` was last called."""
+        return self.source.place is not None and not self.followed
 
     @contextmanager
     def rest_after(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['NOTES', 'RECENT', 'WARNINGS', 'put_point', 'RunHistory', 'evaluation_name', 'metric_names', 'chosen_metrics',
            'run_charts', 'run_marks', 'chart_columns', 'recent_mean', 'is_at_best', 'collapse_warning',
-           'differs_when_fresh', 'odd_warnings', 'function_warnings', 'run_warnings']
+           'differs_when_fresh', 'odd_warnings', 'RewardFailure', 'function_warnings', 'run_warnings']
 
 # %% ../../nbs/widgets/21_run.ipynb #d4a9e627
 import json
@@ -23,7 +23,7 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean, pstdev
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..envs.learnable import Learnable
 from ..envs.results import find_steps
@@ -249,27 +249,56 @@ def odd_warnings(history: RunHistory) -> list[str]:
         warnings.append(WARNINGS["odd"].format(**given))
     return warnings
 
+# %% ../../nbs/widgets/21_run.ipynb #5678765c
+class RewardFailure(NamedTuple):
+    """Hold how often a reward function failed among the `rollouts` of a step, and why.
+
+    `error` is its most frequent error, `trace` the last calls before it.
+    """
+
+    step: int
+    failed: int
+    rollouts: int
+    error: str = ""
+    trace: str = ""
+
+    def __str__(self) -> str:
+        """Return the error, and in how many rollouts of the step the function failed."""
+        where = f"in {self.failed:,} of {self.rollouts:,} rollouts of step {self.step:,}"
+        return f"{self.error[:300]} ({where})"
+
 # %% ../../nbs/widgets/21_run.ipynb #2fb0e3d6
-def function_warnings(history: RunHistory, errors: Mapping[str, str]) -> list[str]:
-    """Return a warning for each reward function that fails, with its error if it is known."""
-    warnings = []
-    for metric in history.names("rewards_failed/"):
-        if (often := recent_mean(history, metric)) > 0:
-            name = metric.partition("/")[2]
-            why = str(errors.get(name, "the states in the files of rollouts say why."))[:300]
-            warnings.append(WARNINGS["function"].format(name=name, often=often, why=why))
+def function_warnings(
+    history: RunHistory, failures: Mapping[str, RewardFailure] = MappingProxyType({})
+) -> dict[str, str]:
+    """Return a warning for each reward function that failed lately, with the trace of its error.
+
+    `failures`: what the rollouts of a step say of a function, if they were read.
+    """
+    steps, prefix = [step for step, _ in history.points("reward")][-RECENT:], "rewards_failed/"
+    names = [*(name.removeprefix(prefix) for name in history.names(prefix)), *failures]
+    warnings = {}
+    for name in dict.fromkeys(names):
+        recent = [n for step, n in history.points(prefix + name) if steps and step >= steps[0]]
+        known = failures.get(name)
+        is_new = known is not None and known.failed > 0 and known.step > history.step
+        if not recent and not is_new:
+            continue
+        span = f"{len(steps):,} steps" if len(steps) > 1 else "step"
+        often = f", {sum(recent):,.0f} times in the last {span}" if recent else ""
+        why = str(known) if known and known.failed else "The states in the rollouts' files say why."
+        text = WARNINGS["function"].format(name=name[:80], often=often, why=why)
+        warnings[text] = known.trace if known else ""
     return warnings
 
 # %% ../../nbs/widgets/21_run.ipynb #ff35ed5c
 def run_warnings(
     history: RunHistory,
-    errors: Mapping[str, str] = MappingProxyType({}),
     seen: Learnable | None = None,
 ) -> list[str]:
-    """Return warnings about the latest steps of a run, in words.
+    """Return warnings about the latest steps of a run, in words, but for `function_warnings`.
 
-    `errors` of reward functions by name. `seen`: what is shown of a step beside them, and so is not
-    repeated.
+    `seen`: what is shown of a step beside them, and so is not repeated.
     """
     names = ("groups/zero_variance", "completions/truncated", "rollouts/failed", "gap", "entropy")
     flat, cut, failed, gap, entropy = (recent_mean(history, name) for name in names)
@@ -294,4 +323,4 @@ def run_warnings(
     if times := history.times_back:
         often, place = "once" if times == 1 else f"{times:,} times", history.path.parts[-2:]
         warnings.append(WARNINGS["back"].format(often=often, path="/".join(place)))
-    return [*collapsed, *warnings, *odd_warnings(history), *function_warnings(history, errors)]
+    return [*collapsed, *warnings, *odd_warnings(history)]

@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['StepCompletions', 'one_of_each', 'best_and_worst', 'read_completions', 'whole_steps', 'read_visit', 'PromptPath',
-           'checkpoint_steps']
+__all__ = ['StepCompletions', 'one_of_each', 'reward_failures', 'best_and_worst', 'read_completions', 'whole_steps', 'read_visit',
+           'PromptPath', 'checkpoint_steps']
 
 # %% ../../nbs/widgets/22_run_steps.ipynb #428ada4c
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,6 +29,7 @@ from .html import HUGE
 from .rollout_query import Row, reward_notes
 from .rollout_source import has_all_rollouts, table_from_file
 from .rollouts import RolloutTable, table_learnable
+from .run import RewardFailure
 
 # %% ../../nbs/widgets/22_run_steps.ipynb #89c94980
 @dataclass(frozen=True, slots=True)
@@ -36,8 +37,8 @@ class StepCompletions:
     """Hold the best rollouts of a step, best first, and the worst, worst first.
 
     The rollouts of each half have different prompts. `count` and `scores` are those of all
-    rollouts, or of all that answer one prompt; `scores` has the reward and its parts. `errors`: the
-    first error of each reward function that failed. `seen`: what they tell of learning.
+    rollouts, or of all that answer one prompt; `scores` has the reward and its parts. `failures`:
+    the reward functions that failed. `seen`: what they tell of learning.
     """
 
     step: int
@@ -45,7 +46,7 @@ class StepCompletions:
     best: Sequence[Row] = ()
     worst: Sequence[Row] = ()
     scores: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    errors: Mapping[str, str] = field(default_factory=dict)
+    failures: Mapping[str, RewardFailure] = field(default_factory=dict)
     seen: Learnable | None = None
 
     @property
@@ -61,20 +62,31 @@ def one_of_each(rows: Iterable[Row], most: int = 4) -> list[Row]:
         found.setdefault(row.prompt, row)
     return list(found.values())[:most]
 
+# %% ../../nbs/widgets/22_run_steps.ipynb #517b13c3
+def reward_failures(step: int, rows: Sequence[Row]) -> dict[str, RewardFailure]:
+    """Return for each reward function that failed how often, and its most frequent error."""
+    failed = [row.record for row in rows if row.reward_failed]
+    errors = defaultdict[str, list[tuple[str, str]]](list)
+    for record in failed:
+        traces = reward_notes(record, "reward_traces")
+        for name, error in reward_notes(record).items():
+            errors[name].append((str(error), str(traces.get(name, ""))))
+    return {
+        name: RewardFailure(step, len(found), len(rows), *Counter(found).most_common(1)[0][0])
+        for name, found in errors.items()
+    }
+
 # %% ../../nbs/widgets/22_run_steps.ipynb #98849887
 def best_and_worst(step: int, rows: Sequence[Row]) -> StepCompletions:
     """Return the best and the worst rollouts of a step, and all scores."""
     scores = defaultdict[str, list[float]](list, reward=[row.reward for row in rows])
     for name, value in chain.from_iterable(row.scores.items() for row in rows):
         scores[name].append(value)
-    errors: dict[str, str] = {}
-    for row in rows:
-        if row.reward_failed:
-            errors = {**reward_notes(row.record), **errors}
     ranked = sorted(rows, key=lambda row: row.reward if row.reward < HUGE else -math.inf)
     best = one_of_each(ranked[::-1])
     worst = one_of_each(row for row in ranked if all(row is not other for other in best))
-    return StepCompletions(step, len(rows), best, worst, scores, errors)
+    failures = reward_failures(step, rows)
+    return StepCompletions(step, len(rows), best, worst, scores, failures)
 
 # %% ../../nbs/widgets/22_run_steps.ipynb #3d7f20ab
 def read_completions(step: int, file: Path, rubric: Any = None) -> StepCompletions:

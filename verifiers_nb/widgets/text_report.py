@@ -32,7 +32,7 @@ from ..support.calls import without_secrets
 from ..types import GenerateOutputs, conversation
 from .curves import thin
 from .html import number_text, visible
-from .run import RunHistory, run_warnings
+from .run import RunHistory, function_warnings, run_warnings
 
 # %% ../../nbs/widgets/28_text_report.ipynb #ee486b83
 def cut_middle(text: str, most: int) -> str:
@@ -217,7 +217,8 @@ def training_text(folder: str | Path, before: str | Path | None = None) -> str:
     parts = history.names("rewards/")[:6]
     curves = [curve_text(history, name, 4) for name in (*CURVES, *parts)]
     curves[0] = curve_text(history, CURVES[0])
-    warnings = [cut_middle(line, 300) for line in run_warnings(history)[:8]]
+    found_wrong = [*run_warnings(history), *function_warnings(history)]
+    warnings = [cut_middle(line, 300) for line in found_wrong[:8]]
     other = RunHistory(before) if before else None
     if other is not None:
         other.read()

@@ -32,6 +32,7 @@ from .html import (
 )
 from .rollout_source import start_following, written
 from .run import (
+    RewardFailure,
     RunHistory,
     chosen_metrics,
     metric_names,
@@ -40,6 +41,7 @@ from .run import (
 )
 from .run_steps import (
     PromptPath,
+    StepCompletions,
     checkpoint_steps,
     read_completions,
     whole_steps,
@@ -204,6 +206,25 @@ class TrainingDashboard(Panel):
                 rubric = self.trainer and self.trainer.env.rubric
                 run.completions = read_completions(step, files[step], rubric)
                 self._shown = found
+                self.note_failures(run.completions)
+        self.find_failures(files)
+
+    def note_failures(self, seen: StepCompletions) -> None:
+        """Keep what a step says of reward functions that failed, unless a later one is known."""
+        for name, failure in seen.failures.items():
+            if name not in self.run.failures or failure.step >= self.run.failures[name].step:
+                self.run.failures[name] = failure
+
+    def find_failures(self, files: Mapping[int, Path]) -> None:
+        """Read why reward functions failed that have not failed in the steps that were shown."""
+        run, prefix, last = self.run, "rewards_failed/", max(files, default=0)
+        run.failures = {name: each for name, each in run.failures.items() if each.step <= last}
+        for name in (each.removeprefix(prefix) for each in run.history.names(prefix)):
+            step = run.history.points(prefix + name)[-1][0]
+            if name not in run.failures and step in files:
+                run.failures[name] = RewardFailure(step, 0, 0)
+                with suppress(OSError, ValueError, KeyError):  # replaced meanwhile
+                    self.note_failures(read_completions(step, files[step]))
 
     def written(self) -> list[list[int]]:
         """Return when the files of each run were written."""
