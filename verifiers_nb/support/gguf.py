@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'TURN_ENDS', 'NORMAL', 'OWN', 'GEMMA_27B', 'LLAMA3', 'FREQUENCIES', 'WAYS', 'set_special_tokens',
-           'end_tokens', 'set_merges', 'set_heads', 'llama3_scaling', 'named_scaling', 'set_positions',
+           'answer_ends', 'set_merges', 'set_heads', 'llama3_scaling', 'named_scaling', 'set_positions',
            'check_all_taken', 'forget_quantization', 'alone', 'load_gguf', 'check_room', 'unpack_into', 'unpacked']
 
 # %% ../../nbs/support/29_gguf.ipynb #afdd7166
@@ -56,7 +56,7 @@ def set_special_tokens(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
 TURN_ENDS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>")
 
 
-def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
+def answer_ends(metadata: Mapping[str, Any]) -> list[int]:
     """Return the ids of all tokens that end an answer, in order."""
     named = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")]
     tokens = metadata.get("tokenizer.ggml.tokens", [])
@@ -68,7 +68,7 @@ NORMAL, OWN = 1, 4  # types of tokens that a text is merged to
 
 
 def set_merges(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
-    """Let a tokenizer merge tokens by their scores, where transformers made it one that does not."""
+    """Let a tokenizer merge tokens by their scores, if transformers gave it another way."""
     from tokenizers.models import BPE, Unigram
 
     backend = tokenizer.backend_tokenizer
@@ -213,7 +213,7 @@ def load_gguf(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
     check_all_taken(model, header)
     set_heads(model.config, header)
     set_positions(model.config, header)
-    if ends := end_tokens(header.metadata):
+    if ends := answer_ends(header.metadata):
         model.generation_config.eos_token_id = ends
     forget_quantization(model)
     set_merges(tokenizer, header.metadata)

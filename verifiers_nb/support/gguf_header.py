@@ -93,7 +93,8 @@ class HeaderReader:
 class GGUFTensor:
     """Where a tensor of a GGUF file is.
 
-    `weights`: their number. `kind`: GGUF's number of their type. `place` and `length`: its bytes, from where the tensors begin.
+    `weights`: their number. `kind`: GGUF's number of their type. `place` and `length`: its bytes,
+    from where the tensors begin.
     """
 
     weights: int
