@@ -46,7 +46,7 @@ WEEKLY = (
     "tests/test_docs.py::test_nothing_is_wrong_with_the_site",
     "tests/test_docs.py::test_pages_fit_and_draw",
     "tests/test_docs.py::test_rooms_stand_in_the_order_of_reading",
-    "tests/test_one_place_ready.py::test_an_environment_and_a_command_are_a_notebook_and_their_rows",
+    "tests/test_one_place_ready.py::test_an_environment_and_a_command_are_a_notebook_and_a_table_each",
     "tests/test_peer_names.py::test_the_stored_names_are_those_of_the_packages",
     "tests/test_peers.py",
     "tests/test_ship.py::test_rewards_stay_the_same_elsewhere",
