@@ -7,8 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ROUTES', 'message_key', 'continues', 'note_answer', 'recorded_request', 'as_stream', 'score_tape', 'Tape',
-           'ask_model', 'ask_for_response', 'refuse_constant', 'answer_agent', 'record', 'run_program', 'run_state',
-           'AgentEnv']
+           'ask_model', 'ask_for_response', 'answer_agent', 'record', 'run_program', 'run_state', 'AgentEnv']
 
 # %% ../../nbs/bridges/11_record.ipynb #a0000004
 import asyncio
@@ -52,6 +51,7 @@ from ..types import (
     content_text,
     plain_messages,
 )
+from ..verifiers.json import DECODER
 
 # %% ../../nbs/bridges/11_record.ipynb #a0000007
 def message_key(message: ChatMessage) -> tuple[str, str, str]:
@@ -184,11 +184,6 @@ async def ask_for_response(tape: Tape, request: Any) -> dict[str, Any]:
     return as_response(completion, request, id_)
 
 # %% ../../nbs/bridges/11_record.ipynb #a000001e
-def refuse_constant(name: str) -> None:
-    """Raise `ValueError` for `NaN` or `Infinity`, which Python takes and JSON doesn't have."""
-    raise ValueError(f"The request has {name}, which is no value of JSON.")
-
-
 ROUTES = {
     "POST /v1/chat/completions": (ask_model, as_stream),
     "POST /v1/responses": (ask_for_response, response_events),
@@ -206,7 +201,7 @@ async def answer_agent(tape: Tape, request: web.Request) -> web.Response:
             status = 404
             raise ValueError(f"Only {' and '.join(ROUTES)} are recorded, not {route}.")
         ask, stream = ROUTES[route]
-        posted = await request.json(loads=partial(json.loads, parse_constant=refuse_constant))
+        posted = await request.json(loads=DECODER.decode)
         body = await ask(tape, posted)
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError)):
