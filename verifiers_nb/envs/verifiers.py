@@ -361,7 +361,7 @@ def folder_version(file: Path) -> str | None:
     """Return the version of `verifiers` that the folder of a module asks for."""
     if place := pyproject_of(file):
         try:
-            pyproject = tomllib.loads(place.read_text(encoding="utf-8"))
+            pyproject = tomllib.loads(place.read_text(encoding="utf-8-sig"))
             return first_version(requirement_groups(pyproject, place.parent))
         except (OSError, ValueError, AttributeError) as error:
             logger.warning(

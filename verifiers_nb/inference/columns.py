@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'is_refusal', 'answer_facts',
-           'are_facts', 'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason',
+__all__ = ['CUT_OFF', 'REFUSAL_REASONS', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'is_refusal',
+           'answer_facts', 'are_facts', 'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason',
            'ran_out_of_tokens', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
            'columns_of', 'as_number', 'text_counts']
 
@@ -33,7 +33,19 @@ def sent_field(thing: Any, name: str) -> Any:
     return extra[name] if name in extra else thing.__dict__.get(name)
 
 # %% ../../nbs/inference/22_columns.ipynb #3e6852e1
-CUT_OFF = frozenset({"length", "max_tokens", "model_length"})  # the last is Mistral's
+CUT_OFF = frozenset(
+    {
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "max_new_tokens",
+        "max_length",
+        "model_length",  # Mistral's
+        "maxpredictedtokensreached",  # LM Studio's
+        "model_context_window_exceeded",  # Anthropic's
+        "context_length_exceeded",
+    }
+)
 
 
 def is_cut_off(reason: str | None) -> bool:
@@ -41,9 +53,14 @@ def is_cut_off(reason: str | None) -> bool:
     return reason in CUT_OFF
 
 # %% ../../nbs/inference/22_columns.ipynb #8a527b01
+REFUSAL_REASONS = frozenset(
+    {"refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii", "sensitive"}
+)
+
+
 def is_refusal(message: Any, reason: str | None) -> bool:
     """Return whether a message without text is a refusal."""
-    if reason == "refusal" or getattr(message, "refusal", None):
+    if reason in REFUSAL_REASONS or getattr(message, "refusal", None):
         return True
     parts = message.content if isinstance(message.content, (list, tuple)) else ()
     return any(isinstance(part, Mapping) and part.get("refusal") for part in parts)
