@@ -121,7 +121,9 @@ def finish_reason(completion: Messages, answers: Answers) -> str | None:
     """Return why the last answer ended, or the reason of the first that was cut off."""
     reasons = [answer["finish_reason"] for answer in answers if answer.get("finish_reason")]
     cut = [reason for reason in reasons if is_cut_off(reason)]
-    return cut[0] if cut else reasons[-1] if reasons else None
+    if cut:
+        return cut[0]
+    return reasons[-1] if reasons else None
 
 # %% ../../nbs/inference/22_columns.ipynb #de8e4340
 def ran_out_of_tokens(state: Mapping[str, Any]) -> bool:

@@ -72,7 +72,9 @@ def scientific_number(fraction: bool = True) -> Machine:
 # %% ../../nbs/support/10_number_automata.ipynb #c0defb20
 def sign_of(number: float | Decimal) -> int:
     """Return -1, 0 or 1."""
-    return (number > 0) - (number < 0)
+    if number > 0:
+        return 1
+    return -1 if number < 0 else 0
 
 
 def digit_sign(character: str, expected: str, place: int) -> int:
