@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..support.calls import check_takes
 from ..types import Messages, content_text, reasoning_length
 
 # %% ../../nbs/inference/22_columns.ipynb #8a527bde
@@ -147,6 +148,10 @@ class Column:
     title: str
     read: Callable[[Messages, Answers], float | str | None]
     unit: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a function that takes something else."""
+        check_takes(self.read, "completion", "answers")
 
     def text(self, value: Any) -> str:
         """Return a value as a cell of a table; a dash for an unknown one."""
