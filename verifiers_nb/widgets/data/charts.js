@@ -26,12 +26,48 @@ function colour(place, name) {
   return found;
 }
 
+// A text of at most so many pixels: of a longer one, its beginning and its end.
+function fitted(text, most, font) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = font;
+  const isShort = (shown) => pen.measureText(shown).width <= most;
+  if (isShort(text)) return text;
+  for (let kept = text.length - 1; kept > 2; kept -= 1) {
+    const shown = `${text.slice(0, kept >> 1)}…${text.slice(text.length - (kept + 1 >> 1))}`;
+    if (isShort(shown)) return shown;
+  }
+  return "…";
+}
+
+// How many rows a legend has: where its names don't fit on one, each is as wide as the widest.
+function legendRows(names, width, font) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = font;
+  const wide = names.map((name) => pen.measureText(name).width + 50), all = wide.reduce((sum, each) => sum + each, 0);
+  return all <= width ? Math.min(names.length, 1) : Math.ceil(names.length / Math.max(Math.floor(width / Math.max(...wide)), 1));
+}
+
+// A title without what does not fit into the room of its chart: first its note, then the middle of its name.
+function fittedTitle(text, most, font) {
+  const [bold, note] = text.replace("<b>", "").split("</b>"), plain = document.createElement("textarea");
+  plain.innerHTML = bold;  // its characters, where HTML has names for some
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = `12px ${font}`;
+  const name = fitted(plain.value, most, `bold 12px ${font}`), rest = pen.measureText(note).width;
+  pen.font = `bold 12px ${font}`;
+  if (name !== plain.value) return `<b>${name.replaceAll("&", "&amp;").replaceAll("<", "&lt;")}</b>`;
+  return pen.measureText(name).width + rest <= most ? text : `<b>${bold}</b>`;
+}
+
 function laidOut(place, figure) {
   const { data, layout } = structuredClone(figure), width = place.clientWidth, count = layout.annotations.length;
   const columns = Math.min(count, Number(getComputedStyle(place).getPropertyValue("--columns"))), rows = Math.ceil(count / columns);
-  const named = data.filter((trace) => trace.showlegend).length, top = 38 + (width < 500 ? 19 * named : 19 * Math.min(named, 1));
   const [ink, soft, line, paper] = ["ink", "soft", "line", "paper"].map((name) => colour(place, name));
   const hues = [0, 1, 2, 3, 4, 5].map((hue) => colour(place, `hue-${hue}`)), font = getComputedStyle(place).fontFamily;
+  for (const trace of data) trace.name = fitted(trace.name, width - 96, `12px ${font}`);
+  const named = data.filter((trace) => trace.showlegend).map((trace) => trace.name);
+  const top = 38 + (layout.showlegend ? 19 * legendRows(named, width - 58, `12px ${font}`) : 0);
+  const room = (width - 58) / columns - 12 + (width < 300 ? 46 : 0);  // of a chart
   for (const trace of data) {
     trace.hoverinfo = "none";  // `cross` writes the values into each chart
     trace.line = { color: hues[trace.meta], width: trace.opacity < 1 ? 1 : 1.75 };
@@ -43,7 +79,7 @@ function laidOut(place, figure) {
     Object.assign(axis, { gridcolor: line, linecolor: line, zeroline: false, exponentformat: "e", tickfont: { color: soft, size: 11 },
       nticks: axis.type === "log" ? 3 : 0 });  // with more, plotly labels all nine digits of a decade, and they overlap
   for (const title of layout.annotations) {
-    if (width < 300) title.text = title.text.split("</b>")[0] + "</b>";  // there is no room for what it means
+    title.text = fittedTitle(title.text, room, font);
     Object.assign(title, { x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 3, showarrow: false, font: { color: ink, size: 12 }, ...(width < 300 && { xshift: -46 }) });
   }
   if (count > columns && columns > 1 && count % columns === 1) layout[`xaxis${count}`].domain = [0, 1];  // a row of its own

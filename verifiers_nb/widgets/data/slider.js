@@ -77,12 +77,15 @@ function drawAnswer(answer, other, data, words) {
   if (at < 0) return [box, made("p", `The same answer ${words.there}.`, { class: "vf-soft" })];
   const table = made("table"), head = table.createTHead().insertRow(), body = table.createTBody();
   for (const each of [`Token ${at + 1}`, `chance ${words.there}`, `chance ${words.here}`]) head.append(made("th", each));
+  let isBounded = false;
   for (const [k, said] of [[other.t[at], words.there], [answer.t[at], words.here]]) {
     const row = body.insertRow(), id = k === undefined ? undefined : data.tokens[k][0];
     row.insertCell().append(made("code", shown(k)), made("span", ` sampled ${said}`, { class: "vf-soft" }));
     const [before, now] = [other, answer].map((from) => chanceOf(from.p?.[at], id));
+    isBounded ||= k !== undefined && Boolean(before.bound || now.bound);
     for (const each of [chance(before), chance(now) + factor(before, now)]) row.append(made("td", k === undefined ? "–" : each, { class: "vf-number" }));
   }
+  if (isBounded) return [box, table, made("p", "Below: only the chances of the likeliest tokens are known.", { class: "vf-soft" })];
   return [box, table];
 }
 
