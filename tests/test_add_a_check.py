@@ -22,35 +22,37 @@ LONG = GOOD.replace("68", "68" * 30)
 
 def judge_length(text: str, spans: FieldSpans) -> Verdict:
     """Judge whether a text is short."""
-    return (1.0 if len(text) <= 50 else 0.0), ((50, len(text)), f"{len(text)} characters")
+    past = (min(50, len(text)), len(text))
+    return (1.0 if len(text) <= 50 else 0.0), (past, f"{len(text)} characters")
 
 
 @pytest.mark.parametrize("base", [XMLParser, OneAnswerParser, LaterXMLParser])
 def test_a_subclass_adds_a_row(base: type[XMLParser]) -> None:
     class Short(base):  # type: ignore[misc,valid-type]
         def make_rules(self) -> list[Rule]:
-            return [*super().make_rules(), Rule("length", 0.5, judge_length)]
+            return [*super().make_rules(), Rule("brevity", 0.5, judge_length)]
 
     parser = Short(["think", "answer"])
     reward = parser.get_format_reward_func()
     assert (reward(GOOD), reward(LONG)) == (1.5, 1.0)
-    assert [check.name for check in parser.checks(LONG) if check.lost] == ["length"]
-    assert f"0.00 of 0.50  length              {len(LONG)} characters" in str(parser.explain(LONG))
+    assert [check.name for check in parser.checks(LONG) if check.lost] == ["brevity"]
+    line = f"0.00 of 0.50  brevity             {len(LONG)} characters"
+    assert line in str(parser.explain(LONG))
     seen = inspect_text(parser, LONG, quick=True)
     assert (seen.score, seen.most, seen.checks[-1].span) == (1.0, 1.5, (50, len(LONG)))
     survey = survey_completions(parser, [GOOD, LONG])
     survey.read()
-    assert survey.losers("length") == [1] and survey.weights["length"] == 0.5
+    assert survey.losers("brevity") == [1] and survey.weights["brevity"] == 0.5
 
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
-        (Rule("length", None, judge_length), "its weight is None"),  # type: ignore[arg-type]
-        (Rule("length", 0.5, None), "can't judge an empty text"),  # type: ignore[arg-type]
-        (Rule("length", 0.5, lambda text: 1.0), "takes a text and spans"),  # type: ignore[arg-type,misc]
+        (Rule("brevity", None, judge_length), "its weight is None"),  # type: ignore[arg-type]
+        (Rule("brevity", 0.5, None), "can't judge an empty text"),  # type: ignore[arg-type]
+        (Rule("brevity", 0.5, lambda text: 1.0), "takes a text and spans"),  # type: ignore[arg-type,misc]
         (Rule("spacing", 0.5, judge_length), "another rule has that name"),
-        (("length", 0.5, judge_length), "must return a list of Rules"),
+        (("brevity", 0.5, judge_length), "must return a list of Rules"),
     ],
 )
 def test_a_faulty_row_is_refused_when_the_parser_is_made(row: Rule, sentence: str) -> None:
@@ -65,7 +67,7 @@ def test_a_faulty_row_is_refused_when_the_parser_is_made(row: Rule, sentence: st
 DEFINITION = '''
 def judge_sixth(text: str, spans: FieldSpans) -> Verdict:
     """Judge whether a text is short."""
-    return float(len(text) <= 50), ((50, len(text)), "the sixth check")
+    return float(len(text) <= 50), (None, "the sixth check")
 '''
 ROW = '        Rule("sixth", 0.5, judge_sixth),\n'
 LAST_ROW = '        Rule("end", 0.2, bind(judge_end, end_note, closings)),\n'
@@ -78,7 +80,7 @@ for kind in (vf.XMLParser, vf.OneAnswerParser, LaterXMLParser):
     assert parser.get_format_reward_func()({GOOD!r}) == 1.5
     assert parser.get_format_reward_func()({LONG!r}) == 1.0
     assert "the sixth check" in str(parser.explain({LONG!r}))
-    assert inspect_text(parser, {LONG!r}, quick=True).checks[-1].name == "sixth"
+    assert "sixth" in [check.name for check in inspect_text(parser, {LONG!r}, quick=True).checks]
 """
 
 

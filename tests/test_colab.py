@@ -15,7 +15,7 @@ from jupyter_client.kernelspec import KernelSpecManager
 from jupyter_client.manager import AsyncKernelManager
 from nbclient import NotebookClient
 from rooms import setting
-from wheels import ROOT, EmptyEnvironment, build_wheel, run
+from wheels import ROOT, EmptyEnvironment, build_wheel, run, succeed
 
 LOOK = "from importlib.metadata import version; print(version('torch'))"
 USE = """
@@ -75,6 +75,7 @@ class Colab:
         spec.mkdir(parents=True, exist_ok=True)
         argv = [str(self.environment.python), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
         variables = {
+            "PYTHONPATH": "",
             "IPYTHONDIR": str(self.folder / "ipython"),
             "PIP_CONSTRAINT": str(self.folder / "constraints.txt"),
             **env,
@@ -84,7 +85,8 @@ class Colab:
         specs = KernelSpecManager(kernel_dirs=[str(spec.parent)])
         manager = AsyncKernelManager(kernel_name="colab", kernel_spec_manager=specs)
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-        NotebookClient(notebook, km=manager, timeout=600).execute()
+        elsewhere = {"metadata": {"path": str(self.folder)}}  # here this checkout would be imported
+        NotebookClient(notebook, km=manager, timeout=600, resources=elsewhere).execute()
         outputs = [output for cell in notebook.cells for output in cell.outputs]
         return "".join(output.get("text", "") for output in outputs)
 
@@ -131,6 +133,31 @@ def test_it_installs_beside_torch(colab: Colab) -> None:
     printed = colab.run(SETUP, USE, PIP_FIND_LINKS=find_links(colab))
     assert printed.split()[-5:] == [before, "42", "GRPOTrainer", "ColabRenderer", "1"], printed
     assert colab.torch() == before
+
+
+def test_an_index_without_it(colab: Colab, tmp_path: Path) -> None:
+    """With the real pip and git: what is installed is the branch of the notebook, not the repository's latest."""
+    clone = tmp_path / "repository"
+    git = ("git", "-C", clone, "-c", "user.name=Test", "-c", "user.email=test@example.com")
+    succeed("git", "clone", "-q", ROOT, clone)
+    for branch in (setting("branch"), "another"):
+        with (clone / "verifiers_nb/__init__.py").open("a") as module:
+            module.write(f"BRANCH = {branch!r}\n")
+        succeed(*git, "checkout", "-q", "-B", branch)
+        succeed(*git, "commit", "-qam", branch)
+    needs = [*setting("requirements").split(), *setting("train_requirements").split()]
+    done = colab.environment.install("setuptools", "wheel", *needs)
+    assert done.returncode == 0, done.stderr
+    pip = (colab.environment.python, "-m", "pip")
+    run(*pip, "uninstall", "-q", "-y", "verifiers_nb")
+    (tmp_path / "index").mkdir()
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path / "index")}
+    offline["PIP_NO_BUILD_ISOLATION"] = "false"  # as pip reads it, this turns isolation off
+    at_home = {"GIT_CONFIG_KEY_0": f"url.file://{clone}.insteadOf", "GIT_CONFIG_COUNT": "1"}
+    at_home["GIT_CONFIG_VALUE_0"] = setting("git_url")
+    printed = colab.run(SETUP, USE, "print(vf.BRANCH)", **offline, **at_home)
+    assert printed.split()[-1] == setting("branch"), printed
+    run(*pip, "uninstall", "-q", "-y", "verifiers_nb")
 
 
 # What the kernel does first where there is a GPU.

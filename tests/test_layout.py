@@ -170,6 +170,15 @@ def test_notebooks_are_numbered_by_two_digits_once() -> None:
         assert max(Counter(name[:2] for name in numbered).values(), default=1) == 1, room
 
 
+def test_what_is_left_to_the_week_exists() -> None:
+    """A test that was renamed would come back into the daily run unseen."""
+    text = (ROOT / "tests/conftest.py").read_text(encoding="utf-8")
+    weekly = re.findall(r'^    "(tests/[^":]+)(?:::(\w+))?",$', text, flags=re.M)
+    assert len(weekly) > 20
+    for path, name in weekly:
+        assert not name or f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), name
+
+
 def test_contributing_lists_the_rooms_in_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(?:(00_types)`, `01_init|(\w+)/)` \|", text, flags=re.M)

@@ -158,8 +158,10 @@ def test_it_learns_from_the_best_rollouts_of_results(tmp_path: Path) -> None:
     long = {"question": "What is 1 + 1?", "completion": "2 " * trainer.args.max_seq_len}
     with pytest.raises(ValueError, match=r"examples\[0\] has [\d,]+ tokens, more than max_seq_len"):
         trainer.warm_up([long], steps=3)
-    with pytest.raises(ValueError, match=r"steps must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match=r"steps must be a whole number of 1 or more, not 0"):
         trainer.warm_up(examples(), steps=0)
-    with pytest.raises(ValueError, match="batch_size must be 1 or more, not 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of 1 or more, not 0"):
         trainer.warm_up(examples(), batch_size=0)
+    with pytest.raises(ValueError, match="learning_rate must be at least 0, not -1"):
+        trainer.warm_up(examples(), learning_rate=-1.0)
     trainer.close()

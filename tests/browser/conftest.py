@@ -3,88 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from chromium import CHROMIUM, MISSING
 
-from .browsing import WINDOW, Lab, close_notebooks, no_script_errors, notebook_of, run_all
-
-SETTINGS = {
-    # Cells outside the window stay in the page, where a test can see them.
-    "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},
-    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-}
-
-
-def wait_for(url: str, server: subprocess.Popen, log: Path, seconds: float = 120) -> None:
-    """Return when `url` answers; an error with the end of the log when the server ends or is late."""
-    deadline = time.monotonic() + seconds
-    while server.poll() is None and time.monotonic() < deadline:
-        try:
-            urllib.request.urlopen(url, timeout=10).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
+from .browsing import (
+    WINDOW,
+    Lab,
+    close_notebooks,
+    no_script_errors,
+    notebook_of,
+    run_all,
+    started_lab,
+)
 
 
 @pytest.fixture(scope="package")
 def running_lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     folder, home = tmp_path_factory.mktemp("lab"), tmp_path_factory.mktemp("home")
-    for plugin, values in SETTINGS.items():
-        path = home / "config" / "lab" / "user-settings" / f"{plugin}.jupyterlab-settings"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(values))
-    places = {
-        "JUPYTER_CONFIG_DIR": "config",
-        "JUPYTER_DATA_DIR": "data",
-        "JUPYTER_RUNTIME_DIR": "run",
-    }
-    options = home / "config" / "labconfig" / "page_config.json"
-    options.parent.mkdir(parents=True)
-    options.write_text('{"buildCheck": false, "buildAvailable": false}')  # else each load runs yarn
-    env = os.environ | {name: str(home / place) for name, place in places.items()}
-    env |= {"IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        "--ip=127.0.0.1",
-        f"--port={port}",
-    ]
-    command += ["--ServerApp.port_retries=0", "--IdentityProvider.token="]
-    command += ["--LabApp.expose_app_in_browser=True"]  # the page can be asked for its notebook
-    command += ["--ServerApp.disable_check_xsrf=True"]  # `lab` ends the kernels
-    if os.geteuid() == 0:
-        command.append("--allow-root")
-    log = home / "log"
-    with log.open("w") as out:
-        server = subprocess.Popen(
-            command, cwd=folder, env=env, stdout=out, stderr=subprocess.STDOUT
-        )
-    try:
-        wait_for(f"http://127.0.0.1:{port}/api", server, log)
-        yield Lab(f"http://127.0.0.1:{port}", folder, home)
-    finally:
-        server.terminate()
-        try:
-            server.wait(20)
-        except subprocess.TimeoutExpired:  # at times an idle thread of AnyIO keeps it from ending
-            server.kill()
-            server.wait()
+    with started_lab(folder, home) as running:
+        yield running
 
 
 @pytest.fixture

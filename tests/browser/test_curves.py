@@ -295,3 +295,10 @@ def test_labels_of_a_log_axis_and_steps_that_go_back(notebook, page, lab) -> Non
     measured = page.evaluate(f"{FIGURE}.data[0].y")
     assert measured[18] < 0.5
     assert measured[19:] == [0.5] * 24  # what was written last
+
+    widget.locator("[data-plot]").focus()
+    for _ in range(5):
+        page.keyboard.press("+")
+    page.wait_for_function(f"{FIGURE}._fullLayout.xaxis.dtick === 1")  # no ticks at half steps
+    start, end = x_range(page)
+    assert end - start < 3

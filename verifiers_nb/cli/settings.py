@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from .command import CommandError, one_line_errors
 from ..inference.models import INSTALLED_MODELS, SHIPPED_MODEL, SHIPPED_PREFIX
-from ..support.gguf import is_gguf
+from ..support.gguf_header import is_gguf
 
 if TYPE_CHECKING:
     from ..envs.environment import Environment

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..support.gguf import is_gguf, unpacked
+from ..support.gguf import unpacked
+from ..support.gguf_header import is_gguf
 
 if TYPE_CHECKING:
     import torch

@@ -300,11 +300,14 @@ def rule_fault(rule: Rule, fields: FieldTags) -> str:
         return f"its weight is {rule.weight!r}, not a number of 0 or more."
     try:
         check = rule_check(rule, "", [None] * len(fields))
-        if 0 <= check.score <= 1 and isinstance(check.message, str):
-            return ""
-        return (
-            f"it gives an empty text the score {check.score!r} and {check.message!r}. {RULE_FORM}"
-        )
+        if not (0 <= check.score <= 1 and isinstance(check.message, str)):
+            return (
+                f"it gives an empty text the score {check.score!r} and {check.message!r}. "
+                f"{RULE_FORM}"
+            )
+        if check.span not in (None, (0, 0)):
+            return f"it points at {check.span!r} of an empty text. The span lies within the text."
+        return ""
     except Exception as error:  # a judge may be any function
         return f"it can't judge an empty text ({type(error).__name__}: {error}). {RULE_FORM}"
 

@@ -273,7 +273,9 @@ class GRPOConfig(TrainingArguments):
     repetition_penalty: float = setting(1.0, "Above 1: tokens seen before become rarer.")
     presence_penalty: float = setting(0.0, "Subtracted from the logits of generated tokens.")
     frequency_penalty: float = setting(0.0, "The same, times their count.")
-    log_completions: bool = setting(False, "Print completions whenever metrics are logged.")
+    log_completions: bool = setting(
+        False, "Print completions, and log them as a table to trackio and W&B if reported to."
+    )
     log_completions_steps: int = setting(1, "Steps from one such table to the next.")
     num_completions_to_print: int | None = setting(None, "How many to print; None: all.")
     keep_adapters: str = setting("all", "Keep the adapter of each step: all or none.")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['WARM_UP', 'EXAMPLES', 'supervised_loss', 'supervised_batch', 'order_of_pass', 'examples_of_step', 'known_digest',
-           'is_warmed', 'check_not_begun', 'samples_digest', 'warm_up_settings', 'LossBar', 'WarmUp', 'write_metrics',
-           'run_warm_up']
+           'is_warmed', 'check_count', 'check_not_begun', 'samples_digest', 'warm_up_settings', 'LossBar', 'WarmUp',
+           'write_metrics', 'run_warm_up']
 
 # %% ../../nbs/trainer/20_warm_up.ipynb #281d8d1c
 import copy
@@ -25,6 +25,7 @@ from transformers.trainer_utils import SaveStrategy, SchedulerType, TrainOutput
 
 from .batching import MicroBatch, Sample
 from .checkpoints import ResumableTrainer, batch_or_stop, learnt_weights
+from .config import check_settings
 from .examples import example_samples
 from .logprobs import batch_logprobs
 from .loop import train_step
@@ -91,6 +92,12 @@ def is_warmed(folder: Path, digest: str) -> bool:
     state = read_state(found)
     return state.global_step >= state.max_steps
 
+# %% ../../nbs/trainer/20_warm_up.ipynb #46edf40b
+def check_count(name: str, value: Any) -> None:
+    """Raise `ValueError` unless an argument is a whole number of at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}.")
+
 # %% ../../nbs/trainer/20_warm_up.ipynb #4c69a4e8
 def check_not_begun(step: int, folder: Path, digest: str) -> None:
     """Raise `ValueError` for a run of GRPO that has begun, in this process or in its folder."""
@@ -110,8 +117,6 @@ def samples_digest(samples: Sequence[Sample], *settings: Any) -> str:
 # %% ../../nbs/trainer/20_warm_up.ipynb #8bdb4ab1
 def warm_up_settings(args: Any, steps: int, learning_rate: float | None) -> Any:
     """Return a warm-up's settings for a run's `args`: its rate falls to zero, no evaluations."""
-    if steps < 1:
-        raise ValueError(f"steps must be 1 or more, not {steps}.")
     own = copy.copy(args)
     vars(own).update(
         output_dir=str(Path(args.output_dir) / WARM_UP), max_steps=steps, max_grad_norm=1.0,
@@ -119,6 +124,7 @@ def warm_up_settings(args: Any, steps: int, learning_rate: float | None) -> Any:
         lr_scheduler_type=SchedulerType.LINEAR, warmup_steps=0, eval_strategy="no",
         load_best_model_at_end=False, save_strategy=SaveStrategy.STEPS, disable_tqdm=True,
     )  # fmt: skip
+    check_settings(own)
     return own
 
 # %% ../../nbs/trainer/20_warm_up.ipynb #ae2d3ff7
@@ -233,8 +239,8 @@ def run_warm_up(
 
     See `GRPOTrainer.warm_up`.
     """
-    if size < 1:
-        raise ValueError(f"batch_size must be 1 or more, not {size}.")
+    check_count("steps", steps)
+    check_count("batch_size", size)
     suit_device(trainer)
     trainer.versions.rest()
     own = warm_up_settings(trainer.args, steps, learning_rate)

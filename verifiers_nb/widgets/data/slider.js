@@ -76,7 +76,8 @@ function drawAnswer(answer, other, data, words) {
   if (!other?.t) return [box];
   if (at < 0) return [box, made("p", `The same answer ${words.there}.`, { class: "vf-soft" })];
   const table = made("table"), head = table.createTHead().insertRow(), body = table.createTBody();
-  for (const each of [`Token ${at + 1}`, `chance ${words.there}`, `chance ${words.here}`]) head.append(made("th", each));
+  head.append(made("th", `Token ${at + 1}`));
+  for (const each of [words.there, words.here]) head.append(made("th", `chance ${each}`, { class: "vf-number" }));
   let isBounded = false;
   for (const [k, said] of [[other.t[at], words.there], [answer.t[at], words.here]]) {
     const row = body.insertRow(), id = k === undefined ? undefined : data.tokens[k][0];
