@@ -190,7 +190,7 @@ class Advice(NamedTuple):
 # %% ../../nbs/envs/18_learnable.ipynb #8b5074ec
 NEXT_TRIES = {
     "mended": Advice("a reward function that does not fail"),
-    "format": Advice("a system prompt with the format", "parser.get_format_str()"),
+    "format": Advice("a system prompt with the format and an example", "parser.get_format_str()"),
     "tag": Advice(
         "for a look, a structural tag in the sampling arguments",
         "response_format=parser.to_structural_tag().to_response_format()",
