@@ -424,4 +424,5 @@ class VerifiersImports:
     def loaded(env: Any, env_id: str, env_args: dict[str, Any]) -> None:
         """Note the name and the arguments with which an environment was loaded."""
         if hasattr(env, "is_later"):
-            env.env_id, env.env_args = env.env_id or env_id, env.env_args or env_args
+            env.env_id = env.env_id or env_id
+            env.env_args = env.env_args or env_args

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..support.calls import check_takes
 from ..types import Messages, content_text, reasoning_length
 
 # %% ../../nbs/inference/22_columns.ipynb #8a527bde
@@ -138,7 +139,9 @@ def finish_reason(completion: Messages, answers: Answers) -> str | None:
     """Return why the last answer ended, or the reason of the first that was cut off."""
     reasons = [answer["finish_reason"] for answer in answers if answer.get("finish_reason")]
     cut = [reason for reason in reasons if is_cut_off(reason)]
-    return cut[0] if cut else reasons[-1] if reasons else None
+    if cut:
+        return cut[0]
+    return reasons[-1] if reasons else None
 
 # %% ../../nbs/inference/22_columns.ipynb #de8e4340
 def ran_out_of_tokens(state: Mapping[str, Any]) -> bool:
@@ -162,6 +165,10 @@ class Column:
     title: str
     read: Callable[[Messages, Answers], float | str | None]
     unit: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a function that takes something else."""
+        check_takes(self.read, "completion", "answers")
 
     def text(self, value: Any) -> str:
         """Return a value as a cell of a table; a dash for an unknown one."""
