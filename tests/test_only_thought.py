@@ -42,6 +42,10 @@ MARKS = [
     ('<details type="reasoning">', "</details>"),
     ("<|im_start|>think\n", "<|im_start|>answer"),
     ("[THINK]", "[/THINK]"),
+    ("[THINKING]", "[/THINKING]"),
+    ("<planning>", "</planning>"),
+    ("<COT>", "</cot>"),
+    ("<|thought|>", "<|/thought|>"),
     ("◁think▷", "◁/think▷"),
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ("<|channel>thought\n", "<channel|>"),
@@ -119,9 +123,26 @@ def test_the_text_outside_thinking(pieces: list[str]) -> None:
 @pytest.mark.parametrize("kind", CALLS)
 def test_a_fence_of_thinking(kind: str) -> None:
     call = CALLS[kind].format
-    thought = f"```think\nI could {call('w1w')} it\n```\n"
-    assert "w1w" not in run(kind, f"{thought}I leave it.")
-    assert re.findall(r"w\d+w", run(kind, f"{thought}So {call('w2w')}")) == ["w2w"]
+    for fence, word in (("~~~", "think"), ("~~~", "reasoning"), ("```", "thought")):
+        thought = f"{fence}{word}\nI could {call('w1w')} it\n"
+        assert "w1w" not in run(kind, thought)
+        if fence[0] == "~" or "```" not in call(""):  # else the call ends the fence
+            thought += f"{fence}\n"
+            assert "w1w" not in run(kind, f"{thought}I leave it.")
+            assert re.findall(r"w\d+w", run(kind, f"{thought}So {call('w2w')}")) == ["w2w"]
+
+
+@pytest.mark.parametrize("kind", CALLS)
+@pytest.mark.parametrize("name", ["plan", "reason", "rationale"])
+def test_names_that_are_placeholders_too(kind: str, name: str) -> None:
+    call = CALLS[kind].format
+    for before in ("", "Hm. ", "I see.\n", "<b>so</b>", "Then "):
+        thought = f"{before}<{name}>I could {call('w1w')} it"
+        assert "w1w" not in run(kind, thought)
+        text = f"{thought}</{name}>\n{call('w2w')}"
+        assert re.findall(r"w\d+w", run(kind, text)) == ["w2w"]
+    for said in (f"I run apply <{name}> now.", f"`<{name}>` stays.", f"Usage: undo <{name}>"):
+        assert re.findall(r"w\d+w", run(kind, f"{said}\n{call('w1w')}")) == ["w1w"]
 
 
 @pytest.mark.parametrize("kind", CALLS)

@@ -30,6 +30,8 @@ FIELDS: list[dict[str, Any]] = [
     {"reasoning": "6 times 7", "reasoning_content": None},
     {"reasoning": "6 times 7", "reasoning_details": DETAILS},
     {"thinking_blocks": [{"type": "thinking", "thinking": "6 times 7", "signature": "c28="}]},
+    {"thinking": "6 times 7"},
+    {"reasoning": {"content": "6 times 7", "effort": "low"}},
 ]
 
 

@@ -198,7 +198,7 @@ def test_exact_tokens_of_the_responses_api() -> None:
             "tools = [{'type': 'web_search'}]\n"
             "try: OpenAI(max_retries=0).responses.create(model='m', input='?', tools=tools)\n"
             "except Exception: pass",
-            "The last error was: The tool 'web_search' is not supported: only functions are.",
+            "The last error was: tools: The tool 'web_search' is not supported: only functions are.",
         ),
     ],
 )

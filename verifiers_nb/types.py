@@ -228,7 +228,13 @@ def is_empty_answer(completion: Messages) -> bool:
     return last.get("role") == "assistant" and not filled
 
 # %% ../nbs/00_types.ipynb #69d2a349
-REASONING_FIELDS = ("reasoning_content", "reasoning", "reasoning_details", "thinking_blocks")
+REASONING_FIELDS = (
+    "reasoning_content",
+    "reasoning",
+    "reasoning_details",
+    "thinking_blocks",
+    "thinking",
+)
 ANY_REASONING = frozenset(REASONING_FIELDS)
 
 
@@ -254,7 +260,7 @@ def thought_text(value: Any, depth: int = 4) -> str:
     if isinstance(value, str):
         return value
     if depth and isinstance(value, Mapping):
-        parts = [value.get(key) for key in ("text", "summary", "thinking")]
+        parts = [value.get(key) for key in ("text", "summary", "thinking", "content")]
         return next(filter(None, [thought_text(part, depth - 1) for part in parts]), "")
     if depth and isinstance(value, (list, tuple)):
         return "\n\n".join(filter(None, [thought_text(part, depth - 1) for part in value]))
@@ -342,7 +348,8 @@ def tool_call_dict(call: Any) -> dict[str, Any]:
     if isinstance(call, Mapping):
         return dict(call)
     function = {"name": call.function.name, "arguments": call.function.arguments}
-    return {"id": call.id, "type": "function", "function": function}
+    more = getattr(call, "__pydantic_extra__", None) or {}  # such as Gemini's thought signature
+    return {"id": call.id, "type": "function", "function": function, **more}
 
 # %% ../nbs/00_types.ipynb #971b5f92
 def plain_messages(messages: Messages, write: Callable[[Any], Any] = dict) -> Messages:

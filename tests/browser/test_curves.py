@@ -104,8 +104,8 @@ dashboard"""
     hover.first.wait_for()
     assert hover.count() == widget.locator("i.vf-cross").count() == 6
     said = hover.first.text_content()
-    assert all(name in said for name in ("step 2,", "fast 1", "slow 0", " (")), said
-    told = widget.locator("em.vf-cross").text_content()
+    assert all(name in said for name in ("step 2,", "fast 1", "slow 0", " (smoothed ")), said
+    told = " · ".join(hover.locator("em").all_text_contents())
     happened = "checkpoint at 2,500 · changed learning rate 0.0001 at 2,500"
     assert told == f"{happened} · forked from <b> at 2,500 · paused at 2,500", told
     assert page.evaluate(f"{FIGURE}.layout.shapes.length") == 24  # one of each kind in each chart
@@ -114,8 +114,10 @@ dashboard"""
     widget.get_by_text("checkpoint 100 times, last at 4,850, 4,900, 4,950, 5,000").wait_for()
     assert widget.get_by_role("link", name="fast").get_attribute("href") == "./fast"
     assert "in training" not in said and widget.locator(".hoverlayer .legend").count() == 0
-    title, value = (each.bounding_box() for each in (hover.nth(1), hover.first))
-    assert value["x"] + value["width"] <= title["x"] + title["width"]
+    for value, plot in zip(hover.all(), widget.locator(".nsewdrag").all(), strict=True):
+        inner, outer = value.bounding_box(), plot.bounding_box()  # over no title, no other chart
+        assert inner["x"] >= outer["x"] and inner["y"] >= outer["y"]
+        assert inner["x"] + inner["width"] <= outer["x"] + outer["width"]
     if os.environ.get("PICTURES"):
         widget.locator("[data-plot]").screenshot(path=SHOTS / "curves-crosshair.png")
 
@@ -293,3 +295,10 @@ def test_labels_of_a_log_axis_and_steps_that_go_back(notebook, page, lab) -> Non
     measured = page.evaluate(f"{FIGURE}.data[0].y")
     assert measured[18] < 0.5
     assert measured[19:] == [0.5] * 24  # what was written last
+
+    widget.locator("[data-plot]").focus()
+    for _ in range(5):
+        page.keyboard.press("+")
+    page.wait_for_function(f"{FIGURE}._fullLayout.xaxis.dtick === 1")  # no ticks at half steps
+    start, end = x_range(page)
+    assert end - start < 3

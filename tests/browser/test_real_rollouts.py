@@ -90,6 +90,10 @@ def test_one_path_leads_from_rollouts_to_another_reward(notebook, page, lab) -> 
     inspector.get_by_role("button", name="Try another reward").click()
     bench = live_widget(page, "Reward bench")
     bench.get_by_text("Effects of these weights").wait_for()
+    for widget in (inspector, bench):  # each names and links what it shows
+        link = widget.locator(".vf-identity a")
+        assert link.inner_text() == "smollm2_rollouts.jsonl"
+        assert link.get_attribute("href") == "./smollm2_rollouts.jsonl"
     assert bench.get_by_role("button", name="Inspect the format").count() == 0  # it is behind
     assert bench.get_by_role("button", name="Audit").count() == 1
     bench.get_by_role("slider").first.fill("0.5")

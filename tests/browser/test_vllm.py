@@ -22,6 +22,10 @@ env = vf.SingleTurnEnv(
 """
 SERVE = 'server = vf.serve("smollm2-135m", engine="vllm", kv_cache_gb=0.5, max_model_len=512)'
 EXPLORE = "vf.RolloutExplorer(env, server.client)"
+LEAST = """tokens => {
+    const tints = tokens.map(node => Number(node.style.getPropertyValue('--tint')));
+    return tints.indexOf(Math.max(...tints));
+}"""
 
 
 def test_answers_of_vllm_grow_and_go_on_from_another_token(notebook, page) -> None:
@@ -37,8 +41,14 @@ def test_answers_of_vllm_grow_and_go_on_from_another_token(notebook, page) -> No
     details = widget.locator(".vf-token-details")
     details.get_by_text("What else was likely here").wait_for()
     assert re.search(r"Token 4 of [\d,]+ .*chance [\d.e-]+, rank", details.inner_text(), re.S)
-    assert details.locator("tbody tr").count() >= 4
+    assert details.locator("tbody tr").count() == 5
     show(page, widget, "vllm-token")
+    # The least likely of all: vLLM tells its rank, too.
+    widget.locator("[data-act=token]").nth(
+        widget.locator("[data-act=token]").evaluate_all(LEAST)
+    ).click()
+    details.get_by_text(re.compile(r"rank [\d,]{2,}, advantage")).wait_for()
+    show(page, widget, "vllm-token-rare")
     details.get_by_role("button", name="Continue from this").first.click()
     widget.get_by_text("branch of 1").first.wait_for()
     show(page, widget, "vllm-branch")

@@ -18,6 +18,7 @@ from typing import Any
 
 from .later_state import (
     LaterState,
+    in_evaluation,
     note_completion,
     put_aside,
     set_request,
@@ -53,6 +54,7 @@ class OwnRows:
 
     def __init__(self) -> None:
         self.datasets: list[Any] = []
+        self.evaluation: Any = None  # the one of them that an evaluation asks
         self.places: dict[str, list[tuple[Any, int]]] = {}
         self.read = 0  # how many datasets are in `places`
 
@@ -70,16 +72,21 @@ class OwnRows:
                 self.places.setdefault(row_key(row), []).append((dataset, index))
         self.read = len(self.datasets)
 
-    def find(self, row: Mapping[str, Any], group: int | None = None) -> dict[str, Any]:
+    def find(
+        self, row: Mapping[str, Any], group: int | None = None, evaluated: bool | None = None
+    ) -> dict[str, Any]:
         """Return the row with all its columns; none if it is unknown.
 
-        Of several, the one with the number of the rollout's group, else any that groups share.
+        Of several, one of the evaluation set in an evaluation, and the one with the number of the
+        rollout's group, else any that groups share.
         """
         if not self.datasets:
             return {}
         self.read_all()
         places = self.places.get(row_key(row), [])
         group = run_group.get() if group is None else group
+        if in_evaluation.get() if evaluated is None else evaluated:
+            places = [place for place in places if place[0] is self.evaluation] or places
         for dataset, index in [place for place in places if place[1] == group] or places:
             return dict(dataset[index])
         return {}

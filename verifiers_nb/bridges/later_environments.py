@@ -60,6 +60,7 @@ from .later_state import (
     LaterState,
     RolloutError,
     check_not_empty,
+    in_evaluation,
     later_state,
     messages_so_far,
     note_completion,
@@ -180,6 +181,20 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def build_eval_dataset(self) -> Any:
         """Return the evaluation set, or None."""
         return self.eval_dataset
+
+    def set_max_seq_len(self, max_seq_len: int | None) -> None:
+        """Set the largest number of tokens of a sequence."""
+        self.max_seq_len = max_seq_len
+
+    def set_score_rollouts(self, score_rollouts: bool) -> None:
+        """Set whether rollouts are scored."""
+        self.score_rollouts = score_rollouts
+
+    def set_kwargs(self, **kwargs: Any) -> None:
+        """Set attributes, with the method `set_NAME` where there is one."""
+        for name, value in kwargs.items():
+            change = getattr(self, f"set_{name}", partial(setattr, self, name))
+            change(value)
 
     def add_rubric(self, rubric: Any) -> None:
         """Add the rewards of one more rubric."""
@@ -306,12 +321,18 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         await maybe_await(self.render_completion, state)
         return state
 
+    async def run_rollout(self, input: Any, client: Any, model: str, *args: Any) -> Any:
+        """Play and score a row; return its state with its `reward`."""
+        (state,) = await self.run_group([input], client, model, *args)
+        return state
+
     async def run_group(self, group_inputs: Any, client: Any, model: str, *args: Any) -> Any:
         """Play and score rows together; return their states, each with its `reward`."""
         rows = list(group_inputs)
         inputs = {name: [row[name] for row in rows] for name in rows[0]}
         results = await self.a_generate(inputs, client, model, *args[:1])
-        scored = zip(results.state, results.reward, strict=True)
+        rewards = results.reward or [0.0] * len(rows)  # none if rollouts are not scored
+        scored = zip(results.state, rewards, strict=True)
         return [{**state, "reward": reward} for state, reward in scored]
 
     @wraps(MultiTurnEnv.generate, assigned=())  # so it isn't taken for an override of a user
@@ -320,6 +341,20 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         if inspect.iscoroutinefunction(type(self).generate):
             return generate_later(self, *given, **kwargs)
         return MultiTurnEnv.generate(self, *given, **kwargs)
+
+    async def a_evaluate(self, *given: Any, **kwargs: Any) -> Any:
+        """Evaluate; a question that is in both sets then has the evaluation's further columns."""
+        self.own_rows.evaluation = self.numbered_rows.evaluation = self.eval_dataset
+        before = in_evaluation.set(True)
+        try:
+            return await super().a_evaluate(*given, **kwargs)
+        finally:
+            in_evaluation.reset(before)
+
+    def make_run(self, *given: Any, **kwargs: Any) -> Any:
+        """Return a run, which scores nothing if `score_rollouts` is off."""
+        kwargs["score"] = kwargs.get("score", True) and self.score_rollouts
+        return super().make_run(*given, **kwargs)
 
     generate_sync, evaluate_sync = MultiTurnEnv.generate, MultiTurnEnv.evaluate
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['KIND_OF_ERROR', 'ERRORS', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState', 'put_aside',
+__all__ = ['KIND_OF_ERROR', 'ERRORS', 'in_evaluation', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState', 'put_aside',
            'with_scored_errors', 'messages_so_far', 'set_request', 'later_state', 'note_completion', 'turn_of']
 
 # %% ../../nbs/bridges/03_later_state.ipynb #5f2f9830
@@ -14,6 +14,7 @@ import copy
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 from uuid import uuid4
 
@@ -73,13 +74,16 @@ def check_not_empty(response: Any) -> None:
         raise ERRORS["EmptyModelResponseError"]("The model's response is empty.")
 
 # %% ../../nbs/bridges/03_later_state.ipynb #dc2bf202
+in_evaluation: ContextVar[bool] = ContextVar("in_evaluation", default=False)
+
+
 class LaterState(AwaitableState):
     """A state whose `input` is computed from its other keys, and the columns of its row.
 
     `run_args` are the run's sampling arguments.
     """
 
-    own_rows: Any = None  # which find the whole row, by `start`: prompt, answer, and a group
+    own_rows: Any = None  # which find the whole row, by the arguments `start`
     start: tuple[Any, ...] = ()
 
     run_args: SamplingArgs | None = None
@@ -158,7 +162,8 @@ async def later_state(
     state.is_later = env.is_later
     state.first_prompt = row["prompt"]
     state.own_rows = getattr(env, "own_rows", None)
-    state.start = ({name: input[name] for name in ("prompt", "answer")}, run_group.get())
+    begun = {name: input[name] for name in ("prompt", "answer")}
+    state.start = (begun, run_group.get(), in_evaluation.get())
     set_request(state, client, model, sampling_args)
     state["oai_tools"] = state["info"].get("oai_tools") or env.oai_tools
     state["timing"] = dict(start_time=time.time(), generation_ms=0.0, scoring_ms=0.0, total_ms=0.0)

@@ -51,6 +51,7 @@ from ..types import (
     content_text,
     plain_messages,
 )
+from ..verifiers.json import DECODER
 
 # %% ../../nbs/bridges/11_record.ipynb #a0000007
 def message_key(message: ChatMessage) -> tuple[str, str, str]:
@@ -173,7 +174,7 @@ async def ask_for_response(tape: Tape, request: Any) -> dict[str, Any]:
         raise ValueError("A request must be a JSON object.")
     before = request.get("previous_response_id")
     if before and not (isinstance(before, str) and before in tape.responses):
-        raise ValueError(f"There is no response {before!r} on this tape.")
+        raise ValueError(f"previous_response_id: there is no response {before!r} on this tape.")
     chat = chat_request(request, tape.responses[before] if before else ())
     completion = await ask_model(tape, chat)
     id_ = f"resp_{secrets.token_hex(8)}"
@@ -200,7 +201,7 @@ async def answer_agent(tape: Tape, request: web.Request) -> web.Response:
             status = 404
             raise ValueError(f"Only {' and '.join(ROUTES)} are recorded, not {route}.")
         ask, stream = ROUTES[route]
-        posted = await request.json()
+        posted = await request.json(loads=DECODER.decode)
         body = await ask(tape, posted)
     except Exception as error:
         if not isinstance(error, (ValueError, TypeError)):

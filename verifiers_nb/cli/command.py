@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['HELP_PARTS', 'READERS', 'METADATA_KINDS', 'data_text', 'command_table', 'command_places', 'help_parts', 'json_object',
-           'whole_number', 'number', 'add_arguments', 'CommandParser', 'say', 'SafeFormatter', 'CommandError',
-           'one_line_errors', 'open_missing_streams', 'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm',
-           'Presses', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata', 'read_metadata', 'one_row',
-           'command_summaries', 'main']
+           'whole_number', 'number', 'add_arguments', 'unknown_word', 'CommandParser', 'say', 'SafeFormatter',
+           'CommandError', 'one_line_errors', 'open_missing_streams', 'run_command', 'end_despite_threads', 'ending',
+           'end_on_sigterm', 'Presses', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata',
+           'read_metadata', 'one_row', 'command_summaries', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -18,6 +18,7 @@ import atexit
 import json
 import logging
 import os
+import re
 import signal
 import sys
 import threading
@@ -146,6 +147,14 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type | None = None)
             about["type"] = READERS[about["type"]]
         group.add_argument(*names.split(), **about)
 
+# %% ../../nbs/cli/00_command.ipynb #d49ef49c
+def unknown_word(word: str, known: Sequence[str]) -> str:
+    """Say that a word of a command is unknown, and which known one is meant by it, if any is."""
+    given = word.partition("=")[0]
+    longer = [each for each in known if len(given) > 3 and each.startswith(given)]
+    near = longer or get_close_matches(given, known, n=1)
+    return f"{word} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+
 # %% ../../nbs/cli/00_command.ipynb #c1dfd96e
 class CommandParser(argparse.ArgumentParser):
     """The parser of a command: errors are one sentence, with a suggestion for a typing error.
@@ -165,15 +174,21 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the message and exit with status 2."""
+        about = f"{self.prog} --help lists the options."
+        text = self.with_suggestion(message).rstrip(".")
+        joined = f"{text} {about}" if text.endswith("?") else f"{text}; {about}"
+        self.exit(2, f"{self.prog}: {joined}\n")
+
+    def with_suggestion(self, message: str) -> str:
+        """Return a message of `argparse`, about an unknown word with the known one that is near."""
         head, _, rest = message.partition("unrecognized arguments: ")
         if rest and not head:
-            word = rest.split()[0]
-            given, known = word.partition("=")[0], [*self._option_string_actions]
-            longer = [each for each in known if len(given) > 3 and each.startswith(given)]
-            near = longer or get_close_matches(given, known, n=1)
-            message = f"{word} is unknown" + (f"; did you mean {near[0]}?" if near else "")
-        message = f"{self.prog}: {message.rstrip('.')}; {self.prog} --help lists the options.\n"
-        self.exit(2, message)
+            return unknown_word(rest.split()[0], [*self._option_string_actions])
+        if wrong := re.search(r"invalid choice: '([^']+)'", message):
+            choices = [str(each) for action in self._actions for each in action.choices or ()]
+            if get_close_matches(wrong[1], choices):
+                return unknown_word(wrong[1], choices)
+        return message
 
 # %% ../../nbs/cli/00_command.ipynb #9d062791
 def say(text: str) -> None:

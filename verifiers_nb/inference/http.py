@@ -191,16 +191,15 @@ def request_body(model: str | None, extra_body: Any, request: Mapping[str, Any])
 # %% ../../nbs/inference/10_http.ipynb #1c16987b
 WATCHED_SECONDS = 10.0
 MOST_STREAMS = 16  # an event for each token costs the server and this process time
-NOT_STREAMED = frozenset(
-    {"tools", "functions", "prompt_logprobs", "echo", "best_of", "use_beam_search", "modalities"}
-)
+NOT_STREAMED = frozenset({"tools", "functions", "echo", "best_of", "use_beam_search", "modalities"})
 STREAMING = {"stream": True, "stream_options": {"include_usage": True}}
 REFUSALS = (200, 400, 405, 415, 422, 501)  # 200: its events can't be read
 
 
 def can_be_streamed(body: Mapping[str, Any]) -> bool:
     """Return whether a streamed response to this request has all that a whole one has."""
-    return not any(map(body.get, NOT_STREAMED))
+    asks_for_prompt = body.get("prompt_logprobs") is not None  # 0 alternatives are a request
+    return not (asks_for_prompt or any(map(body.get, NOT_STREAMED)))
 
 # %% ../../nbs/inference/10_http.ipynb #588ac27f
 def has_all_tokens(reply: Reply) -> bool:

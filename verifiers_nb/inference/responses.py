@@ -6,13 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TEXT_PARTS', 'CONVERTED', 'MEANINGLESS', 'INCLUDED', 'as_text', 'chat_part', 'chat_content', 'spoken_part',
-           'other_message', 'chat_messages', 'chat_tool', 'chat_choice', 'chat_format', 'check_known', 'chat_request',
-           'output_items', 'token_counts', 'as_response', 'item_events', 'response_events']
+__all__ = ['TEXT_PARTS', 'FUNCTION', 'NAMED_SCHEMA', 'TEXT', 'FLAG', 'OBJECT', 'SOME', 'SHARE', 'PENALTY', 'EFFORTS', 'VALUES',
+           'CONVERTED', 'MEANINGLESS', 'INCLUDED', 'as_text', 'check_value', 'named', 'chat_part', 'chat_content',
+           'spoken_part', 'other_message', 'chat_messages', 'chat_tool', 'chat_choice', 'chat_tools', 'chat_format',
+           'check_known', 'chat_request', 'output_items', 'token_counts', 'as_response', 'item_events',
+           'response_events']
 
 # %% ../../nbs/inference/23_responses.ipynb #2fff6c83
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 
 from .client import encode
 from ..support.calls import SAMPLING_NAMES
@@ -25,6 +31,23 @@ def as_text(value: Any, what: str) -> str:
         raise ValueError(f"{what} must be a text, not {value!r:.100}.")
     return value
 
+# %% ../../nbs/inference/23_responses.ipynb #e47af108
+def check_value(what: str, value: Any, schema: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a value that isn't of a JSON schema; `what` it is begins the error."""
+    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    if error is not None:
+        path = [f"[{key}]" if isinstance(key, int) else f".{key}" for key in error.absolute_path]
+        raise ValueError(f"{what}{''.join(path)}: {error.message:.300}.")
+
+# %% ../../nbs/inference/23_responses.ipynb #bd89ce63
+@contextmanager
+def named(setting: str) -> Iterator[None]:
+    """Begin the `ValueError`s of a block with the name of a setting."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None
+
 # %% ../../nbs/inference/23_responses.ipynb #fe989e39
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal")
 
@@ -33,11 +56,12 @@ def chat_part(part: Any) -> dict[str, Any]:
     """Return a part of an item's content as a part of a chat message's."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind in TEXT_PARTS:
-        text = part.get("text") or part.get("refusal") or ""
+        text = part.get("refusal" if kind == "refusal" else "text")
         return {"type": "text", "text": as_text(text, "The text of a part")}
     if kind == "input_image" and part.get("image_url"):
         detail = {"detail": part["detail"]} if part.get("detail") else {}
-        return {"type": "image_url", "image_url": {"url": part["image_url"], **detail}}
+        address = as_text(part["image_url"], "The image_url of a part")
+        return {"type": "image_url", "image_url": {"url": address, **detail}}
     raise ValueError(f"Content of the type {kind!r} is not supported: give text or image_url.")
 
 # %% ../../nbs/inference/23_responses.ipynb #eaca075f
@@ -64,8 +88,9 @@ def spoken_part(item: Mapping[str, Any]) -> dict[str, Any] | None:
         return {"reasoning_content": "\n".join(texts)}
     if kind == "function_call":
         arguments = as_text(item.get("arguments") or "{}", "The arguments of a function call")
-        function = {"name": item["name"], "arguments": arguments}
-        return {"tool_calls": [{"id": item["call_id"], "type": "function", "function": function}]}
+        name, id_ = as_text(item["name"], "A name"), as_text(item["call_id"], "A call_id")
+        function = {"name": name, "arguments": arguments}
+        return {"tool_calls": [{"id": id_, "type": "function", "function": function}]}
     if kind == "message" and item.get("role") == "assistant":
         return {"content": chat_content(item.get("content"))}
     return None
@@ -75,11 +100,11 @@ def other_message(item: Mapping[str, Any]) -> ChatMessage:
     """Return the chat message of an item that isn't the assistant's."""
     kind = item.get("type", "message")
     if kind == "function_call_output":
-        content = chat_content(item.get("output"))
-        return {"role": "tool", "tool_call_id": item["call_id"], "content": content}
+        id_, content = as_text(item["call_id"], "A call_id"), chat_content(item["output"])
+        return {"role": "tool", "tool_call_id": id_, "content": content}
     if kind == "message" and item.get("role") in ("user", "system", "developer"):
         role = "user" if item["role"] == "user" else "system"
-        return {"role": role, "content": chat_content(item.get("content"))}
+        return {"role": role, "content": chat_content(item["content"])}
     named = f"role {item.get('role')!r}" if kind == "message" else f"type {kind!r}"
     raise ValueError(f"An input item of the {named} is not supported.")
 
@@ -112,6 +137,16 @@ def chat_messages(items: Any) -> list[ChatMessage]:
     return messages
 
 # %% ../../nbs/inference/23_responses.ipynb #263e6b9c
+FUNCTION = {
+    "properties": {
+        "name": {"type": "string"},
+        "description": {"type": ["string", "null"]},
+        "parameters": {"type": ["object", "null"]},
+        "strict": {"type": ["boolean", "null"]},
+    }
+}
+
+
 def chat_tool(tool: Any) -> dict[str, Any]:
     """Return a tool as one of a chat request; raises `ValueError` unless it is a function."""
     kind = tool.get("type") if isinstance(tool, Mapping) else tool
@@ -119,6 +154,7 @@ def chat_tool(tool: Any) -> dict[str, Any]:
         raise ValueError(f"The tool {kind!r} is not supported: only functions are.")
     if not tool.get("name"):
         raise ValueError(f"A function has no name: {tool!r:.200}")
+    check_value(f"the function {tool['name']!r}", tool, FUNCTION)
     names = ("name", "description", "parameters", "strict")
     function = {name: tool[name] for name in names if tool.get(name) is not None}
     return {"type": "function", "function": function}
@@ -126,29 +162,102 @@ def chat_tool(tool: Any) -> dict[str, Any]:
 # %% ../../nbs/inference/23_responses.ipynb #61e7b1c7
 def chat_choice(choice: Any) -> Any:
     """Return a choice of tools as that of a chat request."""
-    if isinstance(choice, str):
-        return choice
-    if not isinstance(choice, Mapping):
-        raise ValueError(f"tool_choice must be a word or an object, not {choice!r:.100}.")
-    tool = chat_tool(choice)
-    return {"type": "function", "function": {"name": tool["function"]["name"]}}
+    if isinstance(choice, Mapping):
+        tool = chat_tool(choice)
+        return {"type": "function", "function": {"name": tool["function"]["name"]}}
+    if choice not in ("none", "auto", "required"):
+        raise ValueError(f"It must be none, auto, required or an object, not {choice!r:.100}.")
+    return choice
+
+# %% ../../nbs/inference/23_responses.ipynb #37c12151
+def chat_tools(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the tools of a request and the choice among them as arguments of a chat request."""
+    with named("tools"):
+        tools = [chat_tool(tool) for tool in request.get("tools") or ()]
+    if not tools:
+        return {}
+    if not request.get("tool_choice"):
+        return {"tools": tools}
+    with named("tool_choice"):
+        choice = chat_choice(request["tool_choice"])
+        names = [tool["function"]["name"] for tool in tools]
+        if isinstance(choice, dict) and choice["function"]["name"] not in names:
+            raise ValueError(f"There is no tool {choice['function']['name']!r} in this request.")
+    return {"tools": tools, "tool_choice": choice}
 
 # %% ../../nbs/inference/23_responses.ipynb #e8e28758
+NAMED_SCHEMA = {
+    "properties": {
+        "name": {"type": "string"},
+        "schema": {"type": "object"},
+        "strict": {"type": ["boolean", "null"]},
+        "description": {"type": ["string", "null"]},
+    },
+    "required": ["name", "schema"],
+}
+
+
 def chat_format(text: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of a chat request for the setting `text`: format and verbosity."""
     arguments = {"verbosity": text["verbosity"]} if text.get("verbosity") else {}
-    form = text.get("format") or {"type": "text"}
-    if not isinstance(form, Mapping):
-        raise ValueError(f"text.format must be an object, not {form!r:.100}.")
-    form = dict(form)
+    form = dict(text.get("format") or {"type": "text"})
     kind = form.pop("type", None)
     if kind == "json_schema":
+        check_value("text.format", form, NAMED_SCHEMA)
         arguments["response_format"] = {"type": kind, "json_schema": form}
     elif kind == "json_object":
         arguments["response_format"] = {"type": kind}
     elif kind != "text":
         raise ValueError(f"text.format of the type {kind!r} is not supported.")
     return arguments
+
+# %% ../../nbs/inference/23_responses.ipynb #9a80bfe9
+TEXT, FLAG, OBJECT = {"type": "string"}, {"type": "boolean"}, {"type": "object"}
+SOME = {"type": "integer", "minimum": 1}
+SHARE = {"type": "number", "minimum": 0, "maximum": 1}
+PENALTY = {"type": "number", "minimum": -2, "maximum": 2}
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max", None)
+VALUES: dict[str, dict[str, Any]] = {
+    "max_output_tokens": SOME,
+    "max_tool_calls": SOME,
+    "temperature": {"type": "number", "minimum": 0, "maximum": 2},
+    "top_p": SHARE,
+    "min_p": SHARE,
+    "top_k": {"type": "integer", "minimum": -1},
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "repetition_penalty": {"type": "number", "exclusiveMinimum": 0},
+    "seed": {"type": "integer"},
+    "stop": {"type": ["string", "array"], "items": TEXT},
+    "logit_bias": {"type": "object", "additionalProperties": {"type": "number"}},
+    "parallel_tool_calls": FLAG,
+    "instructions": TEXT,
+    "tools": {"type": "array"},
+    "text": {
+        "properties": {
+            "format": {"type": ["object", "null"]},
+            "verbosity": {"enum": ["low", "medium", "high", None]},
+        },
+        "type": "object",
+        "additionalProperties": False,
+    },
+    "reasoning": {
+        "properties": {
+            "effort": {"enum": [*EFFORTS]},
+            **dict.fromkeys(("summary", "generate_summary", "context", "mode"), {}),
+        },
+        "type": "object",
+        "additionalProperties": False,
+    },
+    "include": {"type": "array"},
+    "extra_body": OBJECT,
+    "previous_response_id": TEXT,
+    **dict.fromkeys(("stream", "store"), FLAG),
+    **dict.fromkeys(("metadata", "stream_options", "prompt_cache_options"), OBJECT),
+    **dict.fromkeys(("model", "user", "safety_identifier", "service_tier"), TEXT),
+    **dict.fromkeys(("prompt_cache_key", "prompt_cache_retention"), TEXT),
+    "truncation": {"enum": ["auto", "disabled"]},
+}
 
 # %% ../../nbs/inference/23_responses.ipynb #e05cf8aa
 CONVERTED = frozenset(
@@ -176,11 +285,11 @@ INCLUDED = ("reasoning.encrypted_content",)
 
 
 def check_known(request: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a setting that has no meaning here."""
-    include = request.get("include") or []
-    if not isinstance(include, list):
-        raise ValueError(f"The setting 'include' must be a list, not {include!r:.100}.")
-    if missing := [name for name in include if name not in INCLUDED]:
+    """Raise `ValueError` for a setting that has no meaning here, or a wrong value."""
+    for name, value in request.items():
+        if name in VALUES and value is not None:
+            check_value(name, value, VALUES[name])
+    if missing := [name for name in request.get("include") or () if name not in INCLUDED]:
         raise ValueError(f"include={missing[0]!r} is not supported.")
     known = (
         CONVERTED | MEANINGLESS | SAMPLING_NAMES - {"n", "logprobs", "top_logprobs"} | {"include"}
@@ -188,8 +297,6 @@ def check_known(request: Mapping[str, Any]) -> None:
     for name, value in request.items():
         if name not in known and value not in (None, False):
             raise ValueError(f"The setting {name!r} is not supported on /v1/responses.")
-        if name in ("text", "reasoning") and not isinstance(value or {}, Mapping):
-            raise ValueError(f"The setting {name!r} must be an object, not {value!r:.100}.")
 
 # %% ../../nbs/inference/23_responses.ipynb #5d35fd1a
 def chat_request(request: Mapping[str, Any], earlier: Sequence[ChatMessage] = ()) -> dict[str, Any]:
@@ -199,20 +306,19 @@ def chat_request(request: Mapping[str, Any], earlier: Sequence[ChatMessage] = ()
     what has no form in a chat.
     """
     check_known(request)
-    instructions = as_text(request.get("instructions") or "", "The setting 'instructions'")
-    system = [{"role": "system", "content": instructions}] if instructions else []
-    messages = [*system, *earlier, *chat_messages(request.get("input"))]
+    system = [{"role": "system", "content": text} for text in [request.get("instructions")] if text]
+    with named("input"):
+        messages = [*earlier, *chat_messages(request.get("input"))]
+        if not messages:
+            raise ValueError("It is empty.")
     chat = {n: v for n, v in request.items() if n in SAMPLING_NAMES - CONVERTED - MEANINGLESS}
     chat |= chat_format(request.get("text") or {})
-    if request.get("tools"):
-        chat["tools"] = [chat_tool(tool) for tool in request["tools"]]
-        if request.get("tool_choice"):
-            chat["tool_choice"] = chat_choice(request["tool_choice"])
+    chat |= chat_tools(request)
     if effort := (request.get("reasoning") or {}).get("effort"):
         chat["reasoning_effort"] = effort
     if request.get("max_output_tokens"):
         chat["max_tokens"] = request["max_output_tokens"]
-    return {**chat, "messages": messages}
+    return {**chat, "messages": [*system, *messages]}
 
 # %% ../../nbs/inference/23_responses.ipynb #17900bb7
 def output_items(message: Mapping[str, Any], id_: str) -> list[dict[str, Any]]:

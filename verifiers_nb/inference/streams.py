@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MAX_REPLY_MB', 'STATED_WHOLE', 'THOUGHTS', 'END_LENGTH', 'EVENT_STREAM', 'bounded_parts', 'read_bounded', 'add_part',
-           'text_in', 'finished_choice', 'Stream', 'read_events', 'read_stream']
+__all__ = ['MAX_REPLY_MB', 'STATED_WHOLE', 'THOUGHTS', 'END_LENGTH', 'EVENT_STREAM', 'bounded_parts', 'read_bounded', 'add_items',
+           'add_part', 'text_in', 'finished_choice', 'Stream', 'read_events', 'read_stream']
 
 # %% ../../nbs/inference/09_streams.ipynb #2d497a0d
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -46,9 +46,20 @@ async def read_bounded(response: aiohttp.ClientResponse, most_mb: float) -> byte
     return bytes(content)
 
 # %% ../../nbs/inference/09_streams.ipynb #a6da476e
-STATED_WHOLE = ("role", "finish_reason", "stop_reason")
+STATED_WHOLE = ("role", "finish_reason", "stop_reason", "type", "id", "format")
 
 
+def add_items(whole: list[Any], items: Sequence[Any]) -> None:
+    """Add items to a list; one that has the index of an earlier one goes on with it."""
+    for item in items:
+        number = item.get("index") if isinstance(item, dict) else None
+        same = [each for each in whole if each.get("index") == number] if number is not None else []
+        if same:
+            add_part(same[-1], item)
+        else:
+            whole.append(item)
+
+# %% ../../nbs/inference/09_streams.ipynb #f8e8caea
 def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
     """Add a part of a choice to what came before it: texts and lists grow."""
     for name, value in part.items():
@@ -57,7 +68,7 @@ def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole[name] = before = before or {}
             add_part(before, value)
         elif isinstance(value, list) and before:
-            before += value
+            add_items(before, value)
         elif isinstance(value, str) and before and name not in STATED_WHOLE:
             whole[name] = None  # a text with a single owner grows in place, others are copied
             before += value

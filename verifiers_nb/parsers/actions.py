@@ -23,7 +23,13 @@ from pydantic import BaseModel, field_validator
 
 from .base import Check, Explanation, TextSpan, weighted_sum
 from .commands import Command, command_docs, compiled_template, valid_template
-from .think import MARK_STARTS, THINKING_MARKS, ThinkingMark, closing_starts
+from .think import (
+    MARK_STARTS,
+    TAG_MARKS,
+    THINKING_MARKS,
+    ThinkingMark,
+    closing_starts,
+)
 from ..types import ChatMessage, Messages, content_text
 
 if TYPE_CHECKING:
@@ -236,15 +242,17 @@ def prose(marks: Sequence[str]) -> Format:
 
 # %% ../../nbs/parsers/06_actions.ipynb #07d8b7de
 def thinking_format() -> Format:
-    """Match complete thinking in any of its marks."""
+    """Match complete thinking in any of its marks; the names of tags are in small letters."""
     from . import structural_tags as tags
+
+    capitals = [mark for form, mark in TAG_MARKS.items() if form != form.lower()]
 
     def thinking(mark: ThinkingMark) -> Format:
         """Match thinking between two marks."""
         inside = tags.AnyTextFormat(excludes=closing_starts(mark))
         return tags.TagFormat(begin=mark.opening, content=inside, end=mark.closing)
 
-    return tags.any_of([thinking(mark) for mark in THINKING_MARKS])
+    return tags.any_of([thinking(mark) for mark in THINKING_MARKS if mark not in capitals])
 
 # %% ../../nbs/parsers/06_actions.ipynb #88bf0317
 def thinking_then_prose(marks: Sequence[str]) -> Format:

@@ -6,13 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['THINKING_TAGS', 'TAG_MARKS', 'OTHER_MARKS', 'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'MARK_WORDS', 'LONG_TEXT',
-           'OPENING_NAMES', 'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'TAG', 'ANGLE_MARK', 'ANY_MARK', 'CLOSING_BRACKETS',
-           'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES',
-           'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms',
-           'any_of_words', 'tag_starts', 'closing_starts', 'may_have_mark', 'marks_in', 'has_thinking', 'ending_of',
-           'after_mark', 'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside',
-           'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
+__all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', 'FENCES', 'GRANITE', 'OTHER_MARKS',
+           'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'MARK_WORDS', 'LONG_TEXT', 'FORMS_OF_PLACEHOLDERS',
+           'OPENING_NAMES', 'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED',
+           'ANGLE_MARK', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS',
+           'MARK_STARTS', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
+           'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
+           'closing_starts', 'may_have_mark', 'has_other_mark', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
+           'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
+           'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
            'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
@@ -54,17 +56,23 @@ THINKING_TAGS = (
     "reflection",
     "scratchpad",
     "analysis",
+    "planning",
+    "cot",
     "inner_monologue",
     "inner_thoughts",
+    "internal_monologue",
     "internal_thoughts",
     "thinking_process",
     "thought_process",
+    "reasoning_process",
     "chain_of_thought",
     "antml:thinking",
     "seed:think",
     "mm:think",
     "longcat_think",
 )
+PLACEHOLDERS = ("plan", "reason", "rationale")  # names that prose has in angle brackets, too
+NOT_ALONE = ("details", *PLACEHOLDERS)
 
 
 def tag_forms(name: str) -> list[str]:
@@ -73,24 +81,26 @@ def tag_forms(name: str) -> list[str]:
 
 
 TAG_MARKS = {
-    form: ThinkingMark(f"<{form}>", f"</{form}>", alone=name != "details")
-    for name in (*THINKING_TAGS, "details")
+    form: ThinkingMark(f"<{form}>", f"</{form}>", alone=name not in NOT_ALONE)
+    for name in (*THINKING_TAGS, *NOT_ALONE)
     for form in tag_forms(name)
 }
+PIPED = ("think", "thinking", "thought", "thoughts", "reasoning", "analysis")
+FENCES = [fence + word for fence in ("```", "~~~") for word in ("think", "thought", "reasoning")]
+GRANITE = "Here is my thought process:"
 OTHER_MARKS = (
-    ThinkingMark("<|think|>", "<|/think|>"),
-    ThinkingMark("<|begin_of_thinking|>", "<|end_of_thinking|>"),
-    ThinkingMark("<|thinking|>", "<|/thinking|>"),
-    ThinkingMark("```think", "\n```\n", alone=False),
+    *(ThinkingMark(f"<|{word}|>", f"<|/{word}|>") for word in PIPED),
+    *(ThinkingMark(f"<|begin_of_{word}|>", f"<|end_of_{word}|>") for word in PIPED),
+    *(ThinkingMark(opening, f"\n{opening[:3]}\n", alone=False) for opening in FENCES),
     ThinkingMark("[THINK]", "[/THINK]"),  # Mistral
+    ThinkingMark("[THINKING]", "[/THINKING]"),
     ThinkingMark("◁think▷", "◁/think▷"),  # Kimi
     ThinkingMark("[unused16]", "[unused17]"),  # openPangu
     ThinkingMark("<unused94>thought", "<unused95>"),  # MedGemma
-    ThinkingMark("Here is my thought process:", "Here is my response:", alone=False),  # Granite
+    ThinkingMark(GRANITE, "Here is my response:", alone=False),
     ThinkingMark("<|im_start|>think", "<|im_start|>answer", alone=False),  # s1
     ThinkingMark("<|im_start|>assistant/think", "<|im_end|>", alone=False),  # HyperCLOVA X
     ThinkingMark("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
-    ThinkingMark("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1
     ThinkingMark("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
     ThinkingMark("<|think:start|>", "<|think:end|>"),  # Solar
     ThinkingMark("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
@@ -106,11 +116,15 @@ ALL_MARKS = [*(mark.opening for mark in THINKING_MARKS), *CLOSINGS]
 MARK_WORDS = [
     "think",
     "thought",
-    "reasoning",
+    "reason",
+    "rationale",
     "reflection",
     "scratchpad",
     "analysis",
+    "plan",
+    "cot",
     "inner_",
+    "internal_",
     "details",
     "unused9",
 ]
@@ -125,13 +139,23 @@ def any_of_words(words: Iterable[str]) -> str:
     return "|".join(f"{re.escape(first)}(?:{'|'.join(rest)})" for first, rest in ends.items())
 
 
-OPENING_NAMES = any_of_words(TAG_MARKS)
+FORMS_OF_PLACEHOLDERS = [form for name in PLACEHOLDERS for form in tag_forms(name)]
+OPENING_NAMES = any_of_words(form for form in TAG_MARKS if form not in FORMS_OF_PLACEHOLDERS)
 CLOSING_NAMES = any_of_words(form for form, mark in TAG_MARKS.items() if mark.alone)
 UNTAGGED = [mark for mark in ALL_MARKS if mark.strip("</>") not in TAG_MARKS]
 TAG_END = r"(?:\s*>|\s+[^<>=\s]+=[^<>]*>)"  # with attributes or none
 TAG = f" ?(?:(?:{OPENING_NAMES})|/ ?(?:{CLOSING_NAMES})){TAG_END}"
-ANGLE_MARK = re.compile(f"<(?:{TAG}|{any_of_words(m[1:] for m in UNTAGGED if m[0] == '<')})")
-ANY_MARK = re.compile(f"<{TAG}|{any_of_words(UNTAGGED)}")
+# After a `<`: a placeholder's name where thinking would begin.
+BEGINS = r"(?:(?<![\s\S]<)|(?<=[\n>]<)|(?<=[.!?][ ]<))"
+PLACED = any_of_words(FORMS_OF_PLACEHOLDERS)
+PLACED = rf"(?:{BEGINS} ?(?:{PLACED}){TAG_END}| ?(?:{PLACED})>(?=\w))"
+ANGLED = any_of_words(mark[1:] for mark in UNTAGGED if mark[0] == "<")
+UNANGLED = any_of_words(mark for mark in UNTAGGED if mark[0] != "<" and mark != GRANITE)
+ANGLE_MARK = re.compile(f"<(?:{TAG}|{PLACED}|{ANGLED})")
+# Any model may begin with Granite's words, but only Granite also has its closing ones.
+ANY_MARK = re.compile(
+    rf"{ANGLE_MARK.pattern}|{UNANGLED}|\A{GRANITE}(?=[\s\S]*Here is my response:)"
+)
 
 # %% ../../nbs/parsers/02_think.ipynb #72e15a9d
 def tag_starts(brackets: Iterable[str], forms: Iterable[str]) -> list[str]:
@@ -161,14 +185,21 @@ def may_have_mark(text: str) -> bool:
     return any(word in text for word in MARK_WORDS)
 
 
+def has_other_mark(text: str, at: int) -> bool:
+    """Return whether a text may have a mark that begins with none of `<` and `◁` from `at` on."""
+    if text.find("]", at) >= 0 and (text.find("THINK", at) >= 0 or "[unused1" in text):
+        return True
+    if (tick := text.find("`", at)) >= 0 and any(text.find(f, tick) >= 0 for f in FENCES[:3]):
+        return True
+    if text.find("~~~", at) >= 0 and any(text.find(f, at) >= 0 for f in FENCES[3:]):
+        return True
+    return at == 0 and text.startswith(GRANITE)
+
+# %% ../../nbs/parsers/02_think.ipynb #e51c8745
 def marks_in(text: str, at: int = 0) -> re.Pattern[str] | None:
     """Return the pattern that finds the marks of thinking from `at` on, or `None` without any."""
-    if text.find("]", at) >= 0 and (text.find("THINK]", at) >= 0 or "[unused1" in text):
-        return ANY_MARK
-    if (tick := text.find("`", at)) >= 0 and text.find("```think", tick) >= 0:
-        return ANY_MARK
-    if text.startswith("Here is my thought process:", at):
-        return ANY_MARK
+    if has_other_mark(text, at):
+        return ANY_MARK if ANY_MARK.search(text, at) else None
     if not text.isascii() and text.find("think▷", at) >= 0:
         return ANY_MARK
     end = text.find(">", at)
@@ -187,8 +218,11 @@ def has_thinking(text: str) -> bool:
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a08
 ENDING_OF = {mark.opening: re.compile(re.escape(mark.closing)) for mark in OTHER_MARKS} | {
     form: re.compile(f"< ?/ ?(?:{'|'.join(tag_forms(name))})\\s*>")
-    for name in (*THINKING_TAGS, "details")
+    for name in (*THINKING_TAGS, *NOT_ALONE)
     for form in tag_forms(name)
+}
+ENDING_OF |= {
+    fence: re.compile(rf"^{fence[:3]}+[ \t]*\r?(?:\n|\Z)", re.MULTILINE) for fence in FENCES
 }
 NAME_OF_TAG = re.compile(r"< ?([^\s>]+)")
 

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['HIGHEST_SCORE', 'JUDGING', 'CAREFUL', 'Criterion', 'short_name', 'as_criteria', 'verdict_format', 'JudgedPart',
-           'read_part', 'read_verdict_parts', 'VerdictWatch', 'own_judge', 'SchemaJudge', 'criteria_prompt',
-           'criterion_reward', 'CriteriaJudge', 'shuffled', 'completion_text', 'fenced', 'ranking_question',
-           'agreement', 'rank_texts', 'rank_group', 'RankingJudge']
+__all__ = ['HIGHEST_SCORE', 'logger', 'JUDGING', 'CAREFUL', 'Criterion', 'short_name', 'as_criteria', 'verdict_format',
+           'JudgedPart', 'read_part', 'read_verdict_parts', 'VerdictWatch', 'own_judge', 'SchemaJudge',
+           'criteria_prompt', 'criterion_reward', 'CriteriaJudge', 'shuffled', 'completion_text', 'fenced',
+           'ranking_question', 'agreement', 'rank_texts', 'rank_group', 'RankingJudge']
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #bb951bdd
 import json
@@ -17,14 +17,15 @@ import logging
 import random
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from math import isfinite
 from statistics import fmean
 from typing import Any
 
 from ..parsers.think import outside_thinking
-from .judge import JUDGED_TEXTS, AnswerWatch, JudgeRubric
+from .judge import JUDGED_TEXTS, LOOKS, AnswerWatch, JudgeRubric
 from ..support.budget import judged_state, run_policy
 from ..types import Messages, RewardFunc, State, content_text
 
@@ -47,10 +48,13 @@ def as_criteria(given: Sequence[Any] | Mapping[str, str]) -> list[Criterion]:
     """Return criteria with names; raises `ValueError` if there is none, or two of one name."""
     if isinstance(given, Mapping):
         given = [Criterion(text, name=name) for name, text in given.items()]
-    listed = [given] if isinstance(given, (str, Criterion)) else given
+    listed = given if isinstance(given, Iterable) and not isinstance(given, str) else [given]
     criteria = [each if isinstance(each, Criterion) else Criterion(each) for each in listed]
     if wrong := [each.text for each in criteria if not isinstance(each.text, str)]:
         raise ValueError(f"A criterion is a sentence or a vf.Criterion, not {wrong[0]!r:.100}.")
+    for each in criteria:
+        if type(each.weight) not in (int, float) or not isfinite(each.weight):
+            raise ValueError(f"The weight of {each.text!r:.100} is {each.weight!r}, not a number.")
     named = [replace(each, name=each.name or short_name(each.text)) for each in criteria]
     names = [each.name for each in named]
     if not names or not all(names):
@@ -119,6 +123,9 @@ def read_verdict_parts(text: str, names: Sequence[str]) -> dict[str, JudgedPart]
     return {name: read_part(name, verdict.get(name)) for name in names}
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #9a44858d
+logger = logging.getLogger(__name__)
+
+
 class VerdictWatch(AnswerWatch):
     """Count verdicts in JSON, and warn if a judge has given the same scores in all of them."""
 
@@ -135,6 +142,8 @@ class VerdictWatch(AnswerWatch):
             self.unread += 1
             answers = self.count + self.unread
             often = f"{self.unread} of its {answers} answers could not be read"
+            if self.unread in LOOKS:  # a rubric logs only the first of its errors
+                logger.warning("The judge answers nonsense: %s; the last: %.80r", often, text)
             raise ValueError(f"{error} ({often})") from None
         self.note_scores([part.score for part in parts.values()])
         return parts
@@ -272,7 +281,7 @@ def ranking_question(prompt: Messages, texts: Sequence[str], criteria: Sequence[
 def agreement(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the share of pairs that two rankings order alike, ties too; 1.0 without a pair."""
     pairs = [(i, j) for i in range(len(first)) for j in range(i)]
-    orders = [[(s[i] > s[j]) - (s[i] < s[j]) for i, j in pairs] for s in (first, second)]
+    orders = [[(s[i] > s[j], s[i] < s[j]) for i, j in pairs] for s in (first, second)]
     return fmean(a == b for a, b in zip(*orders, strict=True)) if pairs else 1.0
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #6ec99398
@@ -320,6 +329,8 @@ class RankingJudge(SchemaJudge):
         self, criteria: Sequence[Any] | str, seed: int = 0, repeat: bool = False, **kwargs: Any
     ) -> None:
         self.criteria = as_criteria(criteria)
+        if wrong := [each for each in self.criteria if each.weight <= 0]:
+            raise ValueError(f"In a ranking, the weight of {wrong[0].text!r:.100} must be above 0.")
         self.seed = seed
         self.repeat = repeat
         super().__init__(**kwargs)

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'BRACKETS', 'ELLIPSIS',
-           'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'MATH_BYTES',
-           'SENTENCE', 'DENIAL', 'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols',
-           'compare_answers', 'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage',
-           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits',
-           'is_large_number', 'is_too_large', 'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory',
-           'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes',
-           'verdict_on', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
+__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'SIZES_OF_BRACKETS',
+           'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED',
+           'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'MATH_BYTES', 'SENTENCE', 'DENIAL', 'parsed_answer', 'sizes_of',
+           'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers',
+           'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
+           'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
+           'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory', 'answer_questions',
+           'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
+           'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -95,6 +96,19 @@ def with_symbols(answer: Sequence[Any], symbols: dict[Any, Any]) -> list[Any]:
     """Return a parsed answer with other symbols."""
     return [part.xreplace(symbols) if hasattr(part, "xreplace") else part for part in answer]
 
+# %% ../../nbs/rubrics/03_math.ipynb #6c166c19
+def imaginary_symbols(*answers: Sequence[Any]) -> dict[Any, Any]:
+    """Return the imaginary unit for each symbol `i` of answers that are about complex numbers."""
+    from sympy import Basic, I, exp
+
+    parts = [part for answer in answers for part in answer if isinstance(part, Basic)]
+    symbols = {symbol for part in parts for symbol in part.free_symbols}
+    units = {symbol: I for symbol in symbols if str(symbol) == "i"}
+    turns = (power for part in parts for power in part.atoms(exp))
+    if len(units) == len(symbols) or any(power.free_symbols & units.keys() for power in turns):
+        return units
+    return {}
+
 # %% ../../nbs/rubrics/03_math.ipynb #52d0137f
 def compare_answers(gold: str, response: str) -> bool:
     """Return whether math-verify accepts a response, but for what it rounds away.
@@ -107,10 +121,10 @@ def compare_answers(gold: str, response: str) -> bool:
     equal = bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
     if equal:
         return not differ_in_size(*answers)
-    positive = positive_symbols(answers[0])
-    if not positive:
+    symbols = positive_symbols(answers[0]) | imaginary_symbols(*answers)
+    if not symbols:
         return False
-    answers = with_symbols(answers[0], positive), with_symbols(answers[1], positive)
+    answers = with_symbols(answers[0], symbols), with_symbols(answers[1], symbols)
     return bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
 
 # %% ../../nbs/rubrics/03_math.ipynb #fa35e192
@@ -219,7 +233,10 @@ def based_value(answer: str, bases: Sequence[str]) -> str | None:
         return ""
 
 # %% ../../nbs/rubrics/03_math.ipynb #cefe2fc9
-BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])|\\?[{}]|[][()]")
+SIZES_OF_BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])")
+IN_BRACKETS = re.compile(r"(?:\\\{|[(\[])(.*)(?:\\\}|[)\]])", re.DOTALL)
+# Braces around a single character, and blanks but those between letters.
+LAYOUT_OF_TERM = re.compile(r"\{(\w)\}|\s+(?![A-Za-z])|(?<![A-Za-z])\s+")
 ELLIPSIS = re.compile(r"\\[lc]?dots[cbmi]?(?![A-Za-z])|\.{3,}")
 
 
@@ -227,8 +244,10 @@ def listed_terms(answer: str) -> list[str] | None:
     """Return the terms of a list with an ellipsis, which is a term, too; None for anything else."""
     if "," not in answer or not ELLIPSIS.search(answer):
         return None
-    terms = BRACKETS.sub("", ELLIPSIS.sub("…", answer)).split(",")
-    return [term.strip() for term in terms]
+    whole = SIZES_OF_BRACKETS.sub("", ELLIPSIS.sub("…", answer)).strip()
+    if (inside := IN_BRACKETS.fullmatch(whole)) and "," in inside[1]:
+        whole = inside[1]
+    return [LAYOUT_OF_TERM.sub(r"\1", term.strip()) for term in whole.split(",")]
 
 # %% ../../nbs/rubrics/03_math.ipynb #c9fcaa95
 def compare_lists(gold: str, response: str) -> bool | None:
@@ -523,8 +542,10 @@ class MathRubric(Rubric):
 
     `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads
     the whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in
-    a box. Units are compared if both answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples
-    aren't 5 pears, but 5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for
+    a box. Numbers are compared exactly, but a decimal with six places or more may be a rounded
+    fraction or root, so 0.333333 is paid for 1/3, and 0.33 isn't. Units are
+    compared if both answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples aren't 5 pears, but
+    5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for
     0.05, and either is paid for 5 %.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
     and math-verify all others. Raises `ImportError` without the package math-verify.

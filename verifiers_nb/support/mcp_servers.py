@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SETTING_NAMES', 'LOG_LINES', 'NOT_A_MESSAGE', 'MOST_PAGES', 'AT_ONCE', 'running_servers', 'ServerSettings',
-           'settings_from_dict', 'server_settings', 'ServerFailed', 'last_lines', 'first_error', 'is_news', 'transport',
-           'Connection', 'connected', 'ServerTool', 'list_tools', 'allowed_name', 'offered_names', 'result_text',
-           'Server', 'Servers']
+__all__ = ['SETTING_KINDS', 'LOG_LINES', 'NOT_A_MESSAGE', 'MOST_PAGES', 'AT_ONCE', 'running_servers', 'ServerSettings',
+           'check_server', 'settings_from_dict', 'server_settings', 'ServerFailed', 'last_lines', 'first_error',
+           'is_news', 'transport', 'problem_of', 'Connection', 'connected', 'ServerTool', 'list_tools', 'allowed_name',
+           'offered_names', 'result_text', 'Server', 'Servers']
 
 # %% ../../nbs/support/21_mcp_servers.ipynb #bdc7ad4a
 import asyncio
@@ -21,11 +21,12 @@ import shlex
 import shutil
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -38,7 +39,7 @@ class ServerSettings:
 
     command: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
+    cwd: str | Path | None = None
     url: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
 
@@ -48,20 +49,41 @@ class ServerSettings:
         return f"The MCP server {self.url or shlex.join(self.command)!r:.200}"
 
 # %% ../../nbs/support/21_mcp_servers.ipynb #940a3418
-SETTING_NAMES = ("command", "args", "env", "cwd", "url", "headers")
+SETTING_KINDS: dict[str, tuple[Any, str]] = {
+    "command": (str, "a text"),
+    "args": ((list, tuple), "a list"),
+    "env": (Mapping, "a dict"),
+    "cwd": ((str, Path), "a path"),
+    "url": (str, "a text"),
+    "headers": (Mapping, "a dict"),
+}
 
 
+def check_server(given: Mapping[str, Any]) -> None:
+    """Raise `ValueError` for a setting of an MCP server that is unknown or of a wrong type."""
+    if unknown := [name for name in given if name not in (*SETTING_KINDS, "type")]:
+        known = ", ".join(SETTING_KINDS)
+        raise ValueError(f"An MCP server has no setting {unknown[0]!r}; its settings: {known}.")
+    for name, (kind, words) in SETTING_KINDS.items():
+        if not isinstance(value := given.get(name), (kind, type(None))):
+            raise ValueError(f"{name} of an MCP server must be {words}, not {value!r:.100}.")
+
+# %% ../../nbs/support/21_mcp_servers.ipynb #23c7b1aa
 def settings_from_dict(given: Mapping[str, Any]) -> ServerSettings:
     """Return the settings in a dict of the form that MCP clients read."""
-    if unknown := [name for name in given if name not in (*SETTING_NAMES, "type")]:
-        known = ", ".join(SETTING_NAMES)
-        raise ValueError(f"An MCP server has no setting {unknown[0]!r}; its settings: {known}.")
-    if ("url" in given) == ("command" in given):
+    check_server(given)
+    address, command = given.get("url"), given.get("command")
+    if (address is None) == (command is None):
         raise ValueError("An MCP server needs either a 'command' or a 'url'.")
-    if "url" in given:
-        return ServerSettings(url=given["url"], headers=given.get("headers") or {})
-    command = (*shlex.split(given["command"]), *map(str, given.get("args") or ()))
-    return ServerSettings(command, given.get("env") or {}, given.get("cwd"))
+    if address is not None:
+        return ServerSettings(url=address, headers=given.get("headers") or {})
+    try:
+        words = shlex.split(command or "")
+    except ValueError as error:
+        raise ValueError(f"The command {command!r:.100} can't be read: {error}.") from None
+    words += map(str, given.get("args") or ())
+    env = {name: str(value) for name, value in (given.get("env") or {}).items()}
+    return ServerSettings(tuple(words), env, given.get("cwd"))
 
 # %% ../../nbs/support/21_mcp_servers.ipynb #31e106e9
 def server_settings(given: str | Mapping[str, Any]) -> ServerSettings:
@@ -138,6 +160,17 @@ def transport(settings: ServerSettings, log: Any, stack: AsyncExitStack) -> Any:
     )
     return stdio_client(parameters, errlog=log)
 
+# %% ../../nbs/support/21_mcp_servers.ipynb #d7cc18d1
+def problem_of(error: Any, timeout: float) -> str:
+    """Return why a server gave no answer; "" for an `MCPError` that the server sent itself."""
+    from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
+
+    if error.code == CONNECTION_CLOSED and error.message == "Connection closed":
+        return "ended before it answered"
+    if error.code == REQUEST_TIMEOUT and error.message.endswith("timed out"):
+        return f"did not answer within {timeout:g} s"
+    return ""
+
 # %% ../../nbs/support/21_mcp_servers.ipynb #35dd29df
 class Connection:
     """A connection to a server, kept by a task of its own; make one in a running event loop.
@@ -195,7 +228,6 @@ class Connection:
         Raises `ServerFailed`, or `ValueError` if the server answers with an error.
         """
         from mcp import MCPError
-        from mcp_types import CONNECTION_CLOSED, REQUEST_TIMEOUT
 
         self.waiting += 1
         try:
@@ -204,12 +236,11 @@ class Connection:
         except ServerFailed:
             raise
         except MCPError as error:
-            late = f"did not answer within {self.timeout:g} s"
-            problems = {REQUEST_TIMEOUT: late, CONNECTION_CLOSED: "ended before it answered"}
-            if error.code not in problems:
+            problem = problem_of(error, self.timeout)
+            if not problem:
                 raise ValueError(error.message) from error
             self.lost_with = self.lost_with or self.waiting
-            raise self.failure(problems[error.code]) from error
+            raise self.failure(problem) from error
         except Exception as error:
             raise self.failure("failed", repr(first_error(error))[:500]) from error
         finally:
@@ -259,6 +290,8 @@ async def list_tools(settings: ServerSettings, timeout: float) -> tuple[str, lis
             cursor = page.next_cursor
             if cursor is None:
                 break
+        else:
+            raise connection.failure(f"lists more than {MOST_PAGES} pages of tools")
         info = (await connection.client).server_info
     return info.name if info else "mcp", found
 
@@ -356,7 +389,10 @@ class Servers:
     """Some MCP servers and their tools. `timeout`: seconds for the start, and for each call."""
 
     def __init__(self, given: Any, timeout: float = 60.0) -> None:
-        listed = [given] if isinstance(given, (str, Mapping)) else list(given or ())
+        one = isinstance(given, (str, Mapping)) or not isinstance(given or (), Iterable)
+        listed = [given] if one else list(given or ())
+        if not isinstance(timeout, (int, float)) or not timeout > 0:
+            raise ValueError(f"mcp_timeout is {timeout!r}: it must be a number of seconds above 0.")
         if listed and not find_spec("mcp"):
             raise ImportError("MCP servers need mcp: pip install 'verifiers_nb[mcp]'", name="mcp")
         self.timeout = timeout

@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ALTERNATIVES', 'WriteOn', 'branch_env', 'split_at', 'turn_and_place', 'engine_chances', 'server_chances',
-           'likely_tokens', 'begun_at', 'OtherToken', 'TokenDetails', 'token_details']
+__all__ = ['ALTERNATIVES', 'WriteOn', 'branch_env', 'split_at', 'turn_and_place', 'engine_chances', 'server_rank',
+           'server_chances', 'likely_tokens', 'begun_at', 'OtherToken', 'TokenDetails', 'token_details']
 
 # %% ../../nbs/widgets/11_branches.ipynb #77de68da
 import asyncio
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import takewhile
 from types import SimpleNamespace
@@ -120,6 +121,16 @@ def engine_chances(
         rank = 1 + int((logits > logits[token]).sum())
     return dict(zip(top.indices.tolist(), top.values.tolist(), strict=True)), rank
 
+# %% ../../nbs/widgets/11_branches.ipynb #e7d3d838
+async def server_rank(client: Any, model: str | None, ids: Sequence[int]) -> int | None:
+    """Ask a server for the rank of the last token after those before it; None if it can't tell."""
+    with suppress(Exception):  # vLLM alone knows `prompt_logprobs`
+        reply = await client.completions.create(
+            model=model, prompt=[*ids], max_tokens=1, extra_body={"prompt_logprobs": 0}
+        )
+        return int(reply.choices[0].prompt_logprobs[-1][str(ids[-1])]["rank"])
+    return None
+
 # %% ../../nbs/widgets/11_branches.ipynb #7bb3e9bb
 async def server_chances(
     client: Any, model: str | None, ids: Sequence[int], token: int, temperature: float
@@ -129,8 +140,9 @@ async def server_chances(
     Raises `ValueError` if it names no tokens by their ids.
     """
     exact = {"return_tokens_as_token_ids": True}
+    most = ALTERNATIVES + 1  # the token itself may be among them
     reply = await client.completions.create(
-        model=model, prompt=[*ids], max_tokens=1, logprobs=ALTERNATIVES, temperature=temperature,
+        model=model, prompt=[*ids], max_tokens=1, logprobs=most, temperature=temperature,
         extra_body=exact,
     )  # fmt: skip
     try:
@@ -138,8 +150,10 @@ async def server_chances(
         chances = {int(name.rpartition(":")[2]): math.exp(value) for name, value in named.items()}
     except (AttributeError, IndexError, TypeError, ValueError):
         raise ValueError("The server does not say which other tokens were likely.") from None
-    order = sorted(chances, key=chances.__getitem__, reverse=True)[:ALTERNATIVES]
-    return chances, order.index(token) + 1 if token in order else None
+    order = sorted(chances, key=chances.__getitem__, reverse=True)[:most]
+    if token in order:
+        return chances, order.index(token) + 1
+    return chances, await server_rank(client, model, [*ids, token])
 
 # %% ../../nbs/widgets/11_branches.ipynb #eb448a5e
 def likely_tokens(

@@ -22,7 +22,7 @@ from typing import Any
 from ..parsers.commands import Command
 from .contract import contract_of
 from .fixes import insert
-from .given import given_rollouts, identity_of_results
+from .given import KnownRollouts, given_rollouts, identity_of_results
 from .html import (
     MOST_KEYS,
     ODD,
@@ -168,7 +168,8 @@ class FormatInspector(Panel):
         completions = rollouts
         if found := given_rollouts(rollouts):
             completions = found.read()
-            self.handed = Selection(env, rollouts if found.place else completions)
+            known = KnownRollouts(completions, identity_of_results(rollouts, env))
+            self.handed = Selection(env, rollouts if found.place else known)
         else:
             self.handed = Selection(env)
         form = type(self.contract.source).__name__

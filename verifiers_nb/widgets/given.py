@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['step_files', 'load_latest', 'played_by', 'GivenRollouts', 'given_rollouts', 'identity_of_results']
+__all__ = ['step_files', 'load_latest', 'played_by', 'GivenRollouts', 'given_rollouts', 'identity_of_results', 'KnownRollouts']
 
 # %% ../../nbs/widgets/04_given.ipynb #d4b37a90
 import os
@@ -76,3 +76,19 @@ def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
     with suppress(OSError, ValueError):  # none is stored yet
         record = next(read_rollouts([place, *step_files(place).values()][-1]), {}) if place else {}
     return identity_of(place, played_by(record), env, *facts)
+
+# %% ../../nbs/widgets/04_given.ipynb #5435ec35
+@dataclass(frozen=True, slots=True)
+class KnownRollouts:
+    """Hold results, and the identity of what they come from."""
+
+    results: Any
+    known: RunIdentity
+
+    def outputs(self) -> Any:
+        """Return the results."""
+        return self.results
+
+    def identity(self) -> RunIdentity:
+        """Return what they come from."""
+        return self.known

@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['LIKELY', 'LEAST_CHANCE', 'REST', 'Chances', 'logger', 'STORED_ANSWER', 'GivenPrompts', 'kept_adapters',
            'reread_chances', 'sent_chances', 'played_chances', 'PolicyAnswer', 'file_stamp', 'policy_answer',
-           'answers_file', 'keep_answer', 'read_answers', 'chances_of', 'branch_chances', 'slider_data',
-           'first_and_last', 'slider_html', 'prompt_rows', 'play_rows', 'sampling_for', 'plain_env', 'make_engine',
-           'check_client', 'push_step', 'PolicySlider']
+           'answers_file', 'keep_answer', 'read_answers', 'chances_of', 'tokens_after', 'branch_chances',
+           'unknown_chances', 'add_chances', 'slider_data', 'first_and_last', 'slider_html', 'prompt_rows', 'play_rows',
+           'sampling_for', 'plain_env', 'make_engine', 'check_client', 'push_step', 'PolicySlider']
 
 # %% ../../nbs/widgets/26_policy_slider.ipynb #e46eefca
 import asyncio
@@ -110,7 +110,10 @@ def played_chances(
 # %% ../../nbs/widgets/26_policy_slider.ipynb #5a942519
 @dataclass(slots=True)
 class PolicyAnswer:
-    """Hold what the policy of a step answers to a prompt; `stamp` identifies the adapter file."""
+    """Hold what the policy of a step answers to a prompt; `stamp` identifies the adapter file.
+
+    `turns`: for each turn the tokens of its prompt, and how many of `ids` it sampled.
+    """
 
     step: int
     stamp: list[int]
@@ -119,6 +122,7 @@ class PolicyAnswer:
     chances: list[Chances] = field(default_factory=list)
     scores: dict[str, float] = field(default_factory=dict)
     error: str | None = None
+    turns: list[tuple[list[int], int]] = field(default_factory=list)
 
 # %% ../../nbs/widgets/26_policy_slider.ipynb #6f3973af
 def file_stamp(adapter: Path) -> list[int]:
@@ -140,6 +144,7 @@ def policy_answer(
     ids = [token for turn in rollout.turns for token in turn.completion_ids]
     logprobs = [logprob for turn in rollout.turns for logprob in turn.logprobs]
     answer = PolicyAnswer(step, stamp, ids, token_texts(decode, ids))
+    answer.turns = [([*turn.prompt_ids], len(turn.completion_ids)) for turn in rollout.turns]
     for place, token, logprob in zip(chances, ids, logprobs, strict=False):
         likely = {each: p for each, p in place.items() if p >= LEAST_CHANCE}
         likely[token] = math.exp(logprob)
@@ -193,22 +198,58 @@ def chances_of(tokens: set[int], place: Chances) -> Chances:
         found[REST] = most_likely[-1] if len(most_likely) == LIKELY else LEAST_CHANCE
     return found
 
-# %% ../../nbs/widgets/26_policy_slider.ipynb #da051d2d
-def branch_chances(answers: Sequence[PolicyAnswer]) -> list[dict[int, Chances]]:
-    """Return for each answer where others diverge, with the chances of the tokens there."""
+# %% ../../nbs/widgets/26_policy_slider.ipynb #61227f33
+def tokens_after(answers: Sequence[PolicyAnswer]) -> list[list[set[int]]]:
+    """Return for each answer and each of its prefixes the tokens that follow it in any answer."""
     following = defaultdict[int, set[int]](set)  # by the prefix before them
-    drawn: list[list[set[int]]] = []  # for each answer, what follows each of its prefixes
+    drawn: list[list[set[int]]] = []
     for answer in answers:
         starts = accumulate(answer.ids, lambda start, token: hash((start, token)), initial=0)
         drawn.append([following[start] for start in starts])
         for tokens, token in zip(drawn[-1], answer.ids, strict=False):
             tokens.add(token)
+    return drawn
+
+# %% ../../nbs/widgets/26_policy_slider.ipynb #da051d2d
+def branch_chances(answers: Sequence[PolicyAnswer]) -> list[dict[int, Chances]]:
+    """Return for each answer where others diverge, with the chances of the tokens there."""
     parts: list[dict[int, Chances]] = []
-    for answer, drawn_there in zip(answers, drawn, strict=True):
+    for answer, drawn_there in zip(answers, tokens_after(answers), strict=True):
         places = enumerate(zip(drawn_there, answer.chances, strict=False))
         parts.append({at: chances_of(tokens, place) for at, (tokens, place) in places
                       if len(tokens) > 1})  # fmt: skip
     return parts
+
+# %% ../../nbs/widgets/26_policy_slider.ipynb #6c0ae6b1
+def unknown_chances(answers: Sequence[PolicyAnswer]) -> dict[int, dict[int, list[int]]]:
+    """Return the tokens with a bound in place of a chance, by step and position of the answer."""
+    found: dict[int, dict[int, list[int]]] = {}
+    for answer, drawn_there in zip(answers, tokens_after(answers), strict=True):
+        for at, (tokens, place) in enumerate(zip(drawn_there, answer.chances, strict=False)):
+            if answer.turns and (unknown := tokens - {*place}):
+                found.setdefault(answer.step, {})[at] = sorted(unknown)
+    return found
+
+# %% ../../nbs/widgets/26_policy_slider.ipynb #adfe4360
+def add_chances(
+    network: Any, answer: PolicyAnswer, wanted: Mapping[int, Sequence[int]], temperature: float
+) -> None:
+    """Add the chances of wanted tokens at positions of an answer; the model reads each turn."""
+    import torch
+
+    begin = 0
+    for prompt, count in answer.turns:
+        here = [at for at in wanted if begin <= at < begin + count]
+        if here:
+            ids = torch.tensor([[*prompt, *answer.ids[begin : begin + count - 1]]])
+            rows = [len(prompt) - 1 + at - begin for at in here]
+            with torch.inference_mode():
+                logits = network(input_ids=ids.to(network.device), use_cache=False).logits[0, rows]
+                chances = (logits.float() / (temperature or 1.0)).softmax(-1)
+            for at, likely in zip(here, chances, strict=True):
+                for token in wanted[at]:
+                    answer.chances[at][token] = float(f"{float(likely[token]):.3g}")
+        begin += count
 
 # %% ../../nbs/widgets/26_policy_slider.ipynb #3a009c9d
 def slider_data(
@@ -420,19 +461,40 @@ class PolicySlider(Panel):
                 return step, left
         return None
 
+    def unknown(self) -> tuple[int, dict[int, dict[int, list[int]]]] | None:
+        """Return the next step with tokens whose chance is only bounded, by prompt and position.
+
+        None if there is none, or if the client is a server, which names only likely tokens.
+        """
+        if not hasattr(self.client, "served"):
+            return None
+        found = [unknown_chances([*answers.values()]) for answers in self.answers]
+        step = next((step for step in self.adapters if any(step in each for each in found)), None)
+        if step is None:
+            return None
+        return step, {i: each[step] for i, each in enumerate(found) if step in each}
+
     def follow(self) -> bool:
-        """Generate the answers of one step; return whether more may be missing."""
+        """Generate the answers of one step; return whether more may be missing.
+
+        When all are there, compute the chances of tokens that only have a bound.
+        """
         with self.lock:
             found = self.missing()
-            if found is None or self.stopped or self.comm is None:
+            unknown = self.unknown() if found is None else None
+            if (found is None and unknown is None) or self.stopped or self.comm is None:
                 self.thread = None
                 return False
         try:
-            self.answer(*found)
+            if found is not None:
+                self.answer(*found)
+            elif unknown is not None:
+                self.complete(*unknown)
         except Exception as error:
             logger.debug("The policy slider stopped.", exc_info=True)
-            self.stopped = f"The policy of step {found[0]} can't answer: {error}"
-        done = bool(self.stopped) or self.missing() is None
+            step = (found or unknown or [0])[0]
+            self.stopped = f"The policy of step {step} can't answer: {error}"
+        done = bool(self.stopped) or (self.missing() is None and self.unknown() is None)
         if done or time.monotonic() > self.drawn_at:
             self.refresh()
         if done:
@@ -452,6 +514,14 @@ class PolicySlider(Panel):
             self.answers[i][step] = answer
             if not answer.error:
                 keep_answer(self.file(row), answer)
+
+    def complete(self, step: int, unknown: Mapping[int, Mapping[int, Sequence[int]]]) -> None:
+        """Compute the chances of tokens by the policy of a step, and keep them."""
+        self.model = push_step(self.client, self.adapters[step], self.model)
+        for i, wanted in unknown.items():
+            answer, temperature = self.answers[i][step], self.settings["temperature"]
+            add_chances(self.client.served.network, answer, wanted, temperature)
+            keep_answer(self.file(self.rows[i]), answer)
 
     def wait(self, timeout: float | None = None) -> None:
         """Wait until every answer is there; raises the error that stopped them."""

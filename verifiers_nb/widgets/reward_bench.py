@@ -223,7 +223,10 @@ def read_scores(
             is_valid = math.isfinite(rollout.reward) and not rollout.error
             rows.append((scores, rollout.reward, step, group, is_valid, len(said)))
     if not rows:
-        raise ValueError("There is no complete step of rollouts yet: wait for the first.")
+        raise ValueError(
+            "There are no scored rollouts yet: wait for a run's first step, or for the run of an "
+            "explorer, as explorer.run(...).wait() does."
+        )
     if not any(is_valid for _, _, _, _, is_valid, _ in rows):
         raise ValueError("Every stored rollout failed, so there is no score to weigh.")
     table, rewards, steps, members, valid, lengths = map(np.array, zip(*rows, strict=True))

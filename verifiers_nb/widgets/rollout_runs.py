@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RolloutRuns']
+__all__ = ['setting_text', 'RolloutRuns']
 
 # %% ../../nbs/widgets/18_rollout_runs.ipynb #c67b4747
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -28,6 +29,13 @@ from .live_run import LiveRun, choose_inputs
 from .player import RolloutPlayer
 from .rollout_source import OpenTable
 from .rollout_table import RUN_SETTINGS, read_setting, run_html
+
+# %% ../../nbs/widgets/18_rollout_runs.ipynb #4f2b5662
+def setting_text(value: Any) -> str:
+    """Return a setting as it is typed: all examples are "all", and number 3 alone is "3,"."""
+    if isinstance(value, (int, float)):
+        return "all" if value == -1 else str(value)
+    return ", ".join(map(str, value)) + ("," if len(value) == 1 else "")
 
 # %% ../../nbs/widgets/18_rollout_runs.ipynb #70f3646e
 class RolloutRuns:
@@ -55,6 +63,15 @@ class RolloutRuns:
         """Return settings that were typed; raises `ValueError` that names a wrong one."""
         return {name: read_setting(name, self.settings[name]) for name in names}
 
+    def keep_settings(self, used: Mapping[str, Any]) -> None:
+        """Show the settings of a run as those of the next, as they were typed if they were."""
+        for name in RUN_SETTINGS:
+            with suppress(ValueError):
+                if self.typed(name)[name] == used.get(name):
+                    continue
+            if used.get(name) is not None:
+                self.settings[name] = setting_text(used[name])
+
     def free_env(self) -> Environment:
         """Return the environment; raises `RuntimeError` without one, or while rollouts run."""
         if self.env is None:
@@ -70,7 +87,10 @@ class RolloutRuns:
     ) -> LiveRun:
         """Run `samples` rollouts of each example: how many, -1 for all, or their numbers."""
         env = self.free_env()
-        return self.start(env, choose_inputs(env, examples, samples), sampling, at_once)
+        run = self.start(env, choose_inputs(env, examples, samples), sampling, at_once)
+        counts = {"examples": examples, "samples": samples, "max_concurrent": at_once}
+        self.keep_settings({**sampling, **counts})
+        return run
 
     def branch(
         self, parent: int, message: int, text: str, samples: int, sampling_args: SamplingArgs | None

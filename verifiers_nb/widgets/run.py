@@ -186,8 +186,8 @@ def run_marks(
 def chart_columns(count: int, most: int) -> int:
     """Choose how many columns `count` charts have where `most` find room."""
 
-    def faults(columns: int) -> tuple[bool, bool, int]:
-        return count % columns == 1, columns not in (3, 6), -columns
+    def faults(columns: int) -> tuple[bool, bool, int, int]:
+        return count % columns == 1, columns not in (3, 6), -count % columns, -columns
 
     most = max(1, min(most, count))
     return min(range(min(2, most), most + 1), key=faults)

@@ -26,12 +26,51 @@ function colour(place, name) {
   return found;
 }
 
-function laidOut(place, figure) {
+// A text of at most so many pixels: of a longer one, its beginning and its end.
+function fitted(text, most, font) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = font;
+  const isShort = (shown) => pen.measureText(shown).width <= most;
+  if (isShort(text)) return text;
+  for (let kept = text.length - 1; kept > 2; kept -= 1) {
+    const shown = `${text.slice(0, kept >> 1)}…${text.slice(text.length - (kept + 1 >> 1))}`;
+    if (isShort(shown)) return shown;
+  }
+  return "…";
+}
+
+// How many rows a legend has: where its names don't fit on one, each is as wide as the widest.
+function legendRows(names, width, font) {
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = font;
+  const wide = names.map((name) => pen.measureText(name).width + 50), all = wide.reduce((sum, each) => sum + each, 0);
+  return all <= width ? Math.min(names.length, 1) : Math.ceil(names.length / Math.max(Math.floor(width / Math.max(...wide)), 1));
+}
+
+// A title without what does not fit into the room of its chart: first its note, but for what is outside; then the middle of its name.
+function fittedTitle(text, most, font) {
+  const [bold, note] = text.replace("<b>", "").split("</b>"), plain = document.createElement("textarea");
+  const width = (words, weight) => {
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = `${weight} 12px ${font}`;
+    return pen.measureText(words).width;
+  };
+  plain.innerHTML = bold;  // its characters, where HTML has names for some
+  const name = fitted(plain.value, most, `bold 12px ${font}`), left = most - width(name, "bold");
+  if (name !== plain.value) return `<b>${name.replaceAll("&", "&amp;").replaceAll("<", "&lt;")}</b>`;
+  const fits = [note, `  ${note.split(" · ").at(-1)}`].filter((_, i) => i === 0 || note.includes(" · ")).find((each) => width(each, "") <= left);
+  return `<b>${bold}</b>${fits ?? ""}`;
+}
+
+function laidOut(place, figure, node) {
   const { data, layout } = structuredClone(figure), width = place.clientWidth, count = layout.annotations.length;
   const columns = Math.min(count, Number(getComputedStyle(place).getPropertyValue("--columns"))), rows = Math.ceil(count / columns);
-  const named = data.filter((trace) => trace.showlegend).length, top = 38 + (width < 500 ? 19 * named : 19 * Math.min(named, 1));
   const [ink, soft, line, paper] = ["ink", "soft", "line", "paper"].map((name) => colour(place, name));
   const hues = [0, 1, 2, 3, 4, 5].map((hue) => colour(place, `hue-${hue}`)), font = getComputedStyle(place).fontFamily;
+  for (const trace of data) trace.name = fitted(trace.name, width - 96, `12px ${font}`);
+  const named = data.filter((trace) => trace.showlegend).map((trace) => trace.name);
+  const top = (width < 300 ? 52 : 38) + (layout.showlegend ? 19 * legendRows(named, width - 58, `12px ${font}`) : 0);
+  const room = (width - 58) / columns - 12 + (width < 300 ? 46 : 0);  // of a chart
   for (const trace of data) {
     trace.hoverinfo = "none";  // `cross` writes the values into each chart
     trace.line = { color: hues[trace.meta], width: trace.opacity < 1 ? 1 : 1.75 };
@@ -39,11 +78,13 @@ function laidOut(place, figure) {
   }
   for (const shape of layout.shapes)
     Object.assign(shape, { layer: "below", line: { color: hues[shape.hue], width: 1.25, dash: shape.hue > 1 ? "dot" : "solid" } });
+  const [from, to] = node?._fullLayout?.xaxis?.range ?? [0, Infinity];  // of a page that is zoomed
+  if (to - from <= 8) for (const [name, axis] of Object.entries(layout)) if (/^xaxis/.test(name)) axis.dtick = 1;  // no ticks at half steps
   for (const [name, axis] of Object.entries(layout)) if (/^[xy]axis/.test(name))
     Object.assign(axis, { gridcolor: line, linecolor: line, zeroline: false, exponentformat: "e", tickfont: { color: soft, size: 11 },
       nticks: axis.type === "log" ? 3 : 0 });  // with more, plotly labels all nine digits of a decade, and they overlap
   for (const title of layout.annotations) {
-    if (width < 300) title.text = title.text.split("</b>")[0] + "</b>";  // there is no room for what it means
+    title.text = fittedTitle(title.text, room, font);
     Object.assign(title, { x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 3, showarrow: false, font: { color: ink, size: 12 }, ...(width < 300 && { xshift: -46 }) });
   }
   if (count > columns && columns > 1 && count % columns === 1) layout[`xaxis${count}`].domain = [0, 1];  // a row of its own
@@ -86,7 +127,24 @@ function marksAt(node, step) {
   return [...nearest.values()].map(([marked, words]) => `${words} at ${marked.toLocaleString("en")}`);
 }
 
-// A line through all charts at a step, with the values there above each; none for no step.
+// What the curves of a chart say at a step, a line for each.
+function valuesAt(traces, step) {
+  const groups = new Map();
+  for (const trace of traces) {
+    const at = nearest(trace.x, step);
+    if (trace.mode === "markers" ? trace.x[at] !== step : step < trace.x[0] || step > trace.x.at(-1)) continue;
+    groups.set(trace.legendgroup, [...(groups.get(trace.legendgroup) ?? []), [trace, figureText(trace.y[at])]]);
+  }
+  const lines = [];
+  for (const found of groups.values()) {
+    const [last] = found.at(-1), color = last.line.color;
+    if (last.name === "smoothed") lines.push(...found.map(([trace, text]) => [`${trace.name} ${text}`, color]));
+    else lines.push([`${last.name} ${found[0][1]}${found.length > 1 ? ` (smoothed ${found[1][1]})` : ""}`, color]);
+  }
+  return lines;
+}
+
+// A line through all charts at a step, with the values there beside it; none for no step.
 function cross(place, node, step) {
   node.crossed = step;
   for (const old of place.querySelectorAll(".vf-cross")) old.remove();
@@ -94,31 +152,22 @@ function cross(place, node, step) {
   const { _fullLayout: layout, data } = node, subplots = new Map();
   for (const trace of data) subplots.set(trace.xaxis, [...(subplots.get(trace.xaxis) ?? []), trace]);
   for (const [name, traces] of subplots) {
-    const xaxis = layout[name.replace("x", "xaxis")], yaxis = layout[name.replace("x", "yaxis")];
-    const line = place.appendChild(document.createElement("i")), values = place.appendChild(document.createElement("span"));
-    line.className = values.className = "vf-cross";
-    line.style.cssText = `left:${xaxis._offset + xaxis.l2p(step)}px;top:${yaxis._offset}px;height:${yaxis._length}px`;
-    if (!place.querySelector("span.vf-cross b")) values.append(`step ${step.toLocaleString("en")}`);
-    const groups = new Map();
-    for (const trace of traces) {
-      const at = nearest(trace.x, step);
-      if (trace.mode === "markers" && trace.x[at] !== step) continue;
-      groups.set(trace.legendgroup, [...(groups.get(trace.legendgroup) ?? []), [trace, figureText(trace.y[at])]]);
-    }
-    for (const found of groups.values()) {
-      const [last] = found.at(-1), value = values.appendChild(document.createElement("b"));
-      const isOne = last.name === "smoothed";
-      value.textContent = isOne ? found.map(([trace, text]) => `${trace.name} ${text}`).join(", ")
-        : `${last.name} ${found[0][1]}${found.length > 1 ? ` (${found[1][1]})` : ""}`;
-      value.style.color = last.line.color;
-    }
-    if (name === "x" && marksAt(node, step).length) {
-      const told = place.appendChild(document.createElement("em")), at = xaxis.l2p(step), isRight = at > xaxis._length / 2;
-      told.className = "vf-cross";
-      told.textContent = marksAt(node, step).join(" · ");
-      told.style.cssText = `${isRight ? `right:${place.clientWidth - line.offsetLeft + 3}px` : `left:${line.offsetLeft + 3}px`};top:${yaxis._offset + 2}px;max-width:${(isRight ? at : xaxis._length - at) - 6}px`;
-    }
-    values.style.cssText = `right:${place.clientWidth - xaxis._offset - xaxis._length}px;top:${yaxis._offset - 19}px;max-width:${xaxis._length}px`;
+    const xaxis = layout[name.replace("x", "xaxis")], yaxis = layout[name.replace("x", "yaxis")], at = xaxis.l2p(step);
+    const line = place.appendChild(document.createElement("i")), told = place.appendChild(document.createElement("span"));
+    line.className = told.className = "vf-cross";
+    line.style.cssText = `left:${xaxis._offset + at}px;top:${yaxis._offset}px;height:${yaxis._length}px`;
+    const lines = valuesAt(traces, step), marks = name === "x" ? marksAt(node, step) : [];
+    if (name === "x") lines.unshift([`step ${step.toLocaleString("en")}`]);
+    told.hidden = !lines.length;
+    for (const [words, color] of lines) told.appendChild(Object.assign(document.createElement("b"), { textContent: words, style: color ? `color:${color}` : "" }));
+    for (const words of marks) told.appendChild(Object.assign(document.createElement("em"), { textContent: words }));
+    // Where there is more room beside the line, else over it; and where the last curve is not.
+    told.style.cssText = `left:0;max-width:${xaxis._length - 2}px`;
+    const last = traces.at(-1), y = yaxis.c2p(yaxis.d2l(last.y[nearest(last.x, step)])), width = Math.ceil(told.getBoundingClientRect().width);
+    const beside = at > xaxis._length / 2 ? at - width - 3 : at + 3, left = Math.max(0, Math.min(beside, xaxis._length - width));
+    Object.assign(told.style, { left: `${xaxis._offset + left}px`, width: `${width}px` });
+    if (y < yaxis._length / 2) told.style.bottom = `${place.clientHeight - yaxis._offset - yaxis._length + 2}px`;
+    else told.style.top = `${yaxis._offset + 2}px`;
   }
 }
 
@@ -141,10 +190,10 @@ function charts(model, root) {
     const place = root.querySelector("[data-plot]"), figure = model.get("figure");
     if (!Plotly || !place?.clientWidth || !figure?.data?.length) return;
     if (node) node.marks = figure.marks;
-    if (place.plotted) { await Plotly.react(node, ...laidOut(place, figure)); return cross(place, node, node.crossed); }
+    if (place.plotted) { await Plotly.react(node, ...laidOut(place, figure, node)); return cross(place, node, node.crossed); }
     const config = begin(place);
     node.marks = figure.marks;
-    await Plotly.newPlot(node, ...laidOut(place, figure), config);
+    await Plotly.newPlot(node, ...laidOut(place, figure, node), config);
     node.on("plotly_relayout", zoomed);
     node.on("plotly_hover", ({ points }) => cross(place, node, points[0].x));
     node.on("plotly_unhover", () => cross(place, node));

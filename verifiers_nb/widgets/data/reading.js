@@ -93,7 +93,7 @@ function placeNote(root, pressed) {
   const from = (note.offsetParent ?? root).getBoundingClientRect(), at = pressed.getBoundingClientRect();
   note.classList.add("vf-beside");
   const left = Math.max(0, Math.min(at.left - from.left, from.width - note.offsetWidth));
-  note.style.cssText = `left:${left}px;top:${at.bottom - from.top + 6}px`;
+  note.style.cssText = `left:max(0px, min(${left}px, calc(100% - ${note.offsetWidth}px)));top:${at.bottom - from.top + 6}px`;
 }
 
 function announce(root, text) {

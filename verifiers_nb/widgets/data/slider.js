@@ -78,12 +78,15 @@ function drawAnswer(answer, other, data, words) {
   const table = made("table"), head = table.createTHead().insertRow(), body = table.createTBody();
   head.append(made("th", `Token ${at + 1}`));
   for (const each of [words.there, words.here]) head.append(made("th", `chance ${each}`, { class: "vf-number" }));
+  let isBounded = false;
   for (const [k, said] of [[other.t[at], words.there], [answer.t[at], words.here]]) {
     const row = body.insertRow(), id = k === undefined ? undefined : data.tokens[k][0];
     row.insertCell().append(made("code", shown(k)), made("span", ` sampled ${said}`, { class: "vf-soft" }));
     const [before, now] = [other, answer].map((from) => chanceOf(from.p?.[at], id));
+    isBounded ||= k !== undefined && Boolean(before.bound || now.bound);
     for (const each of [chance(before), chance(now) + factor(before, now)]) row.append(made("td", k === undefined ? "–" : each, { class: "vf-number" }));
   }
+  if (isBounded) return [box, table, made("p", "Below: only the chances of the likeliest tokens are known.", { class: "vf-soft" })];
   return [box, table];
 }
 
