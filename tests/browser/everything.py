@@ -22,17 +22,23 @@ def inspector() -> vf.FormatInspector:
 
 
 def explorer() -> vf.RolloutExplorer:
-    """Return an explorer of rollouts of two prompts, two of them side by side."""
+    """Return an explorer of rollouts of two prompts, two of them side by side; one failed, one was cut off."""
     n = 24
+    states: list[dict] = [{"error": None} for _ in range(n)]
+    states[5]["error"] = "ConnectionError: late"
+    states[7]["sampled_answers"] = [{"finish_reason": "length", "tokens": 8}]
     results = vf.GenerateOutputs(
         prompt=[[{"role": "user", "content": f"What is {i // 12} + 4?"}] for i in range(n)],
         completion=[[{"role": "assistant", "content": CUT if i % 3 else GOOD}] for i in range(n)],
         answer=["7"] * n,
         info=[{}] * n,
         task=["addition"] * n,
-        state=[{"error": "ConnectionError: late" if i == 5 else None} for i in range(n)],
+        state=states,
         reward=[0.2 if i % 3 else 1.2 for i in range(n)],
-        metrics={"correct_answer": [float(i % 3 == 0) for i in range(n)]},
+        metrics={
+            "correct_answer": [float(i % 3 == 0) for i in range(n)],
+            "compare_answers_reward_function": [0.5] * n,
+        },
     )
     widget = vf.RolloutExplorer(vf.load_environment("addition"), results=results)
     widget.show(0, beside=1)

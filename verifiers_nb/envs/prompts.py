@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'DatasetBuilder', 'DEFAULTS', 'RowReader', 'BLOCK', 'CACHED_BLOCKS', 'Inputs', 'chat_prompt',
            'warn_if_numeric', 'with_prompts', 'pick_rows', 'check_protocol', 'LazyDataset', 'as_dataset',
-           'build_dataset', 'prepare_dataset', 'RolloutRows', 'check_names', 'check_infos', 'check_columns',
-           'dataset_reader', 'row_reader', 'repeated_rows', 'rollout_rows']
+           'build_dataset', 'prepare_dataset', 'read_info', 'RolloutRows', 'check_names', 'check_infos',
+           'check_columns', 'dataset_reader', 'row_reader', 'repeated_rows', 'rollout_rows']
 
 # %% ../../nbs/envs/00_prompts.ipynb #77de68da
 import json
@@ -169,6 +169,11 @@ def prepare_dataset(
         return partial(build_dataset, dataset, prepare)
     return None if dataset is None else prepare(as_dataset(dataset))
 
+# %% ../../nbs/envs/00_prompts.ipynb #eb047dcc
+def read_info(info: Info | str | None) -> Info:
+    """Return a copy of an info that is a dict, a dict as JSON text, or None."""
+    return (json.loads(info) if isinstance(info, str) else copied(info)) or {}
+
 # %% ../../nbs/envs/00_prompts.ipynb #704881db
 DEFAULTS = {"prompt": None, "answer": "", "task": "default", "info": None}
 RowReader: TypeAlias = Callable[[int], Mapping[str, Any]]
@@ -192,8 +197,7 @@ class RolloutRows(Sequence[Rollout]):
     def __getitem__(self, index: Any) -> Any:
         index = range(len(self.rows))[index]
         row: Any = {**DEFAULTS, **self.read(self.rows[index])}
-        info = row["info"]  # a dict, or a dict as JSON text
-        row["info"] = (json.loads(info) if isinstance(info, str) else copied(info)) or {}
+        row["info"] = read_info(row["info"])
         row["prompt"] = copied(row["prompt"])
         return Rollout(**row, index=index, group=self.groups[index])
 

@@ -12,7 +12,6 @@ __all__ = ['NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'repair', 'read_wi
            'stored_outputs', 'without_failed']
 
 # %% ../../nbs/envs/02_results.ipynb #d03fd59a
-import json
 import os
 import re
 from array import array
@@ -28,6 +27,7 @@ from typing import Any, BinaryIO
 
 import orjson
 
+from .prompts import read_info
 from .records import (
     INPUTS,
     check_fields,
@@ -92,14 +92,13 @@ def foreign_record(index: int, row: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(row[name], (str, list)):
             raise ValueError(f"its {name} is {row[name]!r:.40}")
         check_messages(row[name])
-    info = row.get("info") or {}
     numbers = {name: value for name, value in row.items() if type(value) in (int, float)}
     metrics = {name: numbers[name] for name in numbers if name not in NOT_METRICS}
     rollout = Rollout(
         plain_messages(cleanup_messages(row["prompt"])),
         answer=row.get("answer") or "",
         task=row.get("task") or "default",
-        info=json.loads(info) if isinstance(info, str) else info,
+        info=read_info(row.get("info")),
         index=index,
         completion=plain_messages(cleanup_messages(row["completion"])),
         reward=row["reward"],

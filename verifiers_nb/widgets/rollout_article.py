@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..envs.prompts import read_info
 from ..inference.models import get_tokenizer, model_path
 from ..inference.tokens import template_ids
 from ..types import Messages
@@ -107,8 +108,9 @@ def first_prompt(env: Any) -> tuple[Messages, Any] | None:
     rows = env.dataset if env.eval_dataset is None else env.eval_dataset
     if not rows:
         return None
-    tools = (rows[0].get("info") or {}).get("oai_tools") or getattr(env, "oai_tools", None)
-    return rows[0]["prompt"], tools
+    row = rows[0]
+    tools = read_info(row.get("info")).get("oai_tools") or getattr(env, "oai_tools", None)
+    return row["prompt"], tools
 
 # %% ../../nbs/widgets/14_rollout_article.ipynb #de84389f
 def prompt_html(prompt: Messages, tools: Any, tokenizer: Any, live: bool = False) -> str:
