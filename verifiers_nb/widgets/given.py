@@ -34,7 +34,7 @@ def load_latest(place: Path) -> GenerateOutputs:
 
 # %% ../../nbs/widgets/04_given.ipynb #eac8b197
 def stored_fact(record: Mapping[str, Any], name: str) -> str:
-    """Return the "model" or "environment" of a stored rollout; "" if the record does not name it."""
+    """Return the "model" or "environment" of a stored rollout; "" if its record has none."""
     run = record.get("run")
     return str(run.get(name) or "") if isinstance(run, Mapping) else ""
 
