@@ -36,7 +36,9 @@ def audit_status(report: AuditReport) -> int:
     if report.interrupted:
         return 130
     severities = {finding.severity for finding in report.findings}
-    return 2 if "error" in severities else 1 if "warning" in severities else 0
+    if "error" in severities:
+        return 2
+    return 1 if "warning" in severities else 0
 
 # %% ../../nbs/cli/16_audit.ipynb #7aad0621
 def finding_row(finding: Finding) -> tuple[str, str]:

@@ -117,9 +117,10 @@ class RunLimits:
 # %% ../../nbs/cli/05_eval.ipynb #42799538
 def run_limits(settings: EvalSettings) -> RunLimits:
     """Return the limits of a call; raises `CommandError` for wrong ones."""
-    given = settings.budget
+    budget: Any = settings.budget or None
     try:
-        budget = given if isinstance(given, Budget) else budget_from(given) if given else None
+        if budget and not isinstance(budget, Budget):
+            budget = budget_from(budget)
         return RunLimits(budget, until_from(settings.until))
     except ValueError as error:
         raise CommandError(str(error)) from error

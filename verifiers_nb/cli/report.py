@@ -111,7 +111,9 @@ def report_name(meta: ReportMeta) -> str:
 # %% ../../nbs/cli/02_report.ipynb #2218965f
 def exact_score(value: float, signed: bool = False) -> str:
     """Write a score with three decimals, since runs differ little; a dash for NaN or infinity."""
-    return "–" if not math.isfinite(value) else f"{value:+.3f}" if signed else f"{value:.3f}"
+    if not math.isfinite(value):
+        return "–"
+    return f"{value:+.3f}" if signed else f"{value:.3f}"
 
 # %% ../../nbs/cli/02_report.ipynb #bd307a3e
 def parts_table(meta: ReportMeta, results: GenerateOutputs, examples: Sequence[str]) -> str:
@@ -297,7 +299,9 @@ def verdict(low: float, high: float) -> str:
     """Describe the confidence interval of a difference in words."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return "too few examples"
-    return "higher" if low > 0 else "lower" if high < 0 else "no difference shown"
+    if low > 0:
+        return "higher"
+    return "lower" if high < 0 else "no difference shown"
 
 # %% ../../nbs/cli/02_report.ipynb #61fa9378
 def differences_table(differences: Mapping[str, Any]) -> str:

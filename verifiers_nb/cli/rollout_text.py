@@ -126,5 +126,7 @@ def rollout_row(record: dict[str, Any]) -> str:
     text = prompt if isinstance(prompt, str) else conversation(prompt[-1:]).partition(": ")[2]
     reward = record.get("reward")
     step = f"{record['step']:>4} " if "step" in record else ""
-    shown = "failed" if record.get("error") else "–" if reward is None else f"{reward:.3f}"
+    shown = "–" if reward is None else f"{reward:.3f}"
+    if record.get("error"):
+        shown = "failed"
     return f"{step}{record.get('index', '?'):>6} {shown:>7}  {one_row(text, 200)}"

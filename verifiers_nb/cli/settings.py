@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ENDPOINTS_PATH', 'ENVIRONMENTS', 'DEFAULT_MODEL', 'KEY_VARIABLE', 'OPENAI_URL', 'RunSettings', 'is_plain',
-           'own_folder', 'load', 'verifier_rubric', 'read_endpoints', 'address', 'EndpointChoice', 'is_local',
-           'default_endpoint', 'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint']
+           'own_folder', 'place_of_module', 'load', 'verifier_rubric', 'read_endpoints', 'address', 'EndpointChoice',
+           'is_local', 'default_endpoint', 'choose_endpoint', 'served_models', 'open_engine', 'open_endpoint']
 
 # %% ../../nbs/cli/01_settings.ipynb #609bbdf2
 import importlib.util
@@ -54,6 +54,13 @@ def own_folder(env: str, folder: str | Path = ENVIRONMENTS) -> Path:
     """Return the folder of a user's own environment, which need not exist."""
     return Path(folder).expanduser() / env.strip().replace("-", "_")
 
+# %% ../../nbs/cli/01_settings.ipynb #4bc7cfbf
+def place_of_module(own: Path) -> Path | None:
+    """Return the folder in which a folder's environment is a file or a package, or `None`."""
+    files = (f"{own.name}.py", f"{own.name}/__init__.py")
+    places = (place for place in (own, own / "src") if any((place / f).is_file() for f in files))
+    return next(places, None)
+
 # %% ../../nbs/cli/01_settings.ipynb #8f5aba9f
 def load(settings: RunSettings, verbose: bool = False) -> Environment:
     """Load the environment of a command, installed or in its own folder.
@@ -72,8 +79,8 @@ def load(settings: RunSettings, verbose: bool = False) -> Environment:
         name = environment_module(settings.env)
     except ValueError as error:
         raise CommandError(str(error)) from error
-    if (own / f"{own.name}.py").is_file() and not importlib.util.find_spec(own.name):
-        sys.path.insert(0, str(own.resolve()))
+    if (place := place_of_module(own)) and not importlib.util.find_spec(own.name):
+        sys.path.insert(0, str(place.resolve()))
         importlib.invalidate_caches()
     arguments = dict(settings.env_args or {})
     try:

@@ -241,9 +241,9 @@ def audit_lengths(
             f"{share(long, len(rows))} prompts have more than {about}{most:,} tokens{whose}; "
             f"the longest has {about}{max(lengths):,}."
         )
-        severity = (
-            "error" if long > len(rows) / 2 else "warning" if long > len(rows) / 20 else "note"
-        )
+        severity = "error" if long > len(rows) / 2 else "warning"
+        if long <= len(rows) / 20:
+            severity = "note"
         remedy = f"GRPOConfig(max_prompt_length={max(lengths)}), or shorter prompts"
         example = repr(prompt_text(rows[lengths.index(max(lengths))].prompt))
         yield Finding("too_long", severity, message, example, remedy)

@@ -212,7 +212,9 @@ def check_variation(case: Case) -> Iterable[Finding]:
             f"{', '.join(constant)} gave all {len(payments)} trials {value:g}, right and wrong "
             "ones."
         )
-        severity = "note" if not case.written else "error" if every else "warning"
+        severity = "error" if every else "warning"
+        if not case.written:
+            severity = "note"
         remedy = "remove it, or vf.audit(env, solve=...) if no right completion was tried"
         yield Finding("never_varies", severity, message, example, remedy)
 

@@ -221,8 +221,9 @@ def what_is_learnt(seen: Learnable) -> str:
     """Return a sentence on rollouts of which some groups teach, or of which that is unknown."""
     if not seen.rollouts:
         return "No rollout has a score."
-    solved = f"{share(seen.solved, seen.rollouts)} earn the most"
-    facts = [*([] if seen.only_subtracts else [solved]), *answer_facts_of(seen)]
+    facts = answer_facts_of(seen)
+    if not seen.only_subtracts:
+        facts = [f"{share(seen.solved, seen.rollouts)} earn the most", *facts]
     about = f"; {', '.join(facts)}." if facts else "."
     if not seen.groups:
         return f"GRPO compares the rollouts of a prompt, and each prompt has one{about}"

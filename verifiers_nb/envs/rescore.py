@@ -98,7 +98,8 @@ def with_funcs(rubric: Any, change: Change) -> Any:
     twin = copy.copy(rubric)
     pairs = zip(rubric.reward_funcs, rubric.reward_weights, strict=True)
     changed = [change(rubric, func, weight) for func, weight in pairs]
-    twin.reward_funcs, twin.reward_weights = [f for f, _ in changed], [w for _, w in changed]
+    twin.reward_funcs = [func for func, _ in changed]
+    twin.reward_weights = [weight for _, weight in changed]
     twin.failures = Counter()
     if "rubrics" in vars(rubric):
         twin.rubrics = [with_funcs(member, change) for member in rubric.rubrics]

@@ -81,7 +81,11 @@ def ending_parts(counts: Mapping[str, int], of: str = "") -> list[str]:
     named = empty + sum(counts.get(name) or 0 for name in ("refusals", "null_answers"))
     shown = {name: counts.get(name) or 0 for name in ENDINGS}
     shown["empty_answers"] = max(0, shown["empty_answers"] - named)
-    parts = [f"{count:,}{of} {ENDINGS[name][count > 1]}" for name, count in shown.items() if count]
+    parts = []
+    for name, count in shown.items():
+        one, several = ENDINGS[name]
+        if count:
+            parts.append(f"{count:,}{of} {one if count == 1 else several}")
     if empty:
         parts[0] += f" ({empty:,} empty)"
     return parts

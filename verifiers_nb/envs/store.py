@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from hashlib import blake2b
 from json import dumps, loads
+from os import fstat
+from os import stat as file_status  # a reward function may replace those of `os`
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +87,7 @@ def input_digest(value: Any) -> str:
 
     A dataset adds such keys to its rows, so `{"a": None}` and `{}` are the same row.
     """
-    text = re.sub(r" at 0x[0-9a-fA-F]+", "", dumps(without_none(value), sort_keys=True))
+    text = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", dumps(without_none(value), sort_keys=True))
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 # %% ../../nbs/envs/03_store.ipynb #3174ef8c
@@ -104,7 +106,7 @@ def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
 def what_changed(path: Path, opened: os.stat_result, size: int) -> str | None:
     """Return what happened to a file since it was opened and had this size; None if nothing did."""
     try:
-        now = os.stat(path)
+        now = file_status(path)
     except FileNotFoundError:
         return "deleted"
     if (now.st_dev, now.st_ino) != (opened.st_dev, opened.st_ino):
@@ -133,7 +135,7 @@ class AppendedFile:
         self.is_new = not path.exists()
         self.process = os.getpid()
         self.file = path.open("ab", buffering=0)
-        self.opened = os.fstat(self.file.fileno())
+        self.opened = fstat(self.file.fileno())
         self.size = self.opened.st_size
 
     def append(self, line: bytes) -> int:

@@ -361,7 +361,7 @@ def folder_version(file: Path) -> str | None:
     """Return the version of `verifiers` that the folder of a module asks for."""
     if place := pyproject_of(file):
         try:
-            pyproject = tomllib.loads(place.read_text(encoding="utf-8"))
+            pyproject = tomllib.loads(place.read_text(encoding="utf-8-sig"))
             return first_version(requirement_groups(pyproject, place.parent))
         except (OSError, ValueError, AttributeError) as error:
             logger.warning(
@@ -424,4 +424,5 @@ class VerifiersImports:
     def loaded(env: Any, env_id: str, env_args: dict[str, Any]) -> None:
         """Note the name and the arguments with which an environment was loaded."""
         if hasattr(env, "is_later"):
-            env.env_id, env.env_args = env.env_id or env_id, env.env_args or env_args
+            env.env_id = env.env_id or env_id
+            env.env_args = env.env_args or env_args

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CUT_OFF', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'is_refusal', 'answer_facts',
-           'are_facts', 'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason',
+__all__ = ['CUT_OFF', 'REFUSAL_REASONS', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'is_refusal',
+           'answer_facts', 'are_facts', 'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason',
            'ran_out_of_tokens', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
            'columns_of', 'as_number', 'text_counts']
 
@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..support.calls import check_takes
 from ..types import Messages, content_text, reasoning_length
 
 # %% ../../nbs/inference/22_columns.ipynb #8a527bde
@@ -33,7 +34,19 @@ def sent_field(thing: Any, name: str) -> Any:
     return extra[name] if name in extra else thing.__dict__.get(name)
 
 # %% ../../nbs/inference/22_columns.ipynb #3e6852e1
-CUT_OFF = frozenset({"length", "max_tokens", "model_length"})  # the last is Mistral's
+CUT_OFF = frozenset(
+    {
+        "length",
+        "max_tokens",
+        "max_output_tokens",
+        "max_new_tokens",
+        "max_length",
+        "model_length",  # Mistral's
+        "maxpredictedtokensreached",  # LM Studio's
+        "model_context_window_exceeded",  # Anthropic's
+        "context_length_exceeded",
+    }
+)
 
 
 def is_cut_off(reason: str | None) -> bool:
@@ -41,9 +54,14 @@ def is_cut_off(reason: str | None) -> bool:
     return reason in CUT_OFF
 
 # %% ../../nbs/inference/22_columns.ipynb #8a527b01
+REFUSAL_REASONS = frozenset(
+    {"refusal", "safety", "prohibited_content", "blocklist", "recitation", "spii", "sensitive"}
+)
+
+
 def is_refusal(message: Any, reason: str | None) -> bool:
     """Return whether a message without text is a refusal."""
-    if reason == "refusal" or getattr(message, "refusal", None):
+    if reason in REFUSAL_REASONS or getattr(message, "refusal", None):
         return True
     parts = message.content if isinstance(message.content, (list, tuple)) else ()
     return any(isinstance(part, Mapping) and part.get("refusal") for part in parts)
@@ -121,7 +139,9 @@ def finish_reason(completion: Messages, answers: Answers) -> str | None:
     """Return why the last answer ended, or the reason of the first that was cut off."""
     reasons = [answer["finish_reason"] for answer in answers if answer.get("finish_reason")]
     cut = [reason for reason in reasons if is_cut_off(reason)]
-    return cut[0] if cut else reasons[-1] if reasons else None
+    if cut:
+        return cut[0]
+    return reasons[-1] if reasons else None
 
 # %% ../../nbs/inference/22_columns.ipynb #de8e4340
 def ran_out_of_tokens(state: Mapping[str, Any]) -> bool:
@@ -145,6 +165,10 @@ class Column:
     title: str
     read: Callable[[Messages, Answers], float | str | None]
     unit: str = ""
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a function that takes something else."""
+        check_takes(self.read, "completion", "answers")
 
     def text(self, value: Any) -> str:
         """Return a value as a cell of a table; a dash for an unknown one."""

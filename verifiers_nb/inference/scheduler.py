@@ -360,7 +360,9 @@ class Scheduler:
         """Set the weights for all sequences submitted from now on, and return their version."""
         with self.changed:
             self.check_open()
-            self.version, self.weights, self.resting = self.version + 1, weights, None
+            self.version += 1
+            self.weights = weights
+            self.resting = None
             return self.version
 
     def replace(self, base: dict[str, Tensor], make: Callable[[], dict[str, Tensor]]) -> int:
@@ -373,7 +375,8 @@ class Scheduler:
             self.check_open()
             if is_idle(self):
                 use_weights(self, base)
-                self.weights, self.closed = None, True
+                self.weights = None
+                self.closed = True
                 weights = make()
                 self.closed = False
                 return self.swap(weights)

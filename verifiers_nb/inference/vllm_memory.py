@@ -77,7 +77,9 @@ def weight_bytes(quantization: Any) -> float:
     config = quantization or {}
     settings = config if isinstance(config, dict) else vars(config)
     enabled = {name.strip("_") for name, value in settings.items() if value}
-    loaded = 4 if "load_in_4bit" in enabled else 8 if "load_in_8bit" in enabled else 16
+    loaded = 8 if "load_in_8bit" in enabled else 16
+    if "load_in_4bit" in enabled:
+        loaded = 4
     bits = settings.get("bits") or loaded
     return bits / 8 + (0.1 if bits < 16 else 0)  # 0.1 for the scales
 

@@ -181,7 +181,9 @@ class VLLMServer(AbstractContextManager["VLLMServer"]):
         self.close()
 
     def __repr__(self) -> str:
-        state = "serving" if self.alive else "starting" if self.waiting else "ended"
+        state = "starting" if self.waiting else "ended"
+        if self.alive:
+            state = "serving"
         return f"VLLMServer({self.model!r}, {self.url!r}, {state})"
 
 # %% ../../nbs/inference/15_vllm_server.ipynb #426d433d
@@ -250,8 +252,10 @@ def why_dead(server: VLLMServer) -> str | None:
         server.answered = time.monotonic()
     if status == 200 and server.log.exists():
         server.logged = (server.logged[1], server.log.stat().st_size)
+    if status == 503:
+        return "ended"
     silent = time.monotonic() - server.answered
-    return "ended" if status == 503 else "hung" if silent > server.hung_after else None
+    return "hung" if silent > server.hung_after else None
 
 # %% ../../nbs/inference/15_vllm_server.ipynb #79af19ce
 RECOVERED_SECONDS = 600.0  # a server that ran this long may restart as often as a new one

@@ -281,7 +281,7 @@ def ranking_question(prompt: Messages, texts: Sequence[str], criteria: Sequence[
 def agreement(first: Sequence[float], second: Sequence[float]) -> float:
     """Return the share of pairs that two rankings order alike, ties too; 1.0 without a pair."""
     pairs = [(i, j) for i in range(len(first)) for j in range(i)]
-    orders = [[(s[i] > s[j]) - (s[i] < s[j]) for i, j in pairs] for s in (first, second)]
+    orders = [[(s[i] > s[j], s[i] < s[j]) for i, j in pairs] for s in (first, second)]
     return fmean(a == b for a, b in zip(*orders, strict=True)) if pairs else 1.0
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #6ec99398

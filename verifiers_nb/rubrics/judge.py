@@ -77,7 +77,9 @@ def fill_prompt(template: str, **values: str) -> str:
 # %% ../../nbs/rubrics/02_judge.ipynb #7b52009b
 def judge_question(template: str, prompt: Messages, answer: Any, response: Any) -> str:
     """Return the question for the judge; a response of None is empty."""
-    last = prompt if isinstance(prompt, str) else prompt[-1].get("content") if prompt else ""
+    last: Any = prompt
+    if not isinstance(prompt, str):
+        last = prompt[-1].get("content") if prompt else ""
     shown = "" if response is None else str(response)
     return fill_prompt(template, question=content_text(last), answer=str(answer), response=shown)
 

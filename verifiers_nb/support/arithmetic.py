@@ -301,6 +301,8 @@ def compare_plain(gold: str, response: str) -> bool | None:
     if first.kind != "{":
         pairs = zip(first.parts, second.parts, strict=True)
         verdicts = [compare_sums(*pair, unit) for pair in pairs]
-        return False if False in verdicts else None if None in verdicts else True
+        if False in verdicts:
+            return False
+        return None if None in verdicts else True
     found = [[compare_sums(part, other, unit) for other in second.parts] for part in first.parts]
     return None if any(None in row for row in found) else all(True in row for row in found)

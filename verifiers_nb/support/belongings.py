@@ -6,14 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'STREAMS', 'NAMES', 'is_broken', 'working_directory', 'put_back_descriptor', 'Belongings', 'all_put_back']
+__all__ = ['logger', 'STREAMS', 'OS_NAMES', 'NAMES', 'is_broken', 'replaced_names', 'working_directory', 'put_back_descriptor',
+           'Belongings', 'all_put_back']
 
 # %% ../../nbs/support/07_belongings.ipynb #8682d5f1
 import builtins
 import json
 import logging
 import os
+import shutil
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -24,6 +27,38 @@ from typing import Any
 # %% ../../nbs/support/07_belongings.ipynb #36f3f428
 logger = logging.getLogger(__name__)
 STREAMS = {1: "standard output", 2: "standard error"}
+OS_NAMES = [
+    "chdir",
+    "chmod",
+    "chown",
+    "chroot",
+    "fchdir",
+    "fchmod",
+    "fchown",
+    "fork",
+    "forkpty",
+    "fsync",
+    "getcwd",
+    "kill",
+    "killpg",
+    "lchflags",
+    "lchmod",
+    "lchown",
+    "open",
+    "putenv",
+    "remove",
+    "removedirs",
+    "rename",
+    "renames",
+    "replace",
+    "rmdir",
+    "setuid",
+    "stat",
+    "system",
+    "truncate",
+    "unlink",
+    "write",
+]
 NAMES: tuple[tuple[ModuleType, str], ...] = (
     (sys, "stdout"),
     (sys, "stderr"),
@@ -31,13 +66,25 @@ NAMES: tuple[tuple[ModuleType, str], ...] = (
     (json, "loads"),
     (builtins, "print"),
     (builtins, "open"),
-    (os, "replace"),
+    (builtins, "exit"),
+    (builtins, "quit"),
+    (shutil, "chown"),
+    (shutil, "move"),
+    (shutil, "rmtree"),
+    (subprocess, "Popen"),
+    *((os, name) for name in OS_NAMES if hasattr(os, name)),
 )
 
 # %% ../../nbs/support/07_belongings.ipynb #15bd37c7
 def is_broken(value: Any) -> bool:
     """Return whether a name is of no more use: it is None, or a closed stream."""
     return value is None or getattr(value, "closed", False) is True
+
+# %% ../../nbs/support/07_belongings.ipynb #7ac3e558
+def replaced_names(names: list[str]) -> list[str]:
+    """Return what to say about replaced names: the first few, and how many there are."""
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return [f"replaced {', '.join(names[:3])}{more}"] if names else []
 
 # %% ../../nbs/support/07_belongings.ipynb #462a9e6f
 def working_directory() -> str:
@@ -73,7 +120,7 @@ class Belongings:
     """
 
     def __init__(self) -> None:
-        self.values = [getattr(module, name) for module, name in NAMES]
+        self.values = [getattr(module, name, None) for module, name in NAMES]
         self.directory = working_directory()
         self.copies: dict[int, int] = {}
         for number in STREAMS:
@@ -84,7 +131,7 @@ class Belongings:
 
     def put_back(self, everything: bool = False) -> None:
         """Restore what has changed."""
-        changes = []
+        changes, replaced = [], []
         for number, copy in self.copies.items():
             if put_back_descriptor(number, copy, everything):
                 changes.append(f"closed or redirected {STREAMS[number]}")
@@ -92,7 +139,9 @@ class Belongings:
             now = getattr(module, name, None)
             if now is not value and not is_broken(value) and (everything or is_broken(now)):
                 setattr(module, name, value)
-                changes.append(f"replaced {module.__name__}.{name}")
+                replaced.append(f"{module.__name__}.{name}")
+        changes += replaced_names([name for name in replaced if name not in self.said])
+        self.said.update(replaced)
         if everything and self.directory and working_directory() != self.directory:
             with suppress(OSError):  # it is gone
                 os.chdir(self.directory)

@@ -10,7 +10,8 @@ __all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUS
            'MOST_PROBES', 'UNAVAILABLE', 'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED',
            'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
            'is_without_connection', 'Breaker', 'with_breaker', 'without_retries', 'request_arguments', 'meant_by',
-           'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets']
+           'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets',
+           'check_takes']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -392,3 +393,13 @@ def without_secrets(value: Any, name: str = "") -> Any:
     for shape in SECRET_SHAPES:
         value = shape.sub(rf"\1{REDACTED}", value)
     return value
+
+# %% ../../nbs/support/01_calls.ipynb #40894cd9
+def check_takes(function: Callable[..., Any], *names: str) -> None:
+    """Raise `ValueError` unless a function can be called with arguments of these meanings."""
+    try:
+        inspect.signature(function).bind(*names)
+    except TypeError as error:
+        name = getattr(function, "__name__", repr(function))
+        call = f"{name}({', '.join(names)})"
+        raise ValueError(f"It will be called as {call}, which it doesn't allow: {error}.") from None

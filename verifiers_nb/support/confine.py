@@ -168,7 +168,9 @@ def close_files(libc: ctypes.CDLL, folder: str, paths: Sequence[str], own_root: 
     network = network if version > 3 else 0
     signals_and_sockets = signals_and_sockets if version > 5 else 0
     attributes = struct.pack("QQQ", files, network, signals_and_sockets)
-    size = 24 if version > 5 else 16 if version > 3 else 8
+    size = 16 if version > 3 else 8
+    if version > 5:
+        size = 24
     check(rules := libc.syscall(create, attributes, size, 0))
     opened = [(path, READ_FOLDER if os.path.isdir(path) else READ_FILE) for path in paths]
     opened += [(folder, WRITE_FOLDER | FOLDERS * own_root)]

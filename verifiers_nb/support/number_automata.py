@@ -69,12 +69,14 @@ def scientific_number(fraction: bool = True) -> Machine:
     }
     return steps_of(table, "exponent")
 
-# %% ../../nbs/support/10_number_automata.ipynb #c0defb20
+# %% ../../nbs/support/10_number_automata.ipynb #062f116b
 def sign_of(number: float | Decimal) -> int:
     """Return -1, 0 or 1."""
-    return (number > 0) - (number < 0)
+    if number > 0:
+        return 1
+    return -1 if number < 0 else 0
 
-
+# %% ../../nbs/support/10_number_automata.ipynb #c0defb20
 def digit_sign(character: str, expected: str, place: int) -> int:
     """Compare a digit with the one at a place of a number, or with 0 after its end."""
     return sign_of(int(character) - int(expected[place] if place < len(expected) else "0"))

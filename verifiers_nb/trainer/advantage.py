@@ -15,6 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ..support.calls import check_takes
+
 # %% ../../nbs/trainer/00_advantage.ipynb #0ade7c2c
 def group_advantages(
     rewards: torch.Tensor, group_size: int, valid: torch.Tensor | None = None
@@ -93,6 +95,9 @@ def decoupled_advantages(
     return scale_advantages(torch.stack(each, 1) @ weights, group_size, valid, "batch")
 
 # %% ../../nbs/trainer/00_advantage.ipynb #94719df0
+SCALINGS = ("none", "group", "batch")
+
+
 @dataclass(frozen=True, slots=True)
 class Estimator:
     """An advantage estimator: its function, the scalings that it allows, and a few words of help.
@@ -106,8 +111,14 @@ class Estimator:
     help: str
     by_function: bool = False
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a row with which no run could compute advantages."""
+        rewards = ("rewards", "weights") if self.by_function else ("rewards",)
+        check_takes(self.advantages, *rewards, "group_size", "valid")
+        if not self.scalings or not {*self.scalings} <= {*SCALINGS}:
+            raise ValueError(f"scalings are some of {', '.join(SCALINGS)}, not {self.scalings!r}.")
+
 # %% ../../nbs/trainer/00_advantage.ipynb #7f160893
-SCALINGS = ("none", "group", "batch")
 ESTIMATORS = {
     "grpo": Estimator(group_advantages, SCALINGS, "the group's mean is the baseline"),
     "rloo": Estimator(leave_one_out_advantages, ("none", "batch"), "the mean of the others is"),

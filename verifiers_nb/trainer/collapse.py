@@ -83,7 +83,8 @@ class CollapseWatch:
         self.last_good = 0
         self.before: float | None = None
         self.entropy: float | None = None
-        self.lost_text, self.signs = False, list[str]()  # as of the last step that learnt
+        self.lost_text = False
+        self.signs: list[str] = []  # as of the last step that learnt
         self.found: Collapse | None = None
 
     def note(self, metrics: Mapping[str, Any]) -> Collapse | None:

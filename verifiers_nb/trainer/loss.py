@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from ..support.calls import check_takes
 from ..support.products import faster_product
 
 # %% ../../nbs/trainer/01_loss.ipynb #902ba3cd
@@ -243,6 +244,12 @@ class Correction:
     help: str
     over: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for a function that takes something else."""
+        check_takes(self.bound, "ratios", "floor", "cap")
+        if self.over is not None:
+            check_takes(self.over, "values", "sequences")
+
 # %% ../../nbs/trainer/01_loss.ipynb #2f89f20e
 CORRECTIONS = {
     "none": Correction(unit_weights, "off"),
@@ -326,6 +333,10 @@ class Loss:
     average: Callable[[torch.Tensor, int], torch.Tensor]
     help: str
     by_sequence: bool = False
+
+    def __post_init__(self) -> None:
+        """Raise `ValueError` for an average that takes something else."""
+        check_takes(self.average, "lengths", "max_tokens")
 
     def takes(self, name: str) -> bool:
         """Return whether the function of tokens has a parameter of this name."""

@@ -60,7 +60,10 @@ def find_too_deep(text: str) -> int:
         return -1
     depth = 0
     for token in STRING_OR_BRACKET.finditer(text):
-        depth += (token[0] in "[{") - (token[0] in "]}")
+        if token[0] in "[{":
+            depth += 1
+        elif token[0] in "]}":
+            depth -= 1
         if depth > MAX_DEPTH:
             return token.start()
     return -1

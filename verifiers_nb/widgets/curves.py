@@ -69,7 +69,9 @@ def ticks(low: float, high: float, most: int = 4) -> list[float]:
 def value_range(values: Sequence[float], whole: bool = False) -> tuple[float, float]:
     """Return the range of an axis: of all values, or without outliers."""
     ranked = sorted(values)
-    rare = 0 if whole else len(ranked) // 100 + (len(ranked) >= 20)
+    rare = 0
+    if len(ranked) >= 20 and not whole:
+        rare = len(ranked) // 100 + 1
     low, high = ranked[rare], ranked[-1 - rare]
     spread = (high - low) or abs(high) or 1.0
     near = [value for value in ranked if low - spread <= value <= high + spread]
@@ -274,7 +276,9 @@ def trace_path(trace: Mapping[str, Any], place: ToPercent, most: int = 240) -> s
     points = thin([*zip(trace["x"], trace["y"], strict=True)], most)
     places, is_dots = [place(*point) for point in points], trace["mode"] == "markers"
     drawn = ("h0M" if is_dots else "L").join(f"{x:.2f} {y:.1f}" for x, y in places)
-    kind = "dots" if is_dots else "raw" if trace["opacity"] < 1 else "curve"
+    kind = "raw" if trace["opacity"] < 1 else "curve"
+    if is_dots:
+        kind = "dots"
     end = "h0" if is_dots else ""
     return f"<path class='{kind} hue-{trace['meta']}' d='M{drawn}{end}'/>"
 

@@ -320,8 +320,8 @@ class Bin(NamedTuple):
 # %% ../../nbs/widgets/00_html.ipynb #fa6c5c86
 def top_score(scores: Sequence[float]) -> float:
     """Return where a scale of scores ends: at 1 or above, at 0 for penalties."""
-    ends = min(scores, default=0.0), max(scores, default=0.0)
-    return 0.0 if are_penalties(*ends) else max([1.0, *scores])
+    lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
+    return 0.0 if are_penalties(lowest, highest) else max(1.0, highest)
 
 # %% ../../nbs/widgets/00_html.ipynb #bc2c3cf4
 FULL_SCORE = "full score"

@@ -165,16 +165,19 @@ def summary_html(table: RolloutTable, seen: Learnable, live: bool) -> str:
     """Draw what all rollouts earn: their number, mean and share of full scores, and a histogram."""
     rewards = [row.reward for row in scored_rows(table)]
     failed, most = len(table) - len(rewards), f"of {seen.most:.3g}" if rewards and seen.most else ""
-    solved = f"{seen.solved:,}", f"{seen.solved / max(1, seen.rollouts):.0%}"
+    solved = ("Solved", f"{seen.solved:,}", f"{seen.solved / max(1, seen.rollouts):.0%}")
+    if seen.only_subtracts:
+        solved = ("Solved", "–", "")
     figures = [
         ("Rollouts", f"{len(table):,}", f"{failed:,} not counted" if failed else ""),
         ("Mean reward", score_text(finite_mean(rewards)) if rewards else "–", most),
-        ("Solved", *(("–", "") if seen.only_subtracts else solved)),
+        solved,
     ]
     bins = score_bins(rewards, seen.most)
     counts = {each.name: each.size for each in bins}
-    ends = bins[0].low, round(bins[-1].low, 6) + 0.0  # a scale of penalties ends at 0, not at -0
-    return fill("rollout_table.html", "summary", figures, counts, *ends, live)
+    low = bins[0].low
+    high = round(bins[-1].low, 6) + 0.0  # a scale of penalties ends at 0, not at -0
+    return fill("rollout_table.html", "summary", figures, counts, low, high, live)
 
 # %% ../../nbs/widgets/12_rollout_table.ipynb #fa35e192
 def flags(rows: RolloutTable, number: int) -> str:

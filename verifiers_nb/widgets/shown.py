@@ -117,8 +117,16 @@ class Shown:
         for number, other in {kept: self.at, self.at: kept}.items():
             editable = live and can_run and number == self.at
             reading = Reading(number, live, editable, self.whole, pattern=pattern)
-            how = self.view_name, decode, self.edited, other, self.token
-            drawn[number] = article_html(self.table, reading, weights, *how)
+            drawn[number] = article_html(
+                self.table,
+                reading,
+                weights,
+                self.view_name,
+                decode,
+                self.edited,
+                other,
+                self.token,
+            )
         return drawn
 
     # What each press does

@@ -186,7 +186,8 @@ class Panel(ipywidgets.VBox):
     def make_view(self, before: View | None = None) -> View:
         """Put a new view below the controls, with the picture of the one before, and return it."""
         view = View()
-        view.kept, view.page = (before.kept, before.page) if before else (view.model_id, "")
+        view.kept = before.kept if before else view.model_id
+        view.page = before.page if before else ""
         view.on_action(self.act)
         view.observe(lambda _: self.keep_soon(), "restored")
         keep_subshell(view)
