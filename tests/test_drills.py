@@ -502,7 +502,7 @@ def in_c(completion):
 def number(completion):
     open(sys.argv[1], "w").write(str(os.getpid()))
     time.sleep(600)
-rubric = vf.RubricGroup([vf.Rubric([lambda completion: 1.0], timeout=3.0), vf.Rubric()])
+rubric = vf.RubricGroup([vf.Rubric(timeout=3.0), vf.Rubric(), vf.Rubric([lambda completion: 1.0])])
 rubric.add_reward_func(in_c, 0.5, isolate=True)
 rubric.rubrics[1].add_reward_func(number, isolate=True)
 began = time.monotonic()

@@ -663,7 +663,9 @@ def digests(how: str, seed: int) -> dict[str, tuple[float, str]]:
     """
     wanted = {c.id: {k: v for k, v in c.arguments.items() if k != "tools"} for c in CASES}
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": str(seed)}
-    command = [sys.executable, "-c", LOAD, json.dumps(wanted), how]
+    # From 3.12 on Python warns of a fork beside threads; NumPy's pool sleeps, and the child loads rows only.
+    quiet = ["-W", "ignore:This process:DeprecationWarning"]
+    command = [sys.executable, *quiet, "-c", LOAD, json.dumps(wanted), how]
     done = subprocess.run(command, capture_output=True, text=True, env=env)
     assert (done.returncode, done.stderr) == (0, "")  # and nothing is printed on the way
     lines = [line.split() for line in done.stdout.splitlines()]

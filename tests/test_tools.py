@@ -310,12 +310,10 @@ def test_a_test_of_the_sandbox_that_is_stopped_is_made_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As where the rollout that asked first is cancelled; the machine has its guards all the same."""
-    before, start = sandbox_guards(), sandbox.start_confined
+    before = sandbox_guards()
 
     def held(*given: Any) -> subprocess.Popen[bytes]:
-        process = start(*given)
-        process.send_signal(signal.SIGSTOP)
-        return process
+        return subprocess.Popen(["sleep", "600"], start_new_session=True)
 
     sandbox_guards.cache_clear()
     with monkeypatch.context() as patched:

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NEEDED', 'logger', 'NO_UPLOADS', 'ACKNOWLEDGED', 'Played', 'project_of', 'is_package', 'find_taskset',
+__all__ = ['NEEDED', 'logger', 'NO_UPLOADS', 'ACKNOWLEDGED', 'Played', 'V1_ARGUMENTS', 'project_of', 'is_package', 'find_taskset',
            'install_failed', 'cache_folder', 'python_with', 'check_python', 'python_for', 'check_versions',
            'PlayerLost', 'start_script', 'end_script', 'pending', 'take_answers', 'outcome_of', 'end_if_hung', 'Player',
-           'rows_of', 'TasksetRubric', 'Players', 'play_alone', 'play_somewhere', 'play_recorded', 'V1Env']
+           'rows_of', 'TasksetRubric', 'Players', 'play_alone', 'play_somewhere', 'play_recorded', 'is_count',
+           'check_v1_arguments', 'V1Env']
 
 # %% ../../nbs/bridges/12_v1.ipynb #2385d6ac
 import asyncio
@@ -33,6 +34,7 @@ from pathlib import Path
 from subprocess import PIPE
 from tempfile import TemporaryFile
 from threading import Lock, RLock, Thread, Timer
+from types import NoneType
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
@@ -43,6 +45,7 @@ from .record import Tape, record, run_state
 from .ship import TEMPLATES
 from ..envs.environment import Environment
 from ..rubrics.rubric import Rubric
+from ..support.budget import is_amount
 from ..support.mcp_servers import last_lines
 from ..support.processes import start_guarded
 from ..types import Info, Messages, RolloutScore, SamplingArgs, State
@@ -419,6 +422,38 @@ async def play_recorded(
         raise RuntimeError(f"The taskset failed: {outcome['error']}{model}")
     return tape, outcome
 
+# %% ../../nbs/bridges/12_v1.ipynb #33e0255c
+V1_ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "taskset": (lambda given: isinstance(given, (str, Path)), "a name or a path"),
+    "config": (lambda given: isinstance(given, (Mapping, NoneType)), "a dict"),
+    "python": (lambda given: isinstance(given, (str, Path, NoneType)), "a path"),
+    "packages": (lambda given: not isinstance(given, str), "a list of names"),
+    "num_examples": (lambda given: given == -1 or is_count(given), "above 0, or -1 for all tasks"),
+    "harness": (lambda given: isinstance(given, (str, NoneType)), "a name"),
+    "timeout": (lambda given: is_amount(given) and given > 0, "a number of seconds above 0"),
+    "at_once": (lambda given: is_count(given), "a number above 0"),
+    "system_prompt": (lambda given: isinstance(given, (str, NoneType)), "a text"),
+}
+
+
+def is_count(given: Any) -> bool:
+    """Return whether a value is a whole number above 0."""
+    return isinstance(given, int) and not isinstance(given, bool) and given > 0
+
+# %% ../../nbs/bridges/12_v1.ipynb #9320c80c
+def check_v1_arguments(**given: Any) -> None:
+    """Raise `ValueError` for a wrong argument of `V1Env`."""
+    for name, value in given.items():
+        is_right, words = V1_ARGUMENTS[name]
+        if not is_right(value):
+            raise ValueError(
+                f"{name} of a taskset's environment must be {words}, not {value!r:.100}."
+            )
+    try:
+        json.dumps(dict(given.get("config") or {}), default=os.fspath)
+    except TypeError as error:
+        raise ValueError(f"config must have values of JSON, or paths: {error}.") from None
+
 # %% ../../nbs/bridges/12_v1.ipynb #1151e9c8
 class V1Env(Environment):
     """Play the tasks of a taskset of `verifiers.v1`, in another Python, and learn from its rewards.
@@ -431,8 +466,9 @@ class V1Env(Environment):
     `at_once`: tasks that are played at a time. `system_prompt`: a text in place of each task's own.
     `state["outcome"]` is what the taskset said.
 
-    Raises `ValueError` if the tasks need what isn't here, such as a container or a cloud sandbox.
-    Nothing is uploaded: the package's own evaluation, which does that, isn't used.
+    Raises `ValueError` for a wrong argument, or if the tasks need what isn't here, such as a
+    container or a cloud sandbox. Nothing is uploaded: the package's own evaluation, which does
+    that, isn't used.
     """
 
     script = TEMPLATES / "play_tasks.txt"
@@ -450,10 +486,18 @@ class V1Env(Environment):
         system_prompt: str | None = None,
         **kwargs: Any,
     ) -> None:
+        check_v1_arguments(
+            taskset=taskset, config=config, python=python, packages=packages, harness=harness,
+            num_examples=num_examples, timeout=timeout, at_once=at_once,
+            system_prompt=system_prompt,
+        )  # fmt: skip
         module, paths, project = find_taskset(taskset)
         python = python_for(python, packages, project)
         settings: dict[str, Any] = {"taskset": module, "paths": paths, "harness": harness}
-        settings |= {"config": dict(config or {}), "most": max(num_examples, 0) or None}
+        settings |= {
+            "config": dict(config or {}),
+            "most": None if num_examples < 0 else num_examples,
+        }
         settings |= {"system_prompt": system_prompt}
         self.timeout = timeout
         self.players = Players(partial(Player, python, self.script, settings), at_once)

@@ -271,7 +271,9 @@ class RolloutRun:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """Return the settings that are stored with every rollout of this run."""
-        return run_settings(self.model, self.sampling_args, self.rubric)
+        name = getattr(self.env, "env_id", "") or type(self.env).__name__
+        settings = run_settings(self.model, self.sampling_args, self.rubric)
+        return {**settings, "environment": name}
 
     async def start(self, max_concurrent: int = -1) -> None:
         """Run every row that is not in the store.

@@ -41,14 +41,17 @@ from ..types import Rollout
 
 # %% ../../nbs/envs/03_store.ipynb #91032ad7
 def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Return a sentence for each setting that differs; the code of reward functions may differ."""
+    """Return a sentence for each setting that differs.
+
+    The code of reward functions and the name of the environment may differ.
+    """
     pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
     return [
         name  # of sampling_args only a digest is stored, which says nothing
         if name == "sampling_args"
         else f"{name} was {before!r:.200} and is {after!r:.200}"
         for name, (before, after) in pairs.items()
-        if before != after and name != "functions"
+        if before != after and name not in ("functions", "environment")
     ]
 
 # %% ../../nbs/envs/03_store.ipynb #f889f6dc

@@ -419,7 +419,6 @@ class PolicyVersions:
     def awake(self) -> Iterator[None]:
         """Wake the client for this block; after it, one in this process frees merged weights."""
         self.wake()
-        trim_reserve()  # what one side has freed is in pieces that seldom suit the other
         try:
             yield
         finally:
@@ -434,7 +433,8 @@ class PolicyVersions:
         trim_reserve()
 
     def wake(self) -> None:
-        """Wake the client if it sleeps; first free the trainer's unused GPU memory."""
+        """Wake the client if it sleeps; first free the trainer's unused memory."""
+        trim_reserve()  # what one side has freed is in pieces that seldom suit the other
         if self.asleep:
             release_reserve()
             self.client.wake(**self.sleep_settings)

@@ -257,3 +257,4 @@ def run_warm_up(
     finally:
         trainer.first_weights = learnt_weights(trainer.model)
         trainer.weights_replaced()
+        trainer.versions.rest()

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['step_files', 'load_latest', 'played_by', 'GivenRollouts', 'given_rollouts', 'identity_of_results', 'KnownRollouts']
+__all__ = ['step_files', 'load_latest', 'stored_fact', 'played_by', 'GivenRollouts', 'given_rollouts', 'identity_of_results',
+           'KnownRollouts']
 
 # %% ../../nbs/widgets/04_given.ipynb #d4b37a90
 import os
@@ -31,11 +32,16 @@ def load_latest(place: Path) -> GenerateOutputs:
     """Load the rollouts of a file or of an evaluation's folder, or a training run's latest step."""
     return load_results([place, *step_files(place).values()][-1])
 
+# %% ../../nbs/widgets/04_given.ipynb #eac8b197
+def stored_fact(record: Mapping[str, Any], name: str) -> str:
+    """Return the "model" or "environment" of a stored rollout; "" if its record has none."""
+    run = record.get("run")
+    return str(run.get(name) or "") if isinstance(run, Mapping) else ""
+
 # %% ../../nbs/widgets/04_given.ipynb #0cd44682
 def played_by(record: Mapping[str, Any]) -> str:
     """Return the model that played a stored rollout; "" if the record does not name it."""
-    run = record.get("run")
-    return str(run.get("model") or "") if isinstance(run, Mapping) else ""
+    return stored_fact(record, "model")
 
 # %% ../../nbs/widgets/04_given.ipynb #dc0728b3
 @dataclass(frozen=True, slots=True)
@@ -75,7 +81,8 @@ def identity_of_results(results: Any, env: Any, *facts: str) -> RunIdentity:
     place = found.place if found else None
     with suppress(OSError, ValueError):  # none is stored yet
         record = next(read_rollouts([place, *step_files(place).values()][-1]), {}) if place else {}
-    return identity_of(place, played_by(record), env, *facts)
+    played = stored_fact(record, "environment") if env is None else env
+    return identity_of(place, played_by(record), played, *facts)
 
 # %% ../../nbs/widgets/04_given.ipynb #5435ec35
 @dataclass(frozen=True, slots=True)

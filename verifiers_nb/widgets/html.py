@@ -446,11 +446,13 @@ def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) ->
     """Return the identity of a run that is stored at a place.
 
     A model that is a folder of this machine is named without the folders above it, and the shipped
-    one without the name of the package.
+    one without the name of the package. `env`: an environment, or its name.
     """
     name = os.path.basename(model) if model and os.path.isabs(model) else model
     name = name.removeprefix(SHIPPED_PREFIX) if name else name
-    played = "" if env is None else getattr(env, "env_id", "") or type(env).__name__
+    played = env or ""
+    if played and not isinstance(played, str):
+        played = getattr(env, "env_id", "") or type(env).__name__
     known = [str(fact) for fact in (name, played, *facts) if fact]
     return RunIdentity(place.name if place else "", tuple(known), place)
 

@@ -494,7 +494,8 @@ class PolicySlider(Panel):
             logger.debug("The policy slider stopped.", exc_info=True)
             step = (found or unknown or [0])[0]
             self.stopped = f"The policy of step {step} can't answer: {error}"
-        done = bool(self.stopped) or (self.missing() is None and self.unknown() is None)
+        left = self.unknown() if found is None else self.missing()
+        done = bool(self.stopped) or left is None
         if done or time.monotonic() > self.drawn_at:
             self.refresh()
         if done:

@@ -21,7 +21,7 @@ from ..envs.tables import results_dataset
 from ..support.sync_calls import background_loop
 from ..types import GenerateOutputs, SamplingArgs
 from .branches import TokenDetails
-from .given import played_by
+from .given import played_by, stored_fact
 from .html import RunIdentity, fill, identity_of, widget_file
 from .listing import Listing
 from .live_run import LiveRun
@@ -259,7 +259,8 @@ class RolloutExplorer(Panel):
         """Return what is shown: which run, model and environment."""
         record = self.table.rows[self.at].record if self.at is not None else {}
         model = played_by(record) or self.player.model
-        return identity_of(self.source.place, model, self.env)
+        played = stored_fact(record, "environment") if self.env is None else self.env
+        return identity_of(self.source.place, model, played)
 
     def selection(self) -> Selection:
         """Return what the next widget gets: the selected rollouts, and which of them is shown."""

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..trainer.control import CHANGEABLE
 from .curves import CurveLook, plotly_figure
 from .dashboard_page import DashboardState, dashboard_html, plan_text
-from .given import played_by, step_files
+from .given import played_by, step_files, stored_fact
 from .html import (
     RunIdentity,
     Snapshot,
@@ -344,10 +344,10 @@ class TrainingDashboard(Panel):
         """Return what is shown: the first run, its model and its environment."""
         trained = self.trainer and getattr(self.trainer.model, "config", None)
         shown = self.run.completions.best if self.run.completions else ()
-        model = str(getattr(trained, "_name_or_path", "")) or played_by(
-            shown[0].record if shown else {}
-        )
-        return identity_of(self.folder.absolute(), model, self.trainer and self.trainer.env)
+        record = shown[0].record if shown else {}
+        model = str(getattr(trained, "_name_or_path", "")) or played_by(record)
+        played = self.trainer.env if self.trainer else stored_fact(record, "environment")
+        return identity_of(self.folder.absolute(), model, played)
 
     def drawing(self, live: bool) -> str:
         """Draw the run."""
