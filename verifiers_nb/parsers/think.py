@@ -186,7 +186,7 @@ def may_have_mark(text: str) -> bool:
             return True
     return "_" in text and any(word in text for word in MARK_WORDS_WITH_LINES)
 
-
+# %% ../../nbs/parsers/02_think.ipynb #14953bc4
 def has_other_mark(text: str, at: int) -> bool:
     """Return whether a text may have a mark that begins with none of `<` and `◁` from `at` on."""
     if text.find("]", at) >= 0 and (text.find("THINK", at) >= 0 or "[unused1" in text):
