@@ -199,10 +199,12 @@ def load_gguf(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
 
     `ValueError` for one that transformers can't convert.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     with alone(header.path) as (folder, name):
-        given: Any = dict(gguf_file=name, dtype=dtype, output_loading_info=True)
+        config = AutoConfig.from_pretrained(folder, gguf_file=name)
+        set_heads(config, header)  # transformers 5.24 refuses weights of another width
+        given: Any = dict(gguf_file=name, config=config, dtype=dtype, output_loading_info=True)
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **given)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
     model, info = loaded
@@ -211,7 +213,6 @@ def load_gguf(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
     if not all(bool(weight.isfinite().all()) for weight in model.parameters()):
         raise ValueError("some of its weights are not numbers, so it is damaged")
     check_all_taken(model, header)
-    set_heads(model.config, header)
     set_positions(model.config, header)
     if ends := answer_ends(header.metadata):
         model.generation_config.eos_token_id = ends
