@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', 'FENCES', 'GRANITE', 'OTHER_MARKS',
-           'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'MARK_WORDS', 'LONG_TEXT', 'FORMS_OF_PLACEHOLDERS',
-           'OPENING_NAMES', 'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED',
-           'ANGLE_MARK', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS',
-           'MARK_STARTS', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
+           'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'MARK_WORDS', 'MARK_WORDS_WITH_LINES', 'LONG_TEXT',
+           'FORMS_OF_PLACEHOLDERS', 'OPENING_NAMES', 'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED',
+           'ANGLED', 'UNANGLED', 'ANGLE_MARK', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS',
+           'LONE_CLOSINGS', 'MARK_STARTS', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
            'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
            'closing_starts', 'may_have_mark', 'has_other_mark', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
            'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
@@ -123,11 +123,10 @@ MARK_WORDS = [
     "analysis",
     "plan",
     "cot",
-    "inner_",
-    "internal_",
     "details",
     "unused9",
 ]
+MARK_WORDS_WITH_LINES = ["inner_", "monologue"]  # in marks with a "_"
 LONG_TEXT = 500
 
 
@@ -182,16 +181,21 @@ MARK_STARTS = [*tag_starts(("<", "< "), TAG_MARKS), *UNTAGGED, *LONE_STARTS]
 # %% ../../nbs/parsers/02_think.ipynb #9eb075c5
 def may_have_mark(text: str) -> bool:
     """Return whether a text in small letters may have a mark that begins with <."""
-    return any(word in text for word in MARK_WORDS)
+    for word in MARK_WORDS:
+        if word in text:
+            return True
+    return "_" in text and any(word in text for word in MARK_WORDS_WITH_LINES)
 
-
+# %% ../../nbs/parsers/02_think.ipynb #14953bc4
 def has_other_mark(text: str, at: int) -> bool:
     """Return whether a text may have a mark that begins with none of `<` and `◁` from `at` on."""
     if text.find("]", at) >= 0 and (text.find("THINK", at) >= 0 or "[unused1" in text):
         return True
-    if (tick := text.find("`", at)) >= 0 and any(text.find(f, tick) >= 0 for f in FENCES[:3]):
+    if (tick := text.find("`", at)) >= 0 and (
+        text.find("```th", tick) >= 0 or text.find("```reas", tick) >= 0
+    ):
         return True
-    if text.find("~~~", at) >= 0 and any(text.find(f, at) >= 0 for f in FENCES[3:]):
+    if "~" in text and any(text.find(fence, at) >= 0 for fence in FENCES[3:]):
         return True
     return at == 0 and text.startswith(GRANITE)
 
