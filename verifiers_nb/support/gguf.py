@@ -7,10 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'TURN_ENDS', 'NORMAL', 'OWN', 'GEMMA_27B', 'LLAMA3', 'FREQUENCIES', 'WAYS', 'set_special_tokens',
-           'answer_ends', 'set_merges', 'set_heads', 'llama3_scaling', 'named_scaling', 'set_positions',
+           'answer_ends', 'set_merges', 'set_heads', 'frequencies', 'llama3_scaling', 'named_scaling', 'set_positions',
            'check_all_taken', 'forget_quantization', 'alone', 'load_gguf', 'check_room', 'unpack_into', 'unpacked']
 
 # %% ../../nbs/support/29_gguf.ipynb #afdd7166
+import copy
 import json
 import os
 import shutil
@@ -27,6 +28,7 @@ from .gguf_header import GGUFHeader, read_header
 from .memory import free_memory
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
 # %% ../../nbs/support/29_gguf.ipynb #2653b1f6
@@ -60,7 +62,10 @@ def answer_ends(metadata: Mapping[str, Any]) -> list[int]:
     """Return the ids of all tokens that end an answer, in order."""
     named = [metadata.get(f"tokenizer.ggml.{role}_token_id") for role in ("eos", "eot", "eom")]
     tokens = metadata.get("tokenizer.ggml.tokens", [])
-    usual = [tokens.index(text) for text in TURN_ENDS if text in tokens]
+    ends = [text for text in TURN_ENDS if text in tokens]
+    if "<|return|>" in tokens:  # gpt-oss ends a part of its answer with <|end|>, as its thinking
+        ends = [text for text in ends if text != "<|end|>"]
+    usual = [tokens.index(text) for text in ends]
     return sorted({*usual, *(number for number in named if number is not None)})
 
 # %% ../../nbs/support/29_gguf.ipynb #b32a6fc2
@@ -99,6 +104,15 @@ def set_heads(config: Any, header: GGUFHeader) -> None:
         wide = header.setting("embedding_length") // header.setting("attention.head_count")
         config.query_pre_attn_scalar = wide if large else config.head_dim
 
+# %% ../../nbs/support/29_gguf.ipynb #84475117
+def frequencies(config: Any, parameters: Mapping[str, Any]) -> np.ndarray:
+    """Return the frequencies by which a model of Llama's kind turns positions, with parameters."""
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    config = copy.copy(config)
+    config.rope_parameters = dict(parameters)
+    return LlamaRotaryEmbedding(config).inv_freq.numpy()
+
 # %% ../../nbs/support/29_gguf.ipynb #ba88e378
 LLAMA3 = {
     "rope_type": "llama3",
@@ -112,15 +126,13 @@ FREQUENCIES = "rope_freqs.weight"
 def llama3_scaling(config: Any, header: GGUFHeader) -> dict[str, Any]:
     """Return the scaling of Llama 3 whose factors a file lists; `ValueError` for others."""
     import numpy as np
-    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     factors = header.floats(FREQUENCIES)
     plain = config.rope_parameters
     scaled = plain | LLAMA3 | {"factor": float(factors.max())}
-    frequencies = []
-    for config.rope_parameters in (plain, scaled):
-        frequencies.append(LlamaRotaryEmbedding(config).inv_freq.numpy())
-    if not np.allclose(frequencies[0] / frequencies[1], factors, rtol=1e-3):
+    if not np.allclose(
+        frequencies(config, plain) / frequencies(config, scaled), factors, rtol=1e-3
+    ):
         raise ValueError("it scales its positions in another way than Llama 3")
     return scaled
 
