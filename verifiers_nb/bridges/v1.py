@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['NEEDED', 'logger', 'NO_UPLOADS', 'ACKNOWLEDGED', 'Played', 'V1_ARGUMENTS', 'project_of', 'is_package', 'find_taskset',
            'install_failed', 'cache_folder', 'python_with', 'check_python', 'python_for', 'check_versions',
            'PlayerLost', 'start_script', 'end_script', 'pending', 'take_answers', 'outcome_of', 'end_if_hung', 'Player',
-           'rows_of', 'TasksetRubric', 'Players', 'play_alone', 'play_somewhere', 'play_recorded', 'is_count',
-           'check_v1_arguments', 'V1Env']
+           'rows_of', 'TasksetRubric', 'Players', 'play_alone', 'play_somewhere', 'play_recorded', 'check_v1_arguments',
+           'V1Env']
 
 # %% ../../nbs/bridges/12_v1.ipynb #2385d6ac
 import asyncio
@@ -45,7 +45,7 @@ from .record import Tape, record, run_state
 from .ship import TEMPLATES
 from ..envs.environment import Environment
 from ..rubrics.rubric import Rubric
-from ..support.budget import is_amount
+from ..support.budget import is_amount, is_count
 from ..support.mcp_servers import last_lines
 from ..support.processes import start_guarded
 from ..types import Info, Messages, RolloutScore, SamplingArgs, State
@@ -434,11 +434,6 @@ V1_ARGUMENTS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "at_once": (lambda given: is_count(given), "a number above 0"),
     "system_prompt": (lambda given: isinstance(given, (str, NoneType)), "a text"),
 }
-
-
-def is_count(given: Any) -> bool:
-    """Return whether a value is a whole number above 0."""
-    return isinstance(given, int) and not isinstance(given, bool) and given > 0
 
 # %% ../../nbs/bridges/12_v1.ipynb #9320c80c
 def check_v1_arguments(**given: Any) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['USAGE_NAMES', 'Prices', 'ANY_MODEL', 'run_refusals', 'BUDGET_LIMITS', 'OTHER_CLIENTS', 'CLIENT_COPIES', 'run_budget',
-           'judged_state', 'run_policy', 'JUDGE_USAGE', 'tokens_used', 'is_amount', 'is_price', 'check_prices',
-           'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredStream', 'MeteredClient',
-           'note_judge', 'judge_totals', 'budget_from']
+           'judged_state', 'run_policy', 'JUDGE_USAGE', 'tokens_used', 'is_amount', 'is_price', 'is_count',
+           'check_prices', 'price_of', 'dollars_for', 'BudgetSpent', 'check_limits', 'Budget', 'MeteredStream',
+           'MeteredClient', 'note_judge', 'judge_totals', 'budget_from']
 
 # %% ../../nbs/support/19_budget.ipynb #db5b86b8
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
@@ -50,6 +50,11 @@ def is_price(price: Any) -> bool:
     if not isinstance(price, (list, tuple)) or len(price) != 2:
         return False
     return all(is_amount(each) and each >= 0 for each in price)
+
+# %% ../../nbs/support/19_budget.ipynb #20d91853
+def is_count(given: Any) -> bool:
+    """Return whether a value is a whole number above 0."""
+    return isinstance(given, int) and not isinstance(given, bool) and given > 0
 
 # %% ../../nbs/support/19_budget.ipynb #88d2788a
 def check_prices(prices: Prices) -> None:

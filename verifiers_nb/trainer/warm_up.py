@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers.trainer_utils import SaveStrategy, SchedulerType, TrainOutput
 
+from ..support.budget import is_count
 from .batching import MicroBatch, Sample
 from .checkpoints import ResumableTrainer, batch_or_stop, learnt_weights
 from .config import check_settings
@@ -95,7 +96,7 @@ def is_warmed(folder: Path, digest: str) -> bool:
 # %% ../../nbs/trainer/20_warm_up.ipynb #46edf40b
 def check_count(name: str, value: Any) -> None:
     """Raise `ValueError` unless an argument is a whole number of at least 1."""
-    if not isinstance(value, int) or value < 1:
+    if not is_count(value):
         raise ValueError(f"{name} must be a whole number of 1 or more, not {value!r}.")
 
 # %% ../../nbs/trainer/20_warm_up.ipynb #4c69a4e8
