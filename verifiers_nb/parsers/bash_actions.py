@@ -60,16 +60,13 @@ def without_bash_block(text: str) -> FormatError:
     return unfinished("bash block", fence, text)
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #80c1e367
-def cut_fault(text: str, blocks: Sequence[re.Match[str]]) -> FormatError | None:
-    """Return the fault that a block ends at a fence which opens another block, or `None`."""
-    for block in blocks:
-        if not text[block.end() : block.end() + 1].strip():
-            continue  # nothing follows the fence directly
-        word = FENCE.match(text, block.end() - len(BASH_END) + 1)
-        if word and "`" not in word[1]:
-            message = f"A command is cut at {excerpt(word[0].strip())}: the first fence ends it."
-            return FormatError(message, rule=WHOLE_COMMAND, span=word.span())
-    return None
+def cut_fault(text: str, end: int) -> FormatError | None:
+    """Return the fault that the block which ends there is cut by a fence of another, or `None`."""
+    word = FENCE.match(text, end - len(FENCE_MARK))
+    if not word or not word[1] or "`" in word[1]:
+        return None
+    message = f"A command is cut at {excerpt(word[0].strip())}: the first fence ends it."
+    return FormatError(message, rule=WHOLE_COMMAND, span=word.span())
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #affa8f7f
 def open_fault(turn: ActionTurn) -> FormatError | None:
@@ -90,15 +87,16 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
     closed = [block for block in found if block[1] is not None]
     if not closed:
         raise without_bash_block(text)
-    begin, end = closed[0].start(), closed[-1].end()
-    action = "\n".join([block[1] for block in closed])
-    around, at = [], 0
+    around, at, fault = [], 0, None
     for block in closed:
-        around.append(text[at : block.start()])
-        at = block.end()
+        begin, end = block.span()
+        around.append(text[at:begin])
+        at = end
+        if text[end : end + 1].strip() and not fault:  # something follows the fence directly
+            fault = cut_fault(text, end)
     thought = BLOCK_MARK.join([*around, text[at:]])
-    turn = ActionTurn(thought, action, (begin, end), cut_fault(text, closed))
-    return len(closed), turn
+    action = "\n".join([block[1] for block in closed])
+    return len(closed), ActionTurn(thought, action, (closed[0].start(), at), fault)
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:

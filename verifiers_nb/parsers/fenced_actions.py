@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FENCE', 'FENCE_MARK', 'WHOLE_COMMAND', 'find_fences', 'last_block', 'unfinished', 'fenced_format', 'is_cut',
-           'cut_document', 'ThoughtActionParser', 'EditFormat']
+__all__ = ['FENCE', 'FENCE_MARK', 'WHOLE_COMMAND', 'last_block', 'unfinished', 'fenced_format', 'is_cut', 'cut_document',
+           'ThoughtActionParser', 'EditFormat']
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #2fd3a968
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
@@ -41,17 +41,9 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #5d546b4c
 # A fence includes the blank lines after it. At the end of the text it needs no line break.
-FENCE = re.compile(r"^```(\S*+)(?:\s*\n|\s*\Z)", re.MULTILINE)
+# Python finds a pattern that begins with a text faster than one that begins with `^`.
+FENCE = re.compile(r"```(?<![^\n]```)(\S*+)(?:\s*\n|\s*\Z)")
 FENCE_MARK = "```"
-
-
-def find_fences(text: str, at: int = 0) -> Iterator[re.Match[str]]:
-    """Yield the fences from `at` on, as `FENCE.finditer` does; searching for the mark is faster."""
-    while (at := text.find(FENCE_MARK, at)) >= 0:
-        fence = FENCE.match(text, at)
-        if fence:
-            yield fence
-        at = fence.end() if fence else at + len(FENCE_MARK)
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #14adbb56
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
@@ -61,7 +53,7 @@ def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
     if at < 0:
         marks = marks_in(text) or ANY_MARK
         at = first_outside(text, marks)
-    for fence in find_fences(text, at):
+    for fence in FENCE.finditer(text, at):
         if marks and not depth:
             at = skip_thinking(text, at, fence.start(), marks)
             if fence.start() < at:

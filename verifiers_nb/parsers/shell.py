@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'SIMPLE', 'OUTSIDE', 'ENDS',
            'COMPOUND', 'SHELL_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'COMPOUND_WORD', 'LAST_WORD', 'QUOTED',
-           'BEFORE_WORD', 'BETWEEN_COMMANDS', 'NAME_OF_FUNCTION', 'open_quote', 'shell_word', 'ShellList', 'ShellDict',
-           'for_shell', 'after_document', 'Opened', 'in_parentheses', 'open_word', 'ends_with', 'unfinished_list',
-           'without_quotation', 'unfinished_part']
+           'BEFORE_WORD', 'BETWEEN_COMMANDS', 'LAST_SIGNS', 'NAME_OF_FUNCTION', 'open_quote', 'shell_word', 'ShellList',
+           'ShellDict', 'for_shell', 'after_document', 'Opened', 'in_parentheses', 'open_word', 'ends_with',
+           'unfinished_list', 'without_quotation', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_shell.ipynb #e0ecdf16
 import json
@@ -190,6 +190,7 @@ LAST_WORD = re.compile(r"[\n;&][ \t]*(fi|done|esac|\})\Z")
 QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
 BEFORE_WORD = ("<", ">", "<&", ">&", ">|")
 BETWEEN_COMMANDS = ("&&", "|", "|&")
+LAST_SIGNS = tuple("<>&|)")
 NAME_OF_FUNCTION = re.compile(r"[^\s;&|()$<>=?*+@][ \t]*\(\s*\)\Z")
 
 
@@ -205,12 +206,13 @@ def ends_with(command: str, begun: str) -> bool:
 def unfinished_list(command: str) -> str:
     """Return the compound command, function, list or redirection that is open, or ""."""
     end = command.rstrip()
-    if end.endswith(BEFORE_WORD):
-        return "a redirection"
-    if end.endswith(BETWEEN_COMMANDS):
-        return "a list of commands"
-    if end.endswith(")") and NAME_OF_FUNCTION.search(end):
-        return "a function"
+    if end.endswith(LAST_SIGNS):
+        if end.endswith(BEFORE_WORD):
+            return "a redirection"
+        if end.endswith(BETWEEN_COMMANDS):
+            return "a list of commands"
+        if NAME_OF_FUNCTION.search(end):
+            return "a function"
     begun = COMPOUND_WORD.findall(f"\n{command}")
     if not begun or (len(begun) == 1 and "(" not in end and ends_with(end, begun[0])):
         return ""

@@ -7,21 +7,23 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', 'FENCES', 'GRANITE', 'OTHER_MARKS',
-           'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'MARK_WORDS', 'MARK_WORDS_WITH_LINES', 'LONG_TEXT',
-           'FORMS_OF_PLACEHOLDERS', 'OPENING_NAMES', 'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED',
-           'ANGLED', 'UNANGLED', 'ANGLE_MARK', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS',
-           'LONE_CLOSINGS', 'MARK_STARTS', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
+           'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'FORMS_OF_PLACEHOLDERS', 'OPENING_NAMES', 'CLOSING_NAMES',
+           'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED', 'ANGLE_MARK', 'ANY_MARK',
+           'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS', 'find_angle_start',
+           'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
            'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
-           'closing_starts', 'may_have_mark', 'has_other_mark', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
-           'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
-           'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
+           'closing_starts', 'rust_search', 'any_of_texts', 'may_have_mark', 'marks_in', 'has_thinking', 'ending_of',
+           'after_mark', 'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside',
+           'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
            'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+from pydantic import StringConstraints, TypeAdapter
 
 from .base import CLOSE, OPEN, Check, Parser, TextSpan
 from ..types import content_text
@@ -112,22 +114,6 @@ THINKING_MARKS = (*TAG_MARKS.values(), *OTHER_MARKS)
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a04
 CLOSINGS = [mark.closing for mark in THINKING_MARKS if mark.alone]
 ALL_MARKS = [*(mark.opening for mark in THINKING_MARKS), *CLOSINGS]
-# Each mark that begins with < has one of these, in small letters.
-MARK_WORDS = [
-    "think",
-    "thought",
-    "reason",
-    "rationale",
-    "reflection",
-    "scratchpad",
-    "analysis",
-    "plan",
-    "cot",
-    "details",
-    "unused9",
-]
-MARK_WORDS_WITH_LINES = ["inner_", "monologue"]  # in marks with a "_"
-LONG_TEXT = 500
 
 
 def any_of_words(words: Iterable[str]) -> str:
@@ -179,40 +165,42 @@ LONE_CLOSINGS = [*LONE_STARTS, *OTHER_CLOSINGS]
 MARK_STARTS = [*tag_starts(("<", "< "), TAG_MARKS), *UNTAGGED, *LONE_STARTS]
 
 # %% ../../nbs/parsers/02_think.ipynb #9eb075c5
-def may_have_mark(text: str) -> bool:
-    """Return whether a text in small letters may have a mark that begins with <."""
-    for word in MARK_WORDS:
-        if word in text:
-            return True
-    return "_" in text and any(word in text for word in MARK_WORDS_WITH_LINES)
+def rust_search(pattern: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a text matches a pattern of Rust.
 
-# %% ../../nbs/parsers/02_think.ipynb #14953bc4
-def has_other_mark(text: str, at: int) -> bool:
-    """Return whether a text may have a mark that begins with none of `<` and `◁` from `at` on."""
-    if text.find("]", at) >= 0 and (text.find("THINK", at) >= 0 or "[unused1" in text):
+    It is false for half an emoji, which Rust can't read.
+    """
+    return TypeAdapter(
+        Annotated[str, StringConstraints(pattern=pattern)]
+    ).validator.isinstance_python
+
+
+def any_of_texts(texts: Iterable[str]) -> str:
+    """Return the pattern of any of some texts."""
+    return "|".join(map(re.escape, texts))
+
+
+find_angle_start = rust_search(
+    f"<(?:{any_of_texts(start[1:] for start in MARK_STARTS if start[0] == '<')})"
+)
+find_other_start = rust_search(any_of_texts(start for start in MARK_STARTS if start[0] != "<"))
+is_readable = rust_search("")
+
+
+def may_have_mark(text: str) -> bool:
+    """Return whether a text has the start of a mark."""
+    if find_other_start(text) or ("<" in text and find_angle_start(text)):
         return True
-    if (tick := text.find("`", at)) >= 0 and (
-        text.find("```th", tick) >= 0 or text.find("```reas", tick) >= 0
-    ):
-        return True
-    if "~" in text and any(text.find(fence, at) >= 0 for fence in FENCES[3:]):
-        return True
-    return at == 0 and text.startswith(GRANITE)
+    return not text.isascii() and not is_readable(text)
 
 # %% ../../nbs/parsers/02_think.ipynb #e51c8745
 def marks_in(text: str, at: int = 0) -> re.Pattern[str] | None:
     """Return the pattern that finds the marks of thinking from `at` on, or `None` without any."""
-    if has_other_mark(text, at):
-        return ANY_MARK if ANY_MARK.search(text, at) else None
-    if not text.isascii() and text.find("think▷", at) >= 0:
-        return ANY_MARK
-    end = text.find(">", at)
-    if end < 0:
+    rest = text[at:]
+    if not may_have_mark(rest):
         return None
-    start = max(at, text.rfind("<", at, end))
-    if len(text) - start > LONG_TEXT and not may_have_mark(text[start:].lower()):
-        return None
-    return ANGLE_MARK if ANGLE_MARK.search(text, start) else None
+    marks = ANY_MARK if find_other_start(rest) or not is_readable(rest) else ANGLE_MARK
+    return marks if marks.search(text, at) else None
 
 
 def has_thinking(text: str) -> bool:
@@ -264,13 +252,14 @@ def first_outside(text: str, marks: re.Pattern[str]) -> int:
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a11
 def plain_from(text: str) -> int:
     """Return from where on a text has no mark, or -1 if it has others than one `<think>` first."""
-    at = 0
+    at, rest = 0, text
     if text.startswith(OPEN):
         close = text.rfind(CLOSE)
         if close < 0 or text.rfind(CLOSE, 0, close) >= 0:
             return -1
         at = close + len(CLOSE)
-    return at if marks_in(text, at) is None else -1
+        rest = text[at:]
+    return at if not may_have_mark(rest) or marks_in(text, at) is None else -1
 
 # %% ../../nbs/parsers/02_think.ipynb #ad35b22b
 def outside_thinking(text: str) -> str:
