@@ -121,7 +121,7 @@ PLACES = {*PLACE.findall(str([*TRICKS.values(), *JUDGE_TRICKS.values()]))}
 
 
 def check_trick(name: str, trick: Trick) -> None:
-    """Raise `TypeError` for a trick that is no trick, and `ValueError` for a misspelt word in it."""
+    """Raise `TypeError` for what is no trick, `ValueError` for a misspelt word in it."""
     if callable(trick):
         return
     texts = [trick] if isinstance(trick, str) else trick
@@ -131,7 +131,7 @@ def check_trick(name: str, trick: Trick) -> None:
         if word not in PLACES and (near := get_close_matches(word, PLACES, 1)):
             raise ValueError(f"{word} in the trick {name!r} is unknown; did you mean {near[0]}?")
 
-
+# %% ../../nbs/envs/23_audit_tricks.ipynb #35d3b7a4
 def check_tricks(tricks: Any) -> None:
     """Raise `TypeError` or `ValueError` for tricks of a user that could not be tried."""
     if not isinstance(tricks, Mapping):
