@@ -402,7 +402,7 @@ def tags_by_name(fields: FieldTags) -> dict[str, tuple[Tag, ...]]:
 
 # %% ../../nbs/parsers/03_xml.ipynb #cb80144c
 def last_content(text: str, tags: Iterable[Tag]) -> str | None:
-    """Return the stripped content of the first tag in `tags` that is there, at its last occurrence."""
+    """Return the stripped last content of the first of some tags that is there, or `None`."""
     for _, opening, closing, width in tags:
         end = text.rfind(closing)
         start = text.rfind(opening, 0, end) if end >= 0 else -1
