@@ -46,6 +46,17 @@ def stamp(notebook: NotebookNode) -> str:
     return hashlib.sha256(code.encode()).hexdigest()[:16]
 
 
+PLACES = (gettempdir(), str(ROOT), str(Path.home()), sys.prefix)
+BAR = re.compile(r"\d+%\|.*(?:it|B)/s\]")  # how tqdm draws one as text
+
+
+def worth_keeping(output: NotebookNode) -> bool:
+    """Say whether a reader wants an output: no warning with a path of this machine, no progress bar."""
+    if output.get("name") == "stderr":
+        return not any(place in output.text for place in PLACES)
+    return not BAR.search(output.get("data", {}).get("text/plain", ""))
+
+
 def run(notebook: NotebookNode, slow: bool = False) -> None:
     """Run a notebook in an empty folder; cells that a test run skips keep the outputs that they have."""
     skipped = set(setting("tst_flags").split()) - ({"slow"} if slow else set())
@@ -64,6 +75,8 @@ def run(notebook: NotebookNode, slow: bool = False) -> None:
             for at, cell in enumerate(notebook.cells):
                 if cell.cell_type == "code" and not skipped & directives(cell):
                     client.execute_cell(cell, at)
+    for cell in code_cells(notebook):
+        cell.outputs = list(filter(worth_keeping, cell.outputs))
 
 
 def shown(cell: NotebookNode) -> str:
@@ -113,22 +126,10 @@ def stale_outputs(path: Path, same_code: bool = False) -> list[str]:
     return list(differences(stored, fresh))
 
 
-def forget_paths(notebook: NotebookNode) -> None:
-    """Drop what cells wrote to standard error if it shows a path of this machine, as warnings do."""
-    places = (gettempdir(), str(ROOT), str(Path.home()), sys.prefix)
-    for cell in code_cells(notebook):
-        cell.outputs = [
-            output
-            for output in cell.outputs
-            if output.get("name") != "stderr" or not any(p in output.text for p in places)
-        ]
-
-
 def store(path: Path, slow: bool = False) -> None:
     """Run a notebook and write it with its outputs and, unless it is a benchmark, its stamp."""
     notebook = nbformat.read(path, 4)
     run(notebook, slow)
-    forget_paths(notebook)
     if path.parent.name != "benchmarks":
         notebook.metadata[STAMP] = stamp(notebook)
     nbformat.write(notebook, path)

@@ -14,6 +14,7 @@ __all__ = ['judge_later_presence', 'judge_later_spacing', 'later_rules', 'parsed
 import re
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 from .later_versions import has_change
@@ -27,11 +28,12 @@ from ..parsers.xml import (
     Tag,
     Verdict,
     XMLParser,
+    find_values,
     judge_spacing,
     presence_rules,
 )
 from ..rubrics.rubric import overrides
-from ..types import Messages
+from ..types import Messages, content_text
 
 # %% ../../nbs/bridges/04_later_parsers.ipynb #0b628c3f
 def judge_later_presence(
@@ -80,7 +82,6 @@ class LaterXMLParser(XMLParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._shared = []
         self.extract_fn = identity
         self._fields = [(names[0], list(names)) for names in self._names]
 
@@ -92,7 +93,8 @@ class LaterXMLParser(XMLParser):
 
     def parse(self, text: Any, strip: bool = True, last: bool = False) -> Any:
         """Return a namespace with each name's first (or last) value, always stripped."""
-        return super().parse(text, last=last)
+        whole = text if isinstance(text, str) else content_text(text)
+        return SimpleNamespace(**find_values(whole, self._tags, last=last))
 
     def parse_answer(self, completion: Messages) -> Any:
         """Return the first answer of the last assistant message that has one.

@@ -22,7 +22,7 @@ from .audit_case import Case, audited_rows, make_case
 from .audit_data import Count, audit_rows
 from .audit_search import cheat_finding, pay_cheats
 from .audit_signal import SamplePlan, audit_signal, sample_groups
-from .audit_tricks import Trick, mean_paid
+from .audit_tricks import Trick, check_tricks, mean_paid
 from .audit_truth import (
     LATE_CHECKS,
     TRUTH_CHECKS,
@@ -187,6 +187,7 @@ def audit(
     `search`: steps of the search for cheats. `judge_calls`: questions that may go to a judge.
     `tricks`: more by name. `sampling_args`: without a limit of tokens, it is 512.
     """
+    check_tricks(tricks or {})
     options: dict[str, Any] = dict(n=n, solve=solve, search=search, tricks=tricks, seed=seed)
     options |= dict(judge_calls=judge_calls, progress=progress)
     if members := getattr(env, "env_map", None):

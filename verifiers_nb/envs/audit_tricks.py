@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LONGEST_COMPARED', 'Trick', 'TRICKS', 'JUDGE_TRICKS', 'LOOKALIKES', 'WIDE', 'TRIED_ROWS', 'ROWS_WITH_JUDGE',
-           'source_words', 'wrong_answer', 'row_values', 'trick_texts', 'said', 'has_word', 'sample_tricks',
-           'pay_trick', 'mean_paid', 'pay_tricks']
+__all__ = ['LONGEST_COMPARED', 'Trick', 'TRICKS', 'JUDGE_TRICKS', 'LOOKALIKES', 'WIDE', 'PLACE', 'PLACES', 'TRIED_ROWS',
+           'ROWS_WITH_JUDGE', 'source_words', 'wrong_answer', 'row_values', 'check_trick', 'check_tricks',
+           'trick_texts', 'said', 'has_word', 'sample_tricks', 'pay_trick', 'mean_paid', 'pay_tricks']
 
 # %% ../../nbs/envs/23_audit_tricks.ipynb #ab502b36
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from statistics import fmean
 from typing import Any, TypeAlias
 
@@ -113,6 +114,30 @@ def row_values(case: Case, at: int, keywords: str) -> dict[str, str]:
         "{wide}": other.translate(WIDE), "{lookalike}": case.write(other).translate(LOOKALIKES),
         "{{}}": "{}",
     }  # fmt: skip
+
+# %% ../../nbs/envs/23_audit_tricks.ipynb #26f59c30
+PLACE = re.compile(r"\{\w+\}")
+PLACES = {*PLACE.findall(str([*TRICKS.values(), *JUDGE_TRICKS.values()]))}
+
+
+def check_trick(name: str, trick: Trick) -> None:
+    """Raise `TypeError` for what is no trick, `ValueError` for a misspelt word in it."""
+    if callable(trick):
+        return
+    texts = [trick] if isinstance(trick, str) else trick
+    if not (isinstance(texts, list | tuple) and all(isinstance(text, str) for text in texts)):
+        raise TypeError(f"The trick {name!r} must be a text, several, or a function of the row.")
+    for word in PLACE.findall(" ".join(texts)):
+        if word not in PLACES and (near := get_close_matches(word, PLACES, 1)):
+            raise ValueError(f"{word} in the trick {name!r} is unknown; did you mean {near[0]}?")
+
+# %% ../../nbs/envs/23_audit_tricks.ipynb #35d3b7a4
+def check_tricks(tricks: Any) -> None:
+    """Raise `TypeError` or `ValueError` for tricks of a user that could not be tried."""
+    if not isinstance(tricks, Mapping):
+        raise TypeError('tricks must be a dict of texts by name: {"my trick": "raw:Well done!"}')
+    for name, trick in tricks.items():
+        check_trick(name, trick)
 
 # %% ../../nbs/envs/23_audit_tricks.ipynb #58e8c84f
 def trick_texts(case: Case, trick: Trick, at: int, keywords: str) -> list[str]:

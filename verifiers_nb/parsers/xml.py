@@ -7,11 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc', 'Verdict', 'Judge', 'RULE_FORM', 'Values',
-           'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str', 'format_values', 'missing_note',
-           'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note', 'field_spans', 'Rule',
-           'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end', 'presence_rules',
-           'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values', 'xml_tag', 'XMLParser',
-           'occurrences', 'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
+           'SHORT_TEXT', 'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str', 'format_values',
+           'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note',
+           'field_spans', 'Rule', 'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end',
+           'presence_rules', 'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values',
+           'fields_in_order', 'ordered_values', 'tags_by_name', 'last_content', 'xml_tag', 'XMLParser', 'occurrences',
+           'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -88,9 +89,11 @@ def content_spans(text: str, tags: Sequence[Tag], last: bool = False) -> FieldSp
         start = text.rfind(opening, 0, text.rfind(closing)) if last else text.find(opening, floor)
         begin = start + width
         hop = text.find("<", begin) if start >= 0 else -1
-        end = text.find(closing, hop) if hop >= 0 else -1
-        spans.append((begin, end) if end >= 0 else None)
-        if end == hop >= 0 and start - floor < 3 and not last:
+        if hop < 0 or (end := text.find(closing, hop)) < 0:
+            spans.append(None)
+            continue
+        spans.append((begin, end))
+        if end == hop and start - floor < 3 and not last:
             # There is no other tag up to here, so the next one's first occurrence comes after.
             floor = end + len(closing)
     return spans
@@ -199,8 +202,14 @@ def end_note(closings: Sequence[str], text: str, spans: FieldSpans) -> Note:
 # %% ../../nbs/parsers/03_xml.ipynb #fc074d50
 def field_spans(text: str, fields: FieldTags, tags: Sequence[Tag]) -> FieldSpans:
     """Find each field's content under the first of its names in the text; `tags` are all names."""
-    each = iter(content_spans(text, tags))
-    return [next(filter(None, [next(each) for _ in field]), None) for field in fields]
+    spans, found = iter(content_spans(text, tags)), list[TextSpan | None]()
+    for field in fields:
+        first = None
+        for _ in field:
+            span = next(spans)
+            first = first or span
+        found.append(first)
+    return found
 
 # %% ../../nbs/parsers/03_xml.ipynb #2f94d6e5
 NoteFunc: TypeAlias = Callable[[str, FieldSpans], Note]
@@ -250,7 +259,7 @@ def judge_spacing(text: str, spans: FieldSpans) -> Verdict:
         if span:
             start, end = span
             found += 1
-            if text[start:end].strip():
+            if start < end and not text[start:end].isspace():
                 filled += 1
     return (filled / found if found else 0.0), spacing_note
 
@@ -335,9 +344,9 @@ Values: TypeAlias = dict[str, Any]  # by the names of the tags
 def find_values(text: str, tags: Sequence[Tag], strip: bool = True, last: bool = False) -> Values:
     """Return the content of each tag's first (or last) occurrence, or `None` without one."""
     values: Values = {}
-    for tag, span in zip(tags, content_spans(text, tags, last), strict=True):
+    for at, span in enumerate(content_spans(text, tags, last)):
         value = text[span[0] : span[1]] if span else None
-        values[tag[0]] = value.strip() if value and strip else value
+        values[tags[at][0]] = value.strip() if value and strip else value
     return values
 
 # %% ../../nbs/parsers/03_xml.ipynb #44f59e76
@@ -354,6 +363,52 @@ def finish_values(values: Values, fields: Sequence[tuple[str, ...]], extract_fn:
         for name, value in values.items():
             if value is not None:
                 values[name] = extract_fn(value)
+
+# %% ../../nbs/parsers/03_xml.ipynb #87793441
+SHORT_TEXT = 1000  # for more characters, a search that jumps from < to < is faster than a pattern
+
+
+def fields_in_order(fields: Sequence[tuple[str, ...]]) -> re.Pattern[str]:
+    """Return the pattern of a text with each field once, in order, and no other `<`.
+
+    It has two groups for each field: the name in the text, and the content.
+    """
+    each = [
+        f"<(?P<name{at}>{'|'.join(map(re.escape, names))})>([^<]*+)</(?P=name{at})>"
+        for at, names in enumerate(fields)
+    ]
+    return re.compile("[^<]*+".join(["", *each, ""]))
+
+# %% ../../nbs/parsers/03_xml.ipynb #af67c210
+def ordered_values(
+    match: re.Match[str], fields: Sequence[tuple[str, ...]], strip: bool, extract_fn: ExtractFn
+) -> Values:
+    """Return the values of all fields from a match of `fields_in_order`."""
+    values: Values = {}
+    group = 0
+    for names in fields:
+        group += 2
+        value = match[group].strip() if strip else match[group]
+        if extract_fn is not identity:
+            value = extract_fn(value)
+        for name in names:
+            values[name] = value
+    return values
+
+# %% ../../nbs/parsers/03_xml.ipynb #a50d3edb
+def tags_by_name(fields: FieldTags) -> dict[str, tuple[Tag, ...]]:
+    """Return for each name its own tag, then the other tags of its field."""
+    return {tag[0]: (tag, *(t for t in field if t is not tag)) for field in fields for tag in field}
+
+# %% ../../nbs/parsers/03_xml.ipynb #cb80144c
+def last_content(text: str, tags: Iterable[Tag]) -> str | None:
+    """Return the stripped last content of the first of some tags that is there, or `None`."""
+    for _, opening, closing, width in tags:
+        end = text.rfind(closing)
+        start = text.rfind(opening, 0, end) if end >= 0 else -1
+        if start >= 0:
+            return text[start + width : text.find(closing, start)].strip()
+    return None
 
 # %% ../../nbs/parsers/03_xml.ipynb #d1854de6
 def xml_tag(
@@ -380,7 +435,7 @@ class XMLParser(Parser):
     """Read, describe and write fields in tags, and score how well texts follow the format.
 
     The first name of a field is canonical; `extract_fn` is applied to each value that was found.
-    `rules` are the rules of the format: the reward is the weighted sum of their scores.
+    The reward is the weighted sum of the scores of the format's `rules`.
     """
 
     def __init__(
@@ -392,12 +447,20 @@ class XMLParser(Parser):
         self._shared = [names for names in self._names if len(names) > 1]
         self._field_tags = [tuple(map(make_tag, names)) for names in self._names]
         self._tags = tuple(tag for field in self._field_tags for tag in field)
-        self.rules = checked_rules(type(self).__name__, self.make_rules(), self._field_tags)
+        self._tags_of = tags_by_name(self._field_tags)
+        self._in_order = fields_in_order(self._names)
+        self._rules = checked_rules(type(self).__name__, self.make_rules(), self._field_tags)
+        self._judges = [(rule.weight, rule.judge) for rule in self._rules]
         self.reads_thinking = any("think" in names for names in self._names[:1])
 
     def make_rules(self) -> list[Rule]:
         """List the rules of the format, in the order of the checks; a subclass may add some."""
         return xml_rules(self._field_tags)
+
+    @property
+    def rules(self) -> list[Rule]:
+        """Return the rules of the format, as `make_rules` listed them."""
+        return list(self._rules)
 
     def get_fields(self) -> list[str]:
         """List the canonical names in order."""
@@ -422,28 +485,26 @@ class XMLParser(Parser):
         """Return a namespace with each name's first (or last) value, or `None` without one."""
         if not isinstance(text, str):
             text = content_text(text)
-        result = SimpleNamespace()
-        values = result.__dict__
-        if len(text) > 1000:
-            values.update(find_values(text, self._tags, strip, last))
-        else:
-            for name, opening, closing, width in self._tags:
-                start = text.rfind(opening, 0, text.rfind(closing)) if last else text.find(opening)
-                begin = start + width
-                end = text.find(closing, begin)
-                value = text[begin:end] if begin >= width and end >= 0 else None
-                values[name] = value.strip() if value and strip else value
-        if self._shared or self.extract_fn is not identity:
-            finish_values(values, self._shared, self.extract_fn)
-        return result
+        match = self._in_order.fullmatch(text) if len(text) <= SHORT_TEXT else None
+        if match:
+            return SimpleNamespace(**ordered_values(match, self._names, strip, self.extract_fn))
+        values = find_values(text, self._tags, strip, last)
+        finish_values(values, self._shared, self.extract_fn)
+        return SimpleNamespace(**values)
 
     def parse_answer(self, completion: Messages) -> Any:
         """Return the last answer of a string, or of the last assistant message that has one."""
-        for text in reversed(assistant_texts(completion)):
-            answer = getattr(self.parse(text, last=True), self.answer_field, None)
-            if answer is not None:
+        for text in assistant_texts(completion)[::-1]:
+            if (answer := self._last_answer(text)) is not None:
                 return answer
         return None
+
+    def _last_answer(self, text: str) -> Any:
+        """Return the last answer of a text, or `None`."""
+        if type(self).parse is not XMLParser.parse:  # a subclass may parse in its own way
+            return getattr(self.parse(text, last=True), self.answer_field, None)
+        content = last_content(text, self._tags_of.get(self.answer_field, ()))
+        return None if content is None else self.extract_fn(content)
 
     def find_spans(self, text: str) -> FieldSpans:
         """Return the span of each field's content, as the rules get them.
@@ -457,14 +518,18 @@ class XMLParser(Parser):
     def checks(self, text: str) -> list[Check]:
         """Check each rule of the format."""
         spans = self.find_spans(text)
-        return [rule_check(rule, text, spans) for rule in self.rules]
+        return [rule_check(rule, text, spans) for rule in self._rules]
 
     def format_score(self, text: str) -> float:
         """Return the sum of `weight * score` over the checks of `text`."""
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
         spans = self.find_spans(text)
-        return math.fsum([rule.weight * rule.judge(text, spans)[0] for rule in self.rules])
+        points = []
+        for weight, judge in self._judges:
+            score, _ = judge(text, spans)
+            points.append(weight * score)
+        return math.fsum(points)
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
 def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SPECIAL_TOKENS', 'TURN_ENDS', 'NORMAL', 'OWN', 'GEMMA_27B', 'LLAMA3', 'FREQUENCIES', 'WAYS', 'set_special_tokens',
-           'answer_ends', 'set_merges', 'set_heads', 'frequencies', 'llama3_scaling', 'named_scaling', 'set_positions',
-           'check_all_taken', 'forget_quantization', 'alone', 'load_gguf', 'check_room', 'unpack_into', 'unpacked']
+__all__ = ['SPECIAL_TOKENS', 'TURN_ENDS', 'NORMAL', 'OWN', 'GEMMA_27B', 'LLAMA3', 'FREQUENCIES', 'WAYS', 'UNPACKING',
+           'set_special_tokens', 'answer_ends', 'set_merges', 'set_heads', 'frequencies', 'llama3_scaling',
+           'named_scaling', 'set_positions', 'check_all_taken', 'forget_quantization', 'alone', 'load_gguf',
+           'check_room', 'unpack_into', 'unpacked']
 
 # %% ../../nbs/support/29_gguf.ipynb #afdd7166
 import copy
+import hashlib
 import json
 import os
 import shutil
@@ -268,13 +270,17 @@ def unpack_into(header: GGUFHeader, folder: Path, dtype: torch.dtype) -> None:
         ) from error
 
 # %% ../../nbs/support/29_gguf.ipynb #57c11721
+UNPACKING = 1
+
+
 def unpacked(path: str | Path, dtype: torch.dtype, cache: str | Path | None = None) -> Path:
     """Return the folder of the model in a GGUF file, made on first use in the hub's cache."""
     from huggingface_hub import constants
 
     header = read_header(path)
-    seen = header.path.stat()
-    key = f"{header.digest}-{seen.st_size}-{int(seen.st_mtime)}-{str(dtype).removeprefix('torch.')}"
+    with header.path.open("rb") as file:
+        content = hashlib.file_digest(file, "sha256").hexdigest()[:32]
+    key = f"{content}-{UNPACKING}-{str(dtype).removeprefix('torch.')}"
     root = Path(cache or constants.HF_HOME).absolute() / "verifiers_nb" / "gguf" / key
     folder = root / header.path.name.removesuffix(".gguf")
     root.mkdir(parents=True, exist_ok=True)

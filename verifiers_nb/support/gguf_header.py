@@ -10,7 +10,6 @@ __all__ = ['MAGIC', 'NUMBERS', 'TEXT', 'ARRAY', 'FLOAT32', 'VERSIONS', 'is_gguf'
            'GGUFHeader', 'parse_header', 'read_header', 'check_header']
 
 # %% ../../nbs/support/17_gguf_header.ipynb #b4763631
-import hashlib
 import math
 import mmap
 import struct
@@ -124,16 +123,12 @@ FLOAT32 = 0  # GGUF's number of the type
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """What the header of a GGUF file says.
-
-    `start`: the place in the file where its tensors begin. `digest`: a text that tells files apart.
-    """
+    """What the header of a GGUF file says; its tensors begin at the place `start`."""
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GGUFTensor]
     start: int
-    digest: str
 
     @property
     def architecture(self) -> str:
@@ -187,9 +182,8 @@ def parse_header(path: Path, data: Any) -> GGUFHeader:
         metadata[name] = reader.value(reader.number("I"))
     listed = read_tensors(reader, tensors)
     unit = metadata.get("general.alignment", 32)
-    digest = hashlib.sha256(data[: reader.at]).hexdigest()[:16]
     start = -(-reader.at // unit) * unit
-    return GGUFHeader(path, metadata, listed, start, digest)
+    return GGUFHeader(path, metadata, listed, start)
 
 # %% ../../nbs/support/17_gguf_header.ipynb #303c72c1
 def read_header(path: str | Path) -> GGUFHeader:

@@ -281,7 +281,7 @@ def make_plan(shape: ModelShape, free: float, **settings: Any) -> MemoryPlan:
 
 # %% ../../nbs/support/06_memory.ipynb #f12fcc45
 PYTHON = 1100 * 2**20  # PyTorch, transformers, their kernels, an adapter: measured after a run
-MICRO_BATCH = 5 * 2**27  # for a micro-batch on a processor
+MICRO_BATCH = 2**29  # for a micro-batch on a processor
 FEWEST = 256  # tokens in it, below which products become slower
 
 

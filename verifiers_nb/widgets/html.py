@@ -11,7 +11,7 @@ __all__ = ['ODD', 'MOST_DRAWN', 'AROUND', 'MOST_WINDOWS', 'ICONS', 'FULL_SCORE',
            'windows', 'opening', 'piece', 'marked_text', 'action', 'shortcut_attributes', 'icon', 'icon_attributes',
            'button', 'score_text', 'number_text', 'typed_number', 'duration_text', 'widget_file', 'filled', 'templates',
            'fill', 'score_bar', 'Bin', 'top_score', 'score_bins', 'value_histogram', 'table', 'pressable_row', 'framed',
-           'Snapshot', 'RunIdentity', 'identity_of', 'place_link', 'identity_html']
+           'Snapshot', 'RunIdentity', 'place_name', 'identity_of', 'place_link', 'identity_html']
 
 # %% ../../nbs/widgets/00_html.ipynb #77de68da
 import math
@@ -441,6 +441,14 @@ class RunIdentity(NamedTuple):
     facts: tuple[str, ...] = ()
     place: Path | None = None
 
+# %% ../../nbs/widgets/00_html.ipynb #1ec7c6d2
+def place_name(place: Path) -> str:
+    """Return the name of what is stored at a place, such as "my-run, step 3"."""
+    if step := re.fullmatch(r"step-(\d+)\.jsonl", place.name):
+        folder = place.parent.parent if place.parent.name == "rollouts" else place.parent
+        return f"{folder.name}, step {int(step[1])}"
+    return place.parent.name if place.name == "results.jsonl" else place.name
+
 # %% ../../nbs/widgets/00_html.ipynb #bbfc7742
 def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) -> RunIdentity:
     """Return the identity of a run that is stored at a place.
@@ -454,7 +462,7 @@ def identity_of(place: Path | None, model: str | None, env: Any, *facts: str) ->
     if played and not isinstance(played, str):
         played = getattr(env, "env_id", "") or type(env).__name__
     known = [str(fact) for fact in (name, played, *facts) if fact]
-    return RunIdentity(place.name if place else "", tuple(known), place)
+    return RunIdentity(place_name(place) if place else "", tuple(known), place)
 
 # %% ../../nbs/widgets/00_html.ipynb #b8099230
 def place_link(place: Path) -> str:

@@ -117,7 +117,7 @@ class RolloutRuns:
 
         def finish(record: dict[str, Any], state: State) -> None:
             records.append(record)
-            table.add(records, len(records) - 1, record, state).parent = parent
+            table.add(records, len(records) - 1, record, state, parent)
             self.added(len(table) - 1, parent)
 
         if parent is None:

@@ -111,11 +111,14 @@ class RolloutTable:
         """Return the score or the column of a rollout by its name in the list."""
         return self.reader()(self.rows[number], name)
 
-    def add(self, source: Sequence[Record], at: int, known: Record, state: Record) -> Row:
+    def add(
+        self, source: Sequence[Record], at: int, known: Record, state: Record,
+        parent: int | None = None,
+    ) -> Row:  # fmt: skip
         """Add the rollout that is `source[at]`.
 
         `known`: its `prompt, answer, task, reward, metrics, error, state`, so that it need not be
-        read; `state`: where its responses or turns are.
+        read; `state`: where its responses or turns are; `parent`: the row that it branched off.
         """
         asked = [known.get(name) for name in ("prompt", "answer", "task")]
         identity = hash(json.dumps(asked, default=str))  # shorter than the text
@@ -124,13 +127,14 @@ class RolloutTable:
         truncated = is_cut_off(values["finish_reason"])
         self.filled.update(name for name, value in values.items() if value is not None)
         reward, failed = as_score(known.get("reward")), bool(known.get("error"))
-        if not failed and "completion" in state:
+        if not failed and "completion" in state and parent is None:
             self.endings.update(answer_endings(state, state["completion"]))
         scores = {name: as_score(each) for name, each in (known.get("metrics") or {}).items()}
         self.parts |= dict.fromkeys(scores)
         broken = bool(reward_notes(known))
-        self.rows.append(Row(source, at, prompt, reward, failed, broken, truncated, scores, values))
-        return self.rows[-1]
+        row = Row(source, at, prompt, reward, failed, broken, truncated, scores, values, parent)
+        self.rows.append(row)
+        return row
 
     def text(self, number: int) -> str:
         """Return the searchable text of a row, cached while there is room."""
@@ -198,8 +202,12 @@ def advantage_of(table: RolloutTable, number: int) -> float | None:
 
 # %% ../../nbs/widgets/08_rollouts.ipynb #d4a13dcc
 def scored_rows(table: RolloutTable) -> list[Row]:
-    """Return the rows that did not fail and have a finite reward."""
-    return [row for row in table.rows if not row.failed and math.isfinite(row.reward)]
+    """Return the rows that count: with a finite reward, and neither failed nor a branch.
+
+    How a branch begins was written by a person, so it doesn't tell how the model answers.
+    """
+    whole = (row for row in table.rows if not row.failed and row.parent is None)
+    return [row for row in whole if math.isfinite(row.reward)]
 
 # %% ../../nbs/widgets/08_rollouts.ipynb #d4a54544
 MOST_PARSED = 2_000
@@ -212,8 +220,9 @@ def table_learnable(table: RolloutTable, rubric: Any = None) -> Learnable:
     tag, answered = answer_name(parser), None
     if tag and len(table) <= MOST_PARSED:
         for row in table.rows[len(table.answered) :]:
-            found = not row.failed and finds_answer(parser, row.record.get("completion") or [])
-            table.answered.append(found)
+            counts = not row.failed and row.parent is None
+            completion = row.record.get("completion") or []
+            table.answered.append(counts and finds_answer(parser, completion))
         answered = sum(table.answered)
     rewards, prompts = [row.reward for row in good], [row.prompt for row in good]
     most, tag = most_possible(rubric), tag if answered is not None else ""
