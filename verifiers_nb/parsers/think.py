@@ -9,13 +9,13 @@ from __future__ import annotations
 __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', 'FENCES', 'GRANITE', 'OTHER_MARKS',
            'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'FORMS_OF_PLACEHOLDERS', 'OPENING_NAMES', 'CLOSING_NAMES',
            'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED', 'ANGLE_MARK', 'ANY_MARK',
-           'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS', 'find_angle_start',
-           'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
-           'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
-           'closing_starts', 'rust_search', 'any_of_texts', 'may_have_mark', 'marks_in', 'has_thinking', 'ending_of',
-           'after_mark', 'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside',
-           'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
-           'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
+           'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS', 'ANGLE_STARTS',
+           'OTHER_STARTS', 'find_angle_start', 'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX',
+           'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms',
+           'any_of_words', 'tag_starts', 'closing_starts', 'rust_search', 'may_have_mark', 'marks_in', 'has_thinking',
+           'ending_of', 'after_mark', 'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking',
+           'search_outside', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer',
+           'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
@@ -174,16 +174,11 @@ def rust_search(pattern: str) -> Callable[[str], bool]:
         Annotated[str, StringConstraints(pattern=pattern)]
     ).validator.isinstance_python
 
-
-def any_of_texts(texts: Iterable[str]) -> str:
-    """Return the pattern of any of some texts."""
-    return "|".join(map(re.escape, texts))
-
-
-find_angle_start = rust_search(
-    f"<(?:{any_of_texts(start[1:] for start in MARK_STARTS if start[0] == '<')})"
-)
-find_other_start = rust_search(any_of_texts(start for start in MARK_STARTS if start[0] != "<"))
+# %% ../../nbs/parsers/02_think.ipynb #93159fc1
+ANGLE_STARTS = "|".join(re.escape(start[1:]) for start in MARK_STARTS if start[0] == "<")
+OTHER_STARTS = "|".join(re.escape(start) for start in MARK_STARTS if start[0] != "<")
+find_angle_start = rust_search(f"<(?:{ANGLE_STARTS})")
+find_other_start = rust_search(OTHER_STARTS)
 is_readable = rust_search("")
 
 
