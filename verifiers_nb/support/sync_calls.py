@@ -22,8 +22,8 @@ from .belongings import all_put_back
 
 # %% ../../nbs/support/28_sync_calls.ipynb #336d15b7
 LOST_DESCRIPTORS = (
-    "a reward function or a tool closed descriptors that the run needs, so it ended. With a path to "
-    "save at, its finished rollouts are in the file, and the same call goes on from there"
+    "a reward function or a tool closed descriptors that the run needs, so it ended. With a path "
+    "to save at, its finished rollouts are in the file, and the same call goes on from there"
 )
 
 
@@ -74,9 +74,7 @@ class LentLoop:
                 raise
             finally:
                 asyncio._set_running_loop(outer)
-                if is_open(
-                    self.loop
-                ):  # else its thread waits for ever, and nothing is closed twice
+                if is_open(self.loop):  # else its thread would run it in vain
                     self.free.set()
 
 # %% ../../nbs/support/28_sync_calls.ipynb #7338a46e
