@@ -98,6 +98,42 @@ def test_a_reward_that_closes_the_output_ends_a_quick_run_with_its_results(tmp_p
     assert done.stderr.count("closed or redirected standard output") == 2 and indices(path) == [0]
 
 
+CLOSING_ALL = """
+import asyncio, os, sys
+import verifiers_nb as vf
+
+calls = []
+
+class Slow(vf.ScriptedClient):
+    async def answer_chat(self, messages, **request):
+        await asyncio.sleep(0.001)
+        return await super().answer_chat(messages, **request)
+
+def closing(completion):
+    calls.append(1)
+    if len(calls) == 20:
+        os.closerange(3, 64)
+    return 1.0
+
+rows = [{"question": str(i), "answer": "42"} for i in range(100)]
+env = vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(closing))
+for _ in range(2):
+    try:
+        print(env.evaluate(Slow("42"), "m", save_path=sys.argv[1], max_concurrent=4).reward == [1.0] * 100)
+    except OSError as error:
+        print(len(open(sys.argv[1]).readlines()) == len(calls), error)
+"""
+
+
+def test_a_reward_that_closes_everything_loses_no_finished_rollout(tmp_path: Path) -> None:
+    """The run can't go on, because the event loop has lost its descriptor, but the next call can."""
+    path = tmp_path / "results.jsonl"
+    done = forked.run([sys.executable, "-c", CLOSING_ALL, str(path)])
+    first, second = done.stdout.splitlines()
+    assert first.startswith("True ") and "closed descriptors that the run needs" in first
+    assert (second, sorted(indices(path))) == ("True", list(range(100)))
+
+
 def test_a_second_process_on_one_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     first = start(path, pause=0.1)  # in all 4 s

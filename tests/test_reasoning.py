@@ -31,7 +31,10 @@ FIELDS: list[dict[str, Any]] = [
     {"reasoning": "6 times 7", "reasoning_details": DETAILS},
     {"thinking_blocks": [{"type": "thinking", "thinking": "6 times 7", "signature": "c28="}]},
     {"thinking": "6 times 7"},
-    {"reasoning": {"content": "6 times 7", "effort": "low"}},
+    {
+        "reasoning": {"content": "6 times 7", "effort": "low"},
+        "extra_content": {"google": {"thought_signature": "c28="}},
+    },
 ]
 
 

@@ -234,6 +234,7 @@ REASONING_FIELDS = (
     "reasoning_details",
     "thinking_blocks",
     "thinking",
+    "extra_content",  # the signature of Gemini's reasoning
 )
 ANY_REASONING = frozenset(REASONING_FIELDS)
 

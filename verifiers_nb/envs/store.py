@@ -150,15 +150,29 @@ class AppendedFile:
         is_file = stat.S_ISREG(self.opened.st_mode)  # a pipe or a device has no size
         if is_file:
             check_unchanged(self.path, self.opened, self.size)
-        if self.file.write(line) != len(line):  # an unbuffered write may stop short on a full disk
+        if self.write(line) != len(line):  # an unbuffered write may stop short on a full disk
             repair(self.path)
             raise OSError(f"The disk is full: a rollout is not in {self.path}.")
         self.size = self.file.tell() if is_file else 0
         return self.size - len(line)
 
+    def write(self, line: bytes) -> int:
+        """Write to the file, opened again if a reward function has closed its descriptor."""
+        try:
+            return self.file.write(line)
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+        number = os.open(self.path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_BINARY", 0))
+        if number != self.file.fileno():
+            os.dup2(number, self.file.fileno())
+            os.close(number)
+        return self.file.write(line)
+
     def close(self) -> None:
         """Close the file, and delete it if this created it and wrote nothing."""
-        self.file.close()
+        with suppress(OSError):  # a reward function has closed its descriptor
+            self.file.close()
         if self.is_new and self.size == 0:
             with suppress(OSError):
                 if not what_changed(self.path, self.opened, 0) and not self.path.stat().st_size:

@@ -226,7 +226,9 @@ async def call_func(
     together, wanted = sees_group(func), wanted_arguments(func)
     names = GROUP if together else ROW
     values = map(list, zip(*rows, strict=True)) if together else rows[0]
-    offered = {**rubric.class_objects, **dict(zip(names, values, strict=True)), **kwargs}
+    offered = rubric.class_objects | dict(zip(names, values, strict=True))
+    if kwargs:
+        offered.update(kwargs)
     if wanted is not None:
         offered = {name: offered[name] for name in wanted if name in offered}
     offered = rubric.own_arguments(offered)
@@ -266,9 +268,11 @@ async def run_calls(calls: Sequence[Awaitable[Any]], concurrently: bool) -> list
 # %% ../../nbs/rubrics/00_rubric.ipynb #972a67c4
 def combine_scores(names: list[str], scores: list[float], weights: list[float]) -> RolloutScore:
     """Return scores by name (same names are summed) and their weighted sum."""
-    metrics = dict.fromkeys(names, 0.0)
-    for name, score in zip(names, scores, strict=True):
-        metrics[name] += score
+    metrics = dict(zip(names, scores, strict=True))
+    if len(metrics) < len(names):
+        metrics = dict.fromkeys(names, 0.0)
+        for name, score in zip(names, scores, strict=True):
+            metrics[name] += score
     return RolloutScore(reward=sum(map(mul, scores, weights)), metrics=metrics)
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #039ec612
@@ -481,7 +485,8 @@ class Rubric:
         """Score one rollout: every function's score by name, and their weighted sum as reward."""
         row = row_of(rollout)
         calls = [self.call_reward_func(func, *row, **kwargs) for func in self.reward_funcs]
-        scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
+        several = len(calls) > 1 and self.parallelize_scoring and self.overlaps()
+        scores = await run_calls(calls, several)
         return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
 
     async def _score_together(self, rollouts: Rollouts, **kwargs: Any) -> list[RolloutScore]:

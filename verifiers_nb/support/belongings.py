@@ -101,7 +101,11 @@ def put_back_descriptor(number: int, copy: int, everything: bool) -> bool:
     An open descriptor that refers to another file is only changed with `everything`.
     """
     try:
-        now, before = os.fstat(number), os.fstat(copy)
+        before = os.fstat(copy)
+    except OSError:  # the copy is closed, too
+        return False
+    try:
+        now = os.fstat(number)
     except OSError:  # it is closed
         os.dup2(copy, number)
         return True
@@ -163,7 +167,8 @@ class Belongings:
     def close(self) -> None:
         """Close the copies of the descriptors."""
         for copy in self.copies.values():
-            os.close(copy)
+            with suppress(OSError):  # a function has closed it
+                os.close(copy)
         self.copies.clear()
 
 # %% ../../nbs/support/07_belongings.ipynb #8e8f4a75

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin']
+__all__ = ['LOST_DESCRIPTORS', 'T', 'is_open', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin']
 
 # %% ../../nbs/support/28_sync_calls.ipynb #7e410471
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable, Coroutine
@@ -18,6 +19,21 @@ from functools import cache, wraps
 from typing import Any, TypeVar
 
 from .belongings import all_put_back
+
+# %% ../../nbs/support/28_sync_calls.ipynb #336d15b7
+LOST_DESCRIPTORS = (
+    "a reward function or a tool closed descriptors that the run needs, so it ended. With a path "
+    "to save at, its finished rollouts are in the file, and the same call goes on from there"
+)
+
+
+def is_open(loop: asyncio.AbstractEventLoop) -> bool:
+    """Return whether an event loop has the descriptor with which it waits."""
+    number = getattr(getattr(loop, "_selector", None), "fileno", None)  # None on Windows
+    try:
+        return number is None or bool(os.fstat(number()))
+    except OSError:
+        return False
 
 # %% ../../nbs/support/28_sync_calls.ipynb #1574bddb
 T = TypeVar("T")
@@ -51,9 +67,15 @@ class LentLoop:
                 self.loop.call_soon(self.loop.stop)  # the first stop may have found an idle loop
                 self.loop.run_forever()
                 return asyncio.Runner(loop_factory=lambda: self.loop).run(coroutine)
+            except OSError as error:
+                if error.errno == errno.EBADF and not is_open(self.loop):
+                    lent_loop.cache_clear()  # the next call makes another
+                    raise OSError(errno.EBADF, LOST_DESCRIPTORS) from error
+                raise
             finally:
                 asyncio._set_running_loop(outer)
-                self.free.set()
+                if is_open(self.loop):  # else its thread would run it in vain
+                    self.free.set()
 
 # %% ../../nbs/support/28_sync_calls.ipynb #7338a46e
 @cache

@@ -118,7 +118,7 @@ class ThreadJob:
 
     def run(self) -> None:
         """Run the function and keep its result or error."""
-        this_thread.job, process = self, os.getpid()
+        this_thread.job, process = self, ThisProcess.id
         try:
             self.result = self.context.run(self.func)
             end_if_forked(process)
