@@ -32,6 +32,9 @@ YARN = {
 LINEAR = {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0}
 NEAR = {"rope_type": "default", "rope_theta": 1e4}
 GEMMA = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}
+HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+PHI = {"sliding_window": 16, "rope_parameters": HALF}
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 # llama.cpp's name of the family, the model's class, and settings beside the common ones.
 CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
@@ -52,7 +55,20 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Gemma3",
         GEMMA | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": NEAR}},
     ),
+    "Phi 3": ("phi3", "Phi3", PHI),
+    "Qwen 2, experts": (
+        "qwen2moe",
+        "Qwen2Moe",
+        EXPERTS | {"shared_expert_intermediate_size": 48},
+    ),
+    "Qwen 3, experts": (
+        "qwen3moe",
+        "Qwen3Moe",
+        EXPERTS | {"head_dim": 16, "norm_topk_prob": True},
+    ),
+    "Mamba": ("mamba", "Mamba", {"state_size": 8}),
 }
+PIECES = ("gemma2", "gemma3", "phi3")  # the families with a tokenizer of SentencePiece
 SIZES = {
     "vocab_size": 32,
     "hidden_size": 32,
@@ -79,13 +95,14 @@ def random_model(kind: str, settings: dict[str, Any]) -> Any:
 
 
 def tokenizer_fields(writer: gguf.GGUFWriter, family: str) -> None:
-    """Write a tokenizer of 32 tokens: of SentencePiece for Gemma, of bytes for the others."""
-    if family.startswith("gemma"):
+    """Write a tokenizer of 32 tokens: of SentencePiece for Gemma and Phi, of bytes for others."""
+    if family in PIECES:
         words = ["<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>", "a", "b", "ab", "▁", "▁a"]
         words += [f"<0x{number:02X}>" for number in range(22)]
         writer.add_tokenizer_model("llama")
         writer.add_token_scores([-float(number) for number in range(32)])
         writer.add_token_types([3, 3, 3, 2, 3, *[1] * 5, *[6] * 22])
+        writer.add_pad_token_id(0)
     else:
         words = ["<unk>", "<|start|>", "<|eot_id|>", "a", "b", "ab", "Ġ", "Ġa"]
         words += [f"w{number}" for number in range(24)]
@@ -94,12 +111,28 @@ def tokenizer_fields(writer: gguf.GGUFWriter, family: str) -> None:
         writer.add_token_merges(["a b", "Ġ a"])
     writer.add_token_list(words)
     writer.add_bos_token_id(1)
-    writer.add_eos_token_id(1 if family.startswith("gemma") else 2)
+    writer.add_eos_token_id(1 if family in PIECES else 2)
     writer.add_chat_template("{{ messages }}")
+
+
+def state_settings(writer: gguf.GGUFWriter, config: Any) -> None:
+    """Write the settings of a model that has a state instead of attention."""
+    writer.add_context_length(2**20)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_ssm_conv_kernel(config.conv_kernel)
+    writer.add_ssm_inner_size(config.intermediate_size)
+    writer.add_ssm_state_size(config.state_size)
+    writer.add_ssm_time_step_rank(config.time_step_rank)
 
 
 def settings_fields(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     """Write the settings of a model under llama.cpp's names."""
+    if family == "mamba":
+        state_settings(writer, config)
+        return
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -110,16 +143,31 @@ def settings_fields(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(rope["rope_theta"])
     width = getattr(config, "head_dim", None) or 8
-    writer.add_rope_dimension_count(width)
-    if family in ("qwen3", "gemma2", "gemma3"):
+    writer.add_rope_dimension_count(int(width * rope.get("partial_rotary_factor", 1.0)))
+    if family in ("qwen3", "qwen3moe", "gemma2", "gemma3"):
         writer.add_key_length(width)
-    if family.startswith("gemma"):
+    if family in PIECES:
         writer.add_sliding_window(config.sliding_window)
+    if family.endswith("moe"):
+        writer.add_expert_count(config.num_experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+        writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if family == "qwen2moe":
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+
+
+def parts(name: str, weight: np.ndarray) -> dict[str, np.ndarray]:
+    """Return a weight as llama.cpp splits it, by names: experts have two weights for a pair."""
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = np.split(weight, 2, axis=1)
+        stem = name.removesuffix("gate_up_proj")
+        return {f"{stem}gate_proj.weight": gate, f"{stem}up_proj.weight": up}
+    return {f"{name}.weight" if name.endswith("experts.down_proj") else name: weight}
 
 
 def converted(name: str, weight: np.ndarray, family: str, config: Any) -> np.ndarray:
@@ -128,6 +176,10 @@ def converted(name: str, weight: np.ndarray, family: str, config: Any) -> np.nda
         heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
         halves = weight.reshape(heads, 2, -1, weight.shape[-1])
         return halves.swapaxes(1, 2).reshape(weight.shape)
+    if name.endswith("A_log"):
+        return -np.exp(weight)
+    if name.endswith(("shared_expert_gate.weight", "conv1d.weight")):
+        return weight.squeeze()
     return weight + 1 if family.startswith("gemma") and "norm" in name else weight
 
 
@@ -140,10 +192,11 @@ def write(path: Path, model: Any, family: str) -> None:
     names = gguf.get_tensor_name_map(numbers[family], config.num_hidden_layers)
     for name, weight in model.state_dict().items():
         if not (name == "lm_head.weight" and config.tie_word_embeddings):
-            own = names.get_name(name, (".weight", ".bias"))
             kept = converted(name, weight.numpy(), family, config)
-            writer.add_tensor(own, np.ascontiguousarray(kept, dtype=np.float32))
-    if config.rope_parameters.get("rope_type") == "llama3":
+            for part, values in parts(name, kept).items():
+                own = names.get_name(part, (".weight", ".bias"))
+                writer.add_tensor(own, np.ascontiguousarray(values, dtype=np.float32))
+    if family == "llama" and config.rope_parameters["rope_type"] == "llama3":
         scaled = LlamaRotaryEmbedding(config).inv_freq
         plain = 500_000.0 ** -(torch.arange(0, 8, 2) / 8)
         writer.add_tensor("rope_freqs.weight", (plain / scaled).numpy().astype(np.float32))
@@ -163,8 +216,8 @@ def test_an_unpacked_model_answers_as_the_one_that_was_written(name: str, tmp_pa
     ids = torch.randint(5, 32, (2, 100), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         torch.testing.assert_close(read(ids).logits, model(ids).logits)
-    ends = [1, 4] if family.startswith("gemma") else [2]
+    ends = [1, 4] if family in PIECES else [2]
     assert read.generation_config.eos_token_id == ends
     assert AutoTokenizer.from_pretrained(folder)("ab").input_ids[-1] == (
-        7 if family.startswith("gemma") else 5
+        7 if family in PIECES else 5
     )

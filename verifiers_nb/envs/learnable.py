@@ -289,11 +289,13 @@ def learnable_results(results: GenerateOutputs, rubric: Any = None) -> Learnable
 # %% ../../nbs/envs/18_learnable.ipynb #98cc2e0a
 def warn_of_results(results: GenerateOutputs, rubric: Any) -> None:
     """Log a warning if all rewards of an evaluation are equal, and not the most there is."""
-    rewards = results.reward
-    if len(rewards) > 1 and max(rewards) - min(rewards) < EQUAL_REWARDS:
-        seen = learnable_results(results, rubric)
-        if seen.hopeless and seen.solved < seen.rollouts:
-            logger.warning("%s", seen)
+    low, high = min(results.reward, default=0.0), max(results.reward, default=0.0)
+    all_earn_most = 0 < most_possible(rubric) <= low + EQUAL_REWARDS
+    if len(results.reward) < 2 or high - low >= EQUAL_REWARDS or all_earn_most:
+        return  # known without a look at each rollout
+    seen = learnable_results(results, rubric)
+    if seen.hopeless and seen.solved < seen.rollouts:
+        logger.warning("%s", seen)
 
 # %% ../../nbs/envs/18_learnable.ipynb #c341634c
 def chance_equal(rewards: Sequence[float], size: int) -> float:

@@ -176,8 +176,10 @@ class Tool:
     def check_names(self, values: Mapping[str, Any]) -> None:
         """Raise `ValueError` for an argument that a model may not set."""
         names = self.schema["function"]["parameters"]["properties"]
-        barred = [name for name in values if name in self.hidden or not self.is_open]
-        if unexpected := [name for name in barred if name not in names]:
+        unexpected = [name for name in values if name not in names]
+        if self.is_open:
+            unexpected = [name for name in unexpected if name in self.hidden]
+        if unexpected:
             known = f"its arguments are: {', '.join(names) or 'none'}."
             raise ValueError(f"{self.name} has no argument {', '.join(unexpected)}; {known}")
 

@@ -108,9 +108,13 @@ def facts_of_each(read: Callable[[Any], dict[str, Any]], answers: Any) -> list[d
     """Return what `read` finds in each of `answers`, which may have any shape."""
     found = []
     for answer in answers if isinstance(answers, (list, tuple)) else ():
-        with suppress(AttributeError, LookupError, TypeError, ValueError):
-            found.append(read(answer))
-    return [facts for facts in found if are_facts(facts)]
+        try:
+            facts = read(answer)
+        except (AttributeError, LookupError, TypeError, ValueError):
+            continue
+        if are_facts(facts):
+            found.append(facts)
+    return found
 
 # %% ../../nbs/inference/22_columns.ipynb #a3733228
 ANSWERS = "sampled_answers"  # where a stored rollout has the facts

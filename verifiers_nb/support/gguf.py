@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SPECIAL_TOKENS', 'TURN_ENDS', 'NORMAL', 'OWN', 'GEMMA_27B', 'LLAMA3', 'FREQUENCIES', 'WAYS', 'UNPACKING',
-           'set_special_tokens', 'answer_ends', 'set_merges', 'set_heads', 'frequencies', 'llama3_scaling',
-           'named_scaling', 'set_positions', 'check_all_taken', 'forget_quantization', 'alone', 'load_gguf',
-           'check_room', 'unpack_into', 'unpacked']
+__all__ = ['SPECIAL_TOKENS', 'TURN_ENDS', 'NORMAL', 'OWN', 'GEMMA_27B', 'OTHER_SIZES', 'LLAMA3', 'FREQUENCIES', 'WAYS',
+           'UNPACKING', 'set_special_tokens', 'answer_ends', 'set_merges', 'set_heads', 'set_sizes', 'frequencies',
+           'llama3_scaling', 'named_scaling', 'set_positions', 'check_all_taken', 'forget_quantization', 'alone',
+           'load_gguf', 'check_room', 'unpack_into', 'unpacked']
 
 # %% ../../nbs/support/29_gguf.ipynb #afdd7166
 import copy
@@ -106,6 +106,28 @@ def set_heads(config: Any, header: GGUFHeader) -> None:
         wide = header.setting("embedding_length") // header.setting("attention.head_count")
         config.query_pre_attn_scalar = wide if large else config.head_dim
 
+# %% ../../nbs/support/29_gguf.ipynb #4c164a1c
+OTHER_SIZES = {
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "shared_expert_intermediate_size": "expert_shared_feed_forward_length",
+    "sliding_window": "attention.sliding_window",
+}
+
+
+def set_sizes(config: Any, header: GGUFHeader) -> None:
+    """Set the sizes of a model that transformers takes from another one of its family."""
+    for name, key in OTHER_SIZES.items():
+        if (size := header.setting(key)) and hasattr(config, name):
+            setattr(config, name, size)
+    if (config.pad_token_id or 0) >= config.vocab_size:
+        config.pad_token_id = None  # that of Phi 3, in a smaller vocabulary
+    heads, turned = header.setting("attention.head_count"), header.setting("rope.dimension_count")
+    if turned and isinstance(heads, int) and heads:
+        width = header.setting("attention.key_length") or config.hidden_size // heads
+        if turned < width and "full_attention" not in config.rope_parameters:
+            part = {"partial_rotary_factor": turned / width}
+            config.rope_parameters = config.rope_parameters | part
+
 # %% ../../nbs/support/29_gguf.ipynb #84475117
 def frequencies(config: Any, parameters: Mapping[str, Any]) -> np.ndarray:
     """Return the frequencies by which a model of Llama's kind turns positions, with parameters."""
@@ -161,7 +183,7 @@ def named_scaling(header: GGUFHeader) -> dict[str, Any]:
 # %% ../../nbs/support/29_gguf.ipynb #5c100c3c
 def set_positions(config: Any, header: GGUFHeader) -> None:
     """Give a model the scaling of positions that its file has, where transformers left it out."""
-    known = config.rope_parameters
+    known = getattr(config, "rope_parameters", None) or {}  # Mamba has no positions
     if FREQUENCIES in header.tensors:
         config.rope_parameters = llama3_scaling(config, header)
     elif scaling := named_scaling(header):
@@ -218,6 +240,7 @@ def load_gguf(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
     with alone(header.path) as (folder, name):
         config = AutoConfig.from_pretrained(folder, gguf_file=name)
         set_heads(config, header)  # transformers 5.24 refuses weights of another width
+        set_sizes(config, header)
         given: Any = dict(gguf_file=name, config=config, dtype=dtype, output_loading_info=True)
         loaded: Any = AutoModelForCausalLM.from_pretrained(folder, **given)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=name)
