@@ -233,7 +233,8 @@ def literal(rules: Rules, value: Any) -> str:
             ways = whole_ways(int(value))
             return ways[0] if len(ways) == 1 else rules.add(("whole", value), lambda: ways)
         case float() if "e" in repr(value):
-            return rules.add(("float", value), lambda: float_ways(value))
+            ways = float_ways(value)
+            return ways[0] if len(ways) == 1 else rules.add(("float", value), lambda: ways)
         case float():
             return f"{literal_text(repr(value))} [0]*"
     return literal_text(json.dumps(value))
