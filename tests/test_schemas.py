@@ -258,12 +258,14 @@ NUMBER_SCHEMAS = [
     {"type": "number", "minimum": 2, "exclusiveMaximum": 200},
     {"enum": [100, -3, 0, 1.5, [2000], 120]},
     {"const": -300},
+    {"enum": [10**20, 1.5e-7]},
+    {"const": 1e20},
 ]
 
 
 @pytest.mark.parametrize("schema", NUMBER_SCHEMAS)
 def test_the_spellings_of_a_number(schema: dict[str, Any]) -> None:
-    texts = "0 -0 0.0 7 7.0 1e2 1E+2 2e2 100 100.0 5e0 5e00 -3e0 -3e2 -1e1 [2e3] 120 1.50 1.5 1e-1"
+    texts = "0 -0 0.0 7 7.0 1e2 1E+2 2e2 100 100.0 5e0 5e00 -3e0 -3e2 -1e1 [2e3] 120 1.50 1.5 1e-1 0e3 -0E-5 1e20 1.5e-7"
     tag, verifier = json_tag(schema), JSONSchemaVerifier(schema)
     for text in texts.split():
         assert tag.matches(text) == verifier.verify(text).success, text

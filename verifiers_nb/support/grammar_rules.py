@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['ASTRAL', 'JSON_ESCAPES', 'RAW', 'ASCII', 'JSON_RULES_TEXT', 'RULE_TOKEN', 'Rules', 'grammar_character',
            'grammar_class', 'by_part', 'hex_class', 'hex_rule', 'moved_by', 'escapes', 'json_characters',
-           'character_rule', 'literal_text', 'string_literal', 'whole_ways', 'literal', 'machine_rule', 'names_in',
-           'met_rules', 'kept_way', 'grammar_lines']
+           'character_rule', 'literal_text', 'string_literal', 'whole_ways', 'is_whole', 'float_ways', 'literal',
+           'machine_rule', 'names_in', 'met_rules', 'kept_way', 'grammar_lines']
 
 # %% ../../nbs/support/11_grammar_rules.ipynb #39b83976
 import json
@@ -194,6 +194,24 @@ def whole_ways(number: int) -> list[str]:
     short = f'"{first}" [eE] [+]? [0]* "{power}"'
     return [f'"{number}" zeros?', *([short] if len(first.lstrip("-")) == 1 else [])]
 
+# %% ../../nbs/support/11_grammar_rules.ipynb #4deba4d5
+def is_whole(value: float) -> bool:
+    """Return whether a number is whole and, if it is an integer, also a float.
+
+    Of others, a point or an exponent makes another number. Large floats have an exponent.
+    """
+    if isinstance(value, int):
+        return abs(value) < 2**1023 and float(value) == value
+    return abs(value) < 1e16 and value == int(value)
+
+# %% ../../nbs/support/11_grammar_rules.ipynb #bd235d37
+def float_ways(value: float) -> list[str]:
+    """List the ways to write a float that Python writes with an exponent, such as `1e20`."""
+    digits, power = repr(value).split("e")
+    sign = '"-"' if power[0] == "-" else "[+]?"
+    ways = [f'"{digits}" [eE] {sign} [0]* "{power.lstrip("+-0")}"']
+    return [*ways, f'"{int(value)}" zeros?'] if abs(value) > 1 else ways
+
 # %% ../../nbs/support/11_grammar_rules.ipynb #ded6d2b6
 def literal(rules: Rules, value: Any) -> str:
     """Write a fixed JSON value."""
@@ -211,10 +229,13 @@ def literal(rules: Rules, value: Any) -> str:
             return f'"{{" ws {inside} ws "}}"' if value else '"{" ws "}"'
         case bool():
             pass
-        case int() | float() if abs(value) < 1e16 and value == int(value):
+        case int() | float() if is_whole(value):
             ways = whole_ways(int(value))
             return ways[0] if len(ways) == 1 else rules.add(("whole", value), lambda: ways)
-        case float() if "e" not in repr(value):
+        case float() if "e" in repr(value):
+            ways = float_ways(value)
+            return ways[0] if len(ways) == 1 else rules.add(("float", value), lambda: ways)
+        case float():
             return f"{literal_text(repr(value))} [0]*"
     return literal_text(json.dumps(value))
 
@@ -249,7 +270,7 @@ JSON_RULES_TEXT = {
     "hex": ["[0-9a-fA-F]"],
     "number": ["whole fraction? exponent?"],
     "whole": ['"-"? "0"', '"-"? [1-9] [0-9]*'],
-    "integer": ["whole zeros?", r'"-"? [1-9] [eE] [+]? [0-9]{1,2}'],
+    "integer": ["whole zeros?", r'"-"? [1-9] [eE] [+]? [0-9]{1,2}', '"-"? "0" exponent'],
     "zeros": ['"." [0] [0]*'],
     "fraction": ['"." [0-9]+'],
     "exponent": [r"[eE] [+\-]? [0-9]+"],

@@ -26,7 +26,13 @@ from .automata import (
     of_length,
     one_of,
 )
-from .grammar_rules import Rules, character_rule, grammar_class, machine_rule
+from .grammar_rules import (
+    Rules,
+    character_rule,
+    grammar_class,
+    machine_rule,
+    whole_ways,
+)
 from .number_automata import (
     compared,
     compared_scientific,
@@ -108,6 +114,8 @@ def number_ways(rules: Rules, leaves: Leaves, kinds: set[str]) -> list[str]:
         rules.lose("multipleOf", NO_EXPONENT)
     elif not has_integers or any("multipleOf" in leaf.get("not", {}) for leaf in leaves):
         rules.lose("not", NO_EXPONENT)
+    if has_integers and all(fits_plain(rules, leaf, 0) for leaf in leaves):
+        starts.append(whole_ways(0)[1])
     return [start for start in starts if start]
 
 # %% ../../nbs/support/14_json_scalars.ipynb #682afc6a
