@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ NEAR = {"rope_type": "default", "rope_theta": 1e4}
 GEMMA = {"head_dim": 8, "sliding_window": 16, "query_pre_attn_scalar": 8}
 HALF = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 PHI = {"sliding_window": 16, "rope_parameters": HALF}
+LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "long_factor": [2.0, 4.0],
+    "short_factor": [1.0, 1.5],
+    "original_max_position_embeddings": 64,
+}
+LONG_PHI = {"rope_parameters": HALF | LONG, "original_max_position_embeddings": 64}
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 
 # llama.cpp's name of the family, the model's class, and settings beside the common ones.
@@ -56,6 +65,7 @@ CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
         GEMMA | {"rope_parameters": {"full_attention": LINEAR, "sliding_attention": NEAR}},
     ),
     "Phi 3": ("phi3", "Phi3", PHI),
+    "Phi 3, stretched": ("phi3", "Phi3", PHI | LONG_PHI),
     "Qwen 2, experts": (
         "qwen2moe",
         "Qwen2Moe",
@@ -94,15 +104,15 @@ def random_model(kind: str, settings: dict[str, Any]) -> Any:
     return model
 
 
-def tokenizer_fields(writer: gguf.GGUFWriter, family: str) -> None:
-    """Write a tokenizer of 32 tokens: of SentencePiece for Gemma and Phi, of bytes for others."""
-    if family in PIECES:
+def tokenizer_fields(writer: gguf.GGUFWriter, in_pieces: bool) -> None:
+    """Write a tokenizer of 32 tokens: of SentencePiece, as those of Gemma and Phi 3, or of bytes."""
+    writer.add_pad_token_id(0)
+    if in_pieces:
         words = ["<pad>", "<eos>", "<bos>", "<unk>", "<end_of_turn>", "a", "b", "ab", "▁", "▁a"]
         words += [f"<0x{number:02X}>" for number in range(22)]
         writer.add_tokenizer_model("llama")
         writer.add_token_scores([-float(number) for number in range(32)])
         writer.add_token_types([3, 3, 3, 2, 3, *[1] * 5, *[6] * 22])
-        writer.add_pad_token_id(0)
     else:
         words = ["<unk>", "<|start|>", "<|eot_id|>", "a", "b", "ab", "Ġ", "Ġa"]
         words += [f"w{number}" for number in range(24)]
@@ -111,7 +121,7 @@ def tokenizer_fields(writer: gguf.GGUFWriter, family: str) -> None:
         writer.add_token_merges(["a b", "Ġ a"])
     writer.add_token_list(words)
     writer.add_bos_token_id(1)
-    writer.add_eos_token_id(1 if family in PIECES else 2)
+    writer.add_eos_token_id(1 if in_pieces else 2)
     writer.add_chat_template("{{ messages }}")
 
 
@@ -157,7 +167,9 @@ def settings_fields(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
-    if rope["rope_type"] == "yarn":
+    if rope["rope_type"] == "longrope":
+        writer.add_rope_scaling_attn_factors((1 + math.log(256 / 64) / math.log(64)) ** 0.5)
+    if rope["rope_type"] in ("yarn", "longrope"):
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
 
 
@@ -183,11 +195,11 @@ def converted(name: str, weight: np.ndarray, family: str, config: Any) -> np.nda
     return weight + 1 if family.startswith("gemma") and "norm" in name else weight
 
 
-def write(path: Path, model: Any, family: str) -> None:
-    """Write a model as a GGUF file."""
+def write(path: Path, model: Any, family: str, in_pieces: bool) -> None:
+    """Write a model as a GGUF file, with a tokenizer of pieces or of bytes."""
     writer, config = gguf.GGUFWriter(path, family), model.config
     settings_fields(writer, family, config)
-    tokenizer_fields(writer, family)
+    tokenizer_fields(writer, in_pieces)
     numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(numbers[family], config.num_hidden_layers)
     for name, weight in model.state_dict().items():
@@ -196,6 +208,10 @@ def write(path: Path, model: Any, family: str) -> None:
             for part, values in parts(name, kept).items():
                 own = names.get_name(part, (".weight", ".bias"))
                 writer.add_tensor(own, np.ascontiguousarray(values, dtype=np.float32))
+    if family == "phi3" and config.rope_parameters["rope_type"] == "longrope":
+        for length in ("long", "short"):
+            factors = np.array(config.rope_parameters[f"{length}_factor"], dtype=np.float32)
+            writer.add_tensor(f"rope_factors_{length}.weight", factors)
     if family == "llama" and config.rope_parameters["rope_type"] == "llama3":
         scaled = LlamaRotaryEmbedding(config).inv_freq
         plain = 500_000.0 ** -(torch.arange(0, 8, 2) / 8)
@@ -210,14 +226,21 @@ def write(path: Path, model: Any, family: str) -> None:
 def test_an_unpacked_model_answers_as_the_one_that_was_written(name: str, tmp_path: Path) -> None:
     family, kind, settings = CASES[name]
     model = random_model(kind, settings)
-    write(tmp_path / "model.gguf", model, family)
+    write(tmp_path / "model.gguf", model, family, family in PIECES)
     folder = unpacked(tmp_path / "model.gguf", torch.float32, tmp_path / "cache")
     read = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.randint(5, 32, (2, 100), generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        torch.testing.assert_close(read(ids).logits, model(ids).logits)
+    for text in (ids, ids[:, :40]):
+        with torch.no_grad():
+            torch.testing.assert_close(read(text).logits, model(text).logits)
     ends = [1, 4] if family in PIECES else [2]
     assert read.generation_config.eos_token_id == ends
     assert AutoTokenizer.from_pretrained(folder)("ab").input_ids[-1] == (
         7 if family in PIECES else 5
     )
+
+
+def test_a_tokenizer_of_bytes_is_not_taken_for_one_of_pieces(tmp_path: Path) -> None:
+    write(tmp_path / "phi4.gguf", random_model("Phi3", PHI), "phi3", in_pieces=False)
+    with pytest.raises(ValueError, match=r"made of bytes.* architecture is phi3"):
+        unpacked(tmp_path / "phi4.gguf", torch.float32, tmp_path / "cache")

@@ -449,7 +449,8 @@ class XMLParser(Parser):
         self._tags = tuple(tag for field in self._field_tags for tag in field)
         self._tags_of = tags_by_name(self._field_tags)
         self._in_order = fields_in_order(self._names)
-        self._rules = checked_rules(type(self).__name__, self.make_rules(), self._field_tags)
+        rules = checked_rules(type(self).__name__, self.make_rules(), self._field_tags)
+        self._rules = tuple(rules)
         self._judges = [(rule.weight, rule.judge) for rule in self._rules]
         self.reads_thinking = any("think" in names for names in self._names[:1])
 
@@ -458,9 +459,9 @@ class XMLParser(Parser):
         return xml_rules(self._field_tags)
 
     @property
-    def rules(self) -> list[Rule]:
+    def rules(self) -> tuple[Rule, ...]:
         """Return the rules of the format, as `make_rules` listed them."""
-        return list(self._rules)
+        return self._rules
 
     def get_fields(self) -> list[str]:
         """List the canonical names in order."""

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SPECIAL_TOKENS', 'TURN_ENDS', 'NORMAL', 'OWN', 'GEMMA_27B', 'OTHER_SIZES', 'LLAMA3', 'FREQUENCIES', 'WAYS',
-           'UNPACKING', 'set_special_tokens', 'answer_ends', 'set_merges', 'set_heads', 'set_sizes', 'frequencies',
-           'llama3_scaling', 'named_scaling', 'set_positions', 'check_all_taken', 'forget_quantization', 'alone',
-           'load_gguf', 'check_room', 'unpack_into', 'unpacked']
+           'LONG_FACTORS', 'SHORT_FACTORS', 'ORIGINAL', 'UNPACKING', 'set_special_tokens', 'answer_ends', 'set_merges',
+           'check_bytes', 'set_heads', 'set_sizes', 'frequencies', 'llama3_scaling', 'named_scaling', 'long_scaling',
+           'set_positions', 'check_all_taken', 'forget_quantization', 'alone', 'load_gguf', 'check_room', 'unpack_into',
+           'unpacked']
 
 # %% ../../nbs/support/29_gguf.ipynb #afdd7166
 import copy
@@ -91,6 +92,13 @@ def set_merges(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
     merges.sort(key=lambda merge: merge[0])
     pairs, unknown = [pair for _, pair in merges], tokenizer.unk_token
     backend.model = BPE(ids, pairs, unk_token=unknown, byte_fallback=True, fuse_unk=True)
+
+# %% ../../nbs/support/29_gguf.ipynb #ec136253
+def check_bytes(tokenizer: Any, metadata: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a file's tokens are made of bytes, and the tokenizer's are not."""
+    of_bytes = metadata.get("tokenizer.ggml.model") == "gpt2"
+    if of_bytes and "ByteLevel" not in str(tokenizer.backend_tokenizer.decoder):
+        raise ValueError("its tokens are made of bytes, and transformers takes them for pieces")
 
 # %% ../../nbs/support/29_gguf.ipynb #ac974fc4
 GEMMA_27B = {"gemma2": 46, "gemma3": 62}  # layers of the models whose scale is another
@@ -180,11 +188,36 @@ def named_scaling(header: GGUFHeader) -> dict[str, Any]:
     }
     return {"rope_type": way} | {k: v for k, v in known.items() if v is not None}
 
+# %% ../../nbs/support/29_gguf.ipynb #f973fd3f
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ORIGINAL = "original_max_position_embeddings"
+
+
+def long_scaling(header: GGUFHeader) -> dict[str, Any]:
+    """Return the scaling of a file with factors for long and for short texts.
+
+    `ValueError` if it lacks those for short texts, or the length at which texts are long.
+    """
+    original = header.setting("rope.scaling.original_context_length")
+    if original is None or SHORT_FACTORS not in header.tensors:
+        raise ValueError("it has factors for long texts, and not all that belongs to them")
+    scaling = {
+        "rope_type": "longrope",
+        "long_factor": header.floats(LONG_FACTORS).tolist(),
+        "short_factor": header.floats(SHORT_FACTORS).tolist(),
+        ORIGINAL: original,
+    }
+    factor = header.setting("rope.scaling.attn_factor")
+    return scaling | ({"attention_factor": factor} if factor else {})
+
 # %% ../../nbs/support/29_gguf.ipynb #5c100c3c
 def set_positions(config: Any, header: GGUFHeader) -> None:
     """Give a model the scaling of positions that its file has, where transformers left it out."""
     known = getattr(config, "rope_parameters", None) or {}  # Mamba has no positions
-    if FREQUENCIES in header.tensors:
+    if LONG_FACTORS in header.tensors:
+        config.rope_parameters = known | long_scaling(header)
+        config.original_max_position_embeddings = long_scaling(header)[ORIGINAL]
+    elif FREQUENCIES in header.tensors:
         config.rope_parameters = llama3_scaling(config, header)
     elif scaling := named_scaling(header):
         if (
@@ -197,7 +230,7 @@ def set_positions(config: Any, header: GGUFHeader) -> None:
 # %% ../../nbs/support/29_gguf.ipynb #be92c933
 def check_all_taken(model: Any, header: GGUFHeader) -> None:
     """Raise `ValueError` if a file has more weights than the model that was made from it."""
-    no_place = {FREQUENCIES}  # a setting, see `set_positions`
+    no_place = {FREQUENCIES, LONG_FACTORS, SHORT_FACTORS}  # settings, see `set_positions`
     if model.config.tie_word_embeddings:
         no_place.add("output.weight")  # a copy of the embeddings
     given = sum(each.weights for name, each in header.tensors.items() if name not in no_place)
@@ -254,6 +287,7 @@ def load_gguf(header: GGUFHeader, dtype: torch.dtype) -> tuple[Any, Any]:
     if ends := answer_ends(header.metadata):
         model.generation_config.eos_token_id = ends
     forget_quantization(model)
+    check_bytes(tokenizer, header.metadata)
     set_merges(tokenizer, header.metadata)
     set_special_tokens(tokenizer, header.metadata)
     return model, tokenizer
