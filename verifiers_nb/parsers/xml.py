@@ -11,8 +11,8 @@ __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc
            'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note',
            'field_spans', 'Rule', 'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end',
            'presence_rules', 'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values',
-           'fields_in_order', 'ordered_values', 'tags_by_name', 'last_content', 'xml_tag', 'XMLParser', 'occurrences',
-           'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
+           'search_values', 'fields_in_order', 'ordered_values', 'tags_by_name', 'last_content', 'xml_tag', 'XMLParser',
+           'occurrences', 'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -364,10 +364,24 @@ def finish_values(values: Values, fields: Sequence[tuple[str, ...]], extract_fn:
             if value is not None:
                 values[name] = extract_fn(value)
 
+# %% ../../nbs/parsers/03_xml.ipynb #d017afbc
+SHORT_TEXT = 1000  # for more characters, a search that jumps from < to < is faster
+
+
+def search_values(text: str, tags: Sequence[Tag], strip: bool = True) -> Values:
+    """Return what `find_values` does, for a short text and first occurrences."""
+    values: Values = {}
+    for name, opening, closing, width in tags:
+        start = text.find(opening)
+        end = text.find(closing, start + width) if start >= 0 else -1
+        if end < 0:
+            values[name] = None
+        else:
+            value = text[start + width : end]
+            values[name] = value.strip() if strip else value
+    return values
+
 # %% ../../nbs/parsers/03_xml.ipynb #87793441
-SHORT_TEXT = 1000  # for more characters, a search that jumps from < to < is faster than a pattern
-
-
 def fields_in_order(fields: Sequence[tuple[str, ...]]) -> re.Pattern[str]:
     """Return the pattern of a text with each field once, in order, and no other `<`.
 
@@ -486,11 +500,15 @@ class XMLParser(Parser):
         """Return a namespace with each name's first (or last) value, or `None` without one."""
         if not isinstance(text, str):
             text = content_text(text)
-        match = self._in_order.fullmatch(text) if len(text) <= SHORT_TEXT else None
-        if match:
+        short = len(text) <= SHORT_TEXT
+        if short and (last or self._shared) and (match := self._in_order.fullmatch(text)):
             return SimpleNamespace(**ordered_values(match, self._names, strip, self.extract_fn))
-        values = find_values(text, self._tags, strip, last)
-        finish_values(values, self._shared, self.extract_fn)
+        if short and not last:
+            values = search_values(text, self._tags, strip)
+        else:
+            values = find_values(text, self._tags, strip, last)
+        if self._shared or self.extract_fn is not identity:
+            finish_values(values, self._shared, self.extract_fn)
         return SimpleNamespace(**values)
 
     def parse_answer(self, completion: Messages) -> Any:
