@@ -496,12 +496,17 @@ def test_the_audit_is_the_same_for_a_seed():
 
 
 def test_without_a_client_nothing_of_the_network_is_used(monkeypatch):
-    def refuse(*args, **kwargs):
-        raise AssertionError("the network was asked")
+    def refused(ask):
+        def asked(*args, **kwargs):
+            watches = threading.current_thread().name == "vllm watch"  # of another test's server
+            assert watches, "the network was asked"
+            return ask(*args, **kwargs)
+
+        return asked
 
     for name in ("connect", "connect_ex", "sendto", "bind"):
-        monkeypatch.setattr(socket.socket, name, refuse)
-    monkeypatch.setattr(socket, "getaddrinfo", refuse)
+        monkeypatch.setattr(socket.socket, name, refused(getattr(socket.socket, name)))
+    monkeypatch.setattr(socket, "getaddrinfo", refused(socket.getaddrinfo))
     assert vf.audit(single(), progress=False).ok
 
 
