@@ -128,8 +128,6 @@ def tokenizer_fields(writer: gguf.GGUFWriter, in_pieces: bool) -> None:
 def state_settings(writer: gguf.GGUFWriter, config: Any) -> None:
     """Write the settings of a model that has a state instead of attention."""
     writer.add_context_length(2**20)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
     writer.add_layer_norm_rms_eps(config.layer_norm_epsilon)
     writer.add_vocab_size(config.vocab_size)
     writer.add_ssm_conv_kernel(config.conv_kernel)
@@ -140,13 +138,13 @@ def state_settings(writer: gguf.GGUFWriter, config: Any) -> None:
 
 def settings_fields(writer: gguf.GGUFWriter, family: str, config: Any) -> None:
     """Write the settings of a model under llama.cpp's names."""
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
     if family == "mamba":
         state_settings(writer, config)
         return
     rope = config.rope_parameters.get("full_attention", config.rope_parameters)
     writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(config.num_key_value_heads)

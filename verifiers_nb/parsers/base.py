@@ -121,8 +121,9 @@ def assistant_texts(completion: Messages, thinking: bool = False) -> list[str]:
     for message in completion:
         if message.get("role") == "assistant":
             text = message.get("content")
+            # Most messages have a role and a text only.
             if thinking and (len(message) > 2 or not isinstance(text, str)):
-                text = text_with_thinking(message)  # most have a role and a text only
+                text = text_with_thinking(message)
             elif not isinstance(text, str):
                 text = content_text(text)
             texts.append(text)

@@ -215,14 +215,14 @@ def set_positions(config: Any, header: GGUFHeader) -> None:
     """Give a model the scaling of positions that its file has, where transformers left it out."""
     known = getattr(config, "rope_parameters", None) or {}  # Mamba has no positions
     if LONG_FACTORS in header.tensors:
-        config.rope_parameters = known | long_scaling(header)
-        config.original_max_position_embeddings = long_scaling(header)[ORIGINAL]
+        scaling = long_scaling(header)
+        config.rope_parameters = known | scaling
+        config.original_max_position_embeddings = scaling[ORIGINAL]
     elif FREQUENCIES in header.tensors:
         config.rope_parameters = llama3_scaling(config, header)
     elif scaling := named_scaling(header):
-        if (
-            "full_attention" in known
-        ):  # the layers of Gemma that see only near tokens stay as they are
+        # The layers of Gemma that see only near tokens stay as they are.
+        if "full_attention" in known:
             config.rope_parameters = known | {"full_attention": known["full_attention"] | scaling}
         elif known.get("rope_type") == "default":
             config.rope_parameters = known | scaling

@@ -196,9 +196,9 @@ def whole_ways(number: int) -> list[str]:
 
 # %% ../../nbs/support/11_grammar_rules.ipynb #4deba4d5
 def is_whole(value: float) -> bool:
-    """Return whether a number is whole and, if it is an integer, also a float.
+    """Return whether a number is whole and each way to write it, such as `3e0`, gives the same.
 
-    Of others, a point or an exponent makes another number. Large floats have an exponent.
+    An integer that no float equals has one way, and large floats are written with an exponent.
     """
     if isinstance(value, int):
         return abs(value) < 2**1023 and float(value) == value
