@@ -270,7 +270,8 @@ def check_speed(case: Case) -> Iterable[Finding]:
     (long,) = case.ask([(0, case.write(lines[:16_000]))])
     if long.unknown or long.seconds <= 0.1:
         return
-    # A busy machine makes a time longer, never shorter: take the shortest, of texts that no cache has.
+    # A busy machine makes a time longer, never shorter: take the shortest. No text repeats, so that
+    # no cache answers.
     trials: list[Trial] = [(0, case.write(lines[at : at + 4_000])) for at in (1, 2, 3)]
     trials.append((0, case.write(lines[1:16_001])))
     *shorts, again = (payment.seconds for payment in case.ask(trials))
