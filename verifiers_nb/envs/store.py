@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OBJECT', 'COMPARED', 'PLAIN_ONLY', 'changed_settings', 'input_value', 'inputs_text', 'without_none', 'input_digest',
+__all__ = ['NOT_JSON', 'COMPARED', 'PLAIN_ONLY', 'changed_settings', 'input_value', 'inputs_text', 'without_none', 'input_digest',
            'input_digests', 'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore']
 
 # %% ../../nbs/envs/03_store.ipynb #77de68da
@@ -55,7 +55,7 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 # %% ../../nbs/envs/03_store.ipynb #7d6c09cd
-OBJECT = "an object that JSON can't express"
+NOT_JSON = "an object that JSON can't express"
 
 
 def input_value(value: Any) -> Any:
@@ -65,10 +65,10 @@ def input_value(value: Any) -> Any:
     """
     text = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", str(plain := plain_value(value)))
     if isinstance(value, (set, frozenset)):
-        return {OBJECT: sorted(map(repr, value))}
+        return {NOT_JSON: sorted(map(repr, value))}
     if hasattr(value, "tobytes"):  # an image or an array
-        return {OBJECT: type(value).__name__, "bytes": blake2b(value.tobytes()).hexdigest()}
-    return plain if text == str(plain) else {OBJECT: text}
+        return {NOT_JSON: type(value).__name__, "bytes": blake2b(value.tobytes()).hexdigest()}
+    return plain if text == str(plain) else {NOT_JSON: text}
 
 # %% ../../nbs/envs/03_store.ipynb #f889f6dc
 COMPARED = ("prompt", "answer", "task", "info")
@@ -288,7 +288,7 @@ class RolloutStore:
         record, file = rollout_record(rollout), self.open()
         played = self.inputs.pop(rollout.index, None)
         # The environment changed them, or the record can't express them.
-        if played is not None and (OBJECT in played or played != inputs_text(rollout)):
+        if played is not None and (NOT_JSON in played or played != inputs_text(rollout)):
             record["inputs"] = input_digests(played)
         record["seconds"] = round(self.seconds + time.monotonic() - self.began, 3)
         self.done[rollout.index] = file.append(to_line(record, self.settings_text))
