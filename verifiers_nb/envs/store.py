@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NOT_JSON', 'COMPARED', 'PLAIN_ONLY', 'changed_settings', 'input_value', 'inputs_text', 'without_none', 'input_digest',
-           'input_digests', 'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore']
+__all__ = ['NOT_JSON', 'COMPARED', 'PLAIN_ONLY', 'changed_settings', 'comparable_value', 'inputs_text', 'without_none',
+           'input_digest', 'input_digests', 'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile',
+           'RolloutStore']
 
 # %% ../../nbs/envs/03_store.ipynb #77de68da
 import errno
@@ -58,7 +59,7 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 NOT_JSON = "an object that JSON can't express"
 
 
-def input_value(value: Any) -> Any:
+def comparable_value(value: Any) -> Any:
     """Return what JSON can't express so that other contents, such as of an image, give other text.
 
     The text of an object may not say what is in it, and its address differs in each process.
@@ -89,9 +90,9 @@ def inputs_text(rollout: Rollout) -> str:
         if "null" not in text:  # which NaN becomes
             return text
     try:
-        return dumps(inputs, default=input_value, sort_keys=True)
+        return dumps(inputs, default=comparable_value, sort_keys=True)
     except (TypeError, ValueError):  # invalid keys
-        return dumps(inputs, default=input_value, skipkeys=True)
+        return dumps(inputs, default=comparable_value, skipkeys=True)
 
 # %% ../../nbs/envs/03_store.ipynb #829869da
 def without_none(value: Any) -> Any:
