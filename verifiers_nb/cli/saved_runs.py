@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from .command import read_metadata
 from ..envs.records import check_fields, from_line
-from ..envs.results import find_steps, in_our_format, is_whole, read_at
+from ..envs.results import find_steps, in_our_format, is_whole_line, read_at
 from ..inference.columns import COLUMNS, Column, as_number, column_values
 
 # %% ../../nbs/cli/07_saved_runs.ipynb #33451bbe
@@ -109,7 +109,7 @@ def scan(path: Path) -> Iterator[Place]:
                 reward = float(match[1]) if match else reward
             yield Place(path, start, match.start() if match else end, reward)
             start = end + 1
-        if data[start:] and is_whole(data[start:]):  # somebody removed the last line break
+        if data[start:] and is_whole_line(data[start:]):  # somebody removed the last line break
             yield Place(path, start, len(data), as_number(from_line(data[start:]).get("reward")))
 
 

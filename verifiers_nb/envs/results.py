@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'is_whole', 'repair', 'read_with_offsets', 'foreign_record',
+__all__ = ['NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'is_whole_line', 'repair', 'read_with_offsets', 'foreign_record',
            'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'record_at', 'read_at',
            'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
            'StoredOutputs', 'stored_outputs', 'without_failed']
@@ -43,7 +43,7 @@ from ..support.files import claimed, rewritten
 from ..types import GenerateOutputs, Rollout, cleanup_messages, plain_messages
 
 # %% ../../nbs/envs/02_results.ipynb #5e30e0e0
-def is_whole(line: bytes) -> bool:
+def is_whole_line(line: bytes) -> bool:
     """Return whether a line is a record; the last one may lack its line break."""
     if line.endswith(b"\n"):
         return True
@@ -59,7 +59,7 @@ def repair(path: Path) -> None:
         if size := file.seek(0, os.SEEK_END):
             with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # the file can be large
                 end = content.rfind(b"\n") + 1
-                is_record = is_whole(content[end:])
+                is_record = is_whole_line(content[end:])
             if end < size and is_record:
                 file.write(b"\n")
             elif end < size:
@@ -77,7 +77,7 @@ def read_with_offsets(
     offset = 0
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not is_whole(line):
+            if not is_whole_line(line):
                 return
             try:
                 record = from_line(line)
