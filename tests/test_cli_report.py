@@ -128,6 +128,7 @@ SAYS = {"role": "assistant", "content": "42"}
         ({"turns": [3]}, "it has the turn 3"),
         ({"usage": {"requests": "many"}}, "its requests is 'many'"),
         ({"reward": 10**400}, "its reward is 1000"),
+        ({"run": 3}, "its run is 3"),
     ],
 )
 def test_a_rollout_of_wrong_types_costs_one_sentence(

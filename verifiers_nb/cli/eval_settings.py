@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNTRUSTED_SETTINGS', 'SETTINGS_OF_RUN', 'Metadata', 'EvalSettings', 'runs_folder', 'new_folder', 'find_stopped',
-           'untrusted_flags', 'resume_call', 'resumed', 'start_metadata']
+           'untrusted_flags', 'resume_call', 'check_saved_types', 'resumed', 'start_metadata']
 
 # %% ../../nbs/cli/03_eval_settings.ipynb #a6227079
 import json
@@ -17,9 +17,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from .command import CommandError, read_metadata
+from pydantic import TypeAdapter, ValidationError
+
+from .command import CommandError, load_metadata, read_metadata
 from .settings import ENDPOINTS_PATH, RunSettings, is_plain, own_folder
 from ..support.budget import Budget
 from ..support.calls import REDACTED, without_secrets
@@ -124,6 +126,17 @@ def resume_call(settings: EvalSettings, folder: Path) -> str:
     )
     return shlex.join(["vf-eval", settings.env, "--resume", run, *flags])
 
+# %% ../../nbs/cli/03_eval_settings.ipynb #2249fa08
+def check_saved_types(saved: Mapping[str, Any], folder: Path) -> None:
+    """Raise `CommandError` for a saved setting of the wrong type."""
+    hints = get_type_hints(EvalSettings)
+    for name, value in saved.items():
+        try:
+            TypeAdapter(hints[name]).validate_python(value, strict=True)
+        except ValidationError as error:
+            where = folder / "metadata.json"
+            raise CommandError(f"the setting {name} in {where} is {value!r:.40}") from error
+
 # %% ../../nbs/cli/03_eval_settings.ipynb #e82f2b63
 SETTINGS_OF_RUN = (
     "env_args",
@@ -155,9 +168,13 @@ def resumed(given: dict[str, Any]) -> tuple[EvalSettings, Path | None]:
     if settings.resume is None:
         return settings, None
     folder = find_stopped(settings)
-    saved = read_metadata(folder).get("settings") or {}
+    try:
+        saved = load_metadata(folder).get("settings") or {}
+    except ValueError as error:
+        raise CommandError(f"{error}: correct the file, it has the settings of the run") from error
     unused = UNTRUSTED_SETTINGS[1:] if settings.rescore else ()  # rescoring asks no model
     kept = {n: saved[n] for n in SETTINGS_OF_RUN if n in saved and n not in {*given, *unused}}
+    check_saved_types(kept, folder)
     if lost := [name for name, value in kept.items() if REDACTED in json.dumps(value)]:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in lost)
         raise CommandError(f"{flags} of that run held a secret, which is not saved: pass it again")

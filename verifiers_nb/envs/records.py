@@ -112,6 +112,7 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
     "turns": (list,),
     "error": (str, type(None)),
     "usage": (dict, type(None)),
+    "run": (dict, type(None)),
 }
 
 # %% ../../nbs/envs/01_records.ipynb #96f3107a

@@ -118,7 +118,7 @@ def input_digests(text: str) -> dict[str, str]:
 # %% ../../nbs/envs/03_store.ipynb #b22ceb40
 def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
     """List the inputs of a stored rollout that differ from a row's `inputs_text`."""
-    first: Mapping[str, str] = record.get("inputs") or {}
+    first = given if isinstance(given := record.get("inputs"), Mapping) else {}
     stored = {name: first.get(name) or input_digest(record[name]) for name in COMPARED}
     return [name for name, digest in input_digests(text).items() if stored[name] != digest]
 
@@ -218,8 +218,8 @@ class RolloutStore:
         self.inputs: dict[int, str] = {}  # of the rollouts that are being played
         self.file: AppendedFile | None = None
         if self.path.exists():
+            self.read()  # an error for another file, which stays as it is
             repair(self.path)
-            self.read()
 
     def read(self) -> None:
         """Find the rollouts in the file, and those of them that failed."""
@@ -273,7 +273,11 @@ class RolloutStore:
         if changed := changed_inputs(record, text):
             differs = f"rollout {rollout.index} differs in its {' and '.join(changed)}"
             raise self.mismatch(f"other inputs ({differs}).")
-        restore_rollout(rollout, record)
+        try:
+            restore_rollout(rollout, record)
+        except TypeError as error:
+            what = f"{self.path}: rollout {rollout.index} has a turn that can't be read"
+            raise ValueError(f"{what}: {error}") from error
         return True
 
     def mismatch(self, origin: str) -> ValueError:
