@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['YES', 'NO', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBool', 'initial_state', 'openai_call_type',
-           'as_openai_call', 'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'tool_call',
-           'ScriptedClient', 'SingleTurnEnv', 'Rehearsal', 'rehearse']
+__all__ = ['YES', 'NO', 'NOT_FINISHED', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBool', 'initial_state',
+           'openai_call_type', 'as_openai_call', 'take_response', 'check_state', 'check_answer', 'MultiTurnEnv',
+           'tool_call', 'ScriptedClient', 'SingleTurnEnv', 'Rehearsal', 'rehearse']
 
 # %% ../../nbs/envs/08_multiturn.ipynb #77de68da
 import json
@@ -88,10 +88,15 @@ def as_openai_call(call: Any) -> Any:
     return call
 
 # %% ../../nbs/envs/08_multiturn.ipynb #0ade7c2c
+# Finish reasons of what is no answer, or a part of one that no limit of ours has cut.
+NOT_FINISHED = {"content_filter": "was filtered", "CONTENT_FILTER": "was filtered"}
+NOT_FINISHED |= {"error": "ended with an error", "abort": "was aborted by the server"}
+
+
 def take_response(response: Any, state: State) -> Any:
     """Add a response to the state of its rollout; return its message in a list, or its text.
 
-    Raises `ValueError` if the response was filtered or its content isn't text. Missing content
+    Raises `ValueError` if the response is not finished or its content isn't text. Missing content
     becomes an empty string.
     """
     if type(response) is dict:
@@ -104,9 +109,11 @@ def take_response(response: Any, state: State) -> Any:
     message: Any = choice if is_text else choice.message
     if type(message) is dict:
         message = Reply(message)
+    if message is None:
+        raise ValueError(f"The response has no message: {response!r:.200}")
     content = (message.text if is_text else message.content) or ""
-    if getattr(choice, "finish_reason", None) == "content_filter":
-        raise ValueError("The response was filtered: its finish_reason is content_filter.")
+    if (reason := getattr(choice, "finish_reason", None)) in NOT_FINISHED:
+        raise ValueError(f"The response {NOT_FINISHED[reason]}: its finish_reason is {reason}.")
     if not isinstance(content, str if is_text else (str, list)):
         raise ValueError(f"The content of the response is not text: {content!r:.200}")
     added: Any = content

@@ -42,7 +42,7 @@ def answer_endings(state: Mapping[str, Any], completion: Any) -> list[str]:
         found.append("cut_off_empty")
     elif kind in ("refusal", "null"):
         found.append("refusals" if kind == "refusal" else "null_answers")
-    if is_empty:
+    if is_empty or "refusals" in found:
         found.append("empty_answers")
     return found
 
@@ -51,7 +51,7 @@ def count_troubles(results: GenerateOutputs) -> dict[str, Any]:
     """Count failed rollouts, answers of each of `ENDINGS`, and reward functions that failed.
 
     `first_error` is the first error of a rollout. `reward_errors` maps each function that failed to
-    its `count` and the `first` message. Of the answers, `empty_answers` counts all that are empty.
+    its `count` and the `first` message. `empty_answers` counts all that are empty, and refusals.
     """
     counts: dict[str, Any] = dict(
         rollouts=len(results.reward), failed=0, first_error=None, reward_errors={}

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COMPARED', 'PLAIN_ONLY', 'changed_settings', 'inputs_text', 'without_none', 'input_digest', 'input_digests',
-           'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore']
+__all__ = ['NOT_JSON', 'COMPARED', 'PLAIN_ONLY', 'changed_settings', 'comparable_value', 'inputs_text', 'without_none',
+           'input_digest', 'input_digests', 'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile',
+           'RolloutStore']
 
 # %% ../../nbs/envs/03_store.ipynb #77de68da
 import errno
@@ -54,6 +55,22 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         if before != after and name not in ("functions", "environment")
     ]
 
+# %% ../../nbs/envs/03_store.ipynb #7d6c09cd
+NOT_JSON = "an object that JSON can't express"
+
+
+def comparable_value(value: Any) -> Any:
+    """Return what JSON can't express so that other contents, such as of an image, give other text.
+
+    The text of an object may not say what is in it, and its address differs in each process.
+    """
+    text = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", str(plain := plain_value(value)))
+    if isinstance(value, (set, frozenset)):
+        return {NOT_JSON: sorted(map(repr, value))}
+    if hasattr(value, "tobytes"):  # an image or an array
+        return {NOT_JSON: type(value).__name__, "bytes": blake2b(value.tobytes()).hexdigest()}
+    return plain if text == str(plain) else {NOT_JSON: text}
+
 # %% ../../nbs/envs/03_store.ipynb #f889f6dc
 COMPARED = ("prompt", "answer", "task", "info")
 # Whatever `json` would write otherwise goes to `json`.
@@ -73,9 +90,9 @@ def inputs_text(rollout: Rollout) -> str:
         if "null" not in text:  # which NaN becomes
             return text
     try:
-        return dumps(inputs, default=plain_value, sort_keys=True)
+        return dumps(inputs, default=comparable_value, sort_keys=True)
     except (TypeError, ValueError):  # invalid keys
-        return dumps(inputs, default=plain_value, skipkeys=True)
+        return dumps(inputs, default=comparable_value, skipkeys=True)
 
 # %% ../../nbs/envs/03_store.ipynb #829869da
 def without_none(value: Any) -> Any:
@@ -86,11 +103,11 @@ def without_none(value: Any) -> Any:
 
 # %% ../../nbs/envs/03_store.ipynb #0c6e31e3
 def input_digest(value: Any) -> str:
-    """Return a digest of a plain value; addresses of objects, and keys that are None, don't count.
+    """Return a digest of a plain value; keys that are None don't count.
 
     A dataset adds such keys to its rows, so `{"a": None}` and `{}` are the same row.
     """
-    text = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", dumps(without_none(value), sort_keys=True))
+    text = dumps(without_none(value), sort_keys=True)
     return blake2b(text.encode(), digest_size=8).hexdigest()
 
 # %% ../../nbs/envs/03_store.ipynb #3174ef8c
@@ -271,7 +288,8 @@ class RolloutStore:
         """
         record, file = rollout_record(rollout), self.open()
         played = self.inputs.pop(rollout.index, None)
-        if played is not None and played != inputs_text(rollout):  # the environment changed them
+        # The environment changed them, or the record can't express them.
+        if played is not None and (NOT_JSON in played or played != inputs_text(rollout)):
             record["inputs"] = input_digests(played)
         record["seconds"] = round(self.seconds + time.monotonic() - self.began, 3)
         self.done[rollout.index] = file.append(to_line(record, self.settings_text))

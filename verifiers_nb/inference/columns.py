@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..support.calls import check_takes
-from ..types import Messages, content_text, reasoning_length
+from ..types import Messages, reasoning_length
 
 # %% ../../nbs/inference/22_columns.ipynb #8a527bde
 def sent_field(thing: Any, name: str) -> Any:
@@ -59,11 +59,11 @@ REFUSAL_REASONS = frozenset(
 )
 
 
-def is_refusal(message: Any, reason: str | None) -> bool:
-    """Return whether a message without text is a refusal."""
+def is_refusal(message: Any, content: Any, reason: str | None) -> bool:
+    """Return whether a message with this content is a refusal; the content may be the start."""
     if reason in REFUSAL_REASONS or getattr(message, "refusal", None):
         return True
-    parts = message.content if isinstance(message.content, (list, tuple)) else ()
+    parts = content if isinstance(content, (list, tuple)) else ()
     return any(isinstance(part, Mapping) and part.get("refusal") for part in parts)
 
 # %% ../../nbs/inference/22_columns.ipynb #f7a72e24
@@ -82,11 +82,11 @@ def answer_facts(response: Any) -> dict[str, Any]:
     if tokens:
         facts["tokens"] = int(tokens)
     message = getattr(choice, "message", None)
-    if message is not None and not content_text(getattr(message, "content", None)).strip():
-        if is_refusal(message, facts.get("finish_reason")):
-            facts["content"] = "refusal"
-        elif message.content is None and not getattr(message, "tool_calls", None):
-            facts["content"] = "null"
+    content = getattr(choice, "text", "") if message is None else message.content
+    if is_refusal(message, content, facts.get("finish_reason")):
+        facts["content"] = "refusal"
+    elif content is None and not getattr(message, "tool_calls", None):
+        facts["content"] = "null"
     return facts
 
 # %% ../../nbs/inference/22_columns.ipynb #b7e1c0a4
