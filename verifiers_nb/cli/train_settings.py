@@ -77,10 +77,14 @@ def check_trained_on(settings: TrainSettings) -> None:
     It is missing, has other LoRA settings beside it, or lies in the run's folder.
     """
     if settings.adapter is None:
+        folder = Path(settings.model or "").expanduser()
+        if (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file():
+            raise CommandError(f"{folder} is an adapter: train on from it with --adapter {folder}")
         return
     try:
         adapter = check_saved(Path(settings.adapter).expanduser()).resolve()
-    except FileNotFoundError as error:
+        base_of(adapter)
+    except (FileNotFoundError, ValueError) as error:
         raise CommandError(str(error)) from None
     if settings.lora:
         listed = ", ".join(settings.lora)

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'INSTALLED_MODELS', 'UNSERVED', 'PLAIN_STARTS', 'TOKENIZER_FILES', 'shipped_models',
-           'installed_file', 'model_path', 'check_adapter', 'adapter_inside', 'check_saved', 'base_of', 'base_name',
-           'check_base', 'model_not_found', 'hub_answers', 'hub_file', 'model_source', 'find_model', 'no_progress_bar',
-           'needs_extra', 'default_dtype', 'get_model', 'without_cleanup', 'tokenizer_owner', 'get_tokenizer',
-           'get_model_and_tokenizer']
+__all__ = ['SHIPPED_PREFIX', 'SHIPPED_MODEL', 'INSTALLED_MODELS', 'UNSERVED', 'PLAIN_STARTS', 'WEIGHT_FILES', 'TOKENIZER_FILES',
+           'shipped_models', 'installed_file', 'model_path', 'check_adapter', 'adapter_inside', 'check_saved',
+           'base_of', 'base_name', 'check_base', 'check_all_loaded', 'with_saved', 'model_not_found', 'hub_answers',
+           'hub_file', 'model_source', 'find_model', 'no_progress_bar', 'needs_extra', 'default_dtype', 'get_model',
+           'without_cleanup', 'tokenizer_owner', 'get_tokenizer', 'get_model_and_tokenizer']
 
 # %% ../../nbs/inference/00_models.ipynb #77de68da
 import importlib.util
@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.resources import files
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -28,7 +29,7 @@ from ..support.gguf_header import is_gguf
 
 if TYPE_CHECKING:
     import torch
-    from peft import PeftConfig
+    from peft import PeftConfig, PeftModel
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 # %% ../../nbs/inference/00_models.ipynb #902ba3cd
@@ -139,9 +140,15 @@ def check_saved(folder: str | Path) -> Path:
 
 # %% ../../nbs/inference/00_models.ipynb #aac01e74
 def base_of(adapter: str | Path) -> str:
-    """Return the name of a saved adapter's base model; a shipped model has its public name."""
-    config = orjson.loads((check_saved(adapter) / "adapter_config.json").read_bytes())
-    name = str(config["base_model_name_or_path"] or "")
+    """Return the name of a saved adapter's base model; a shipped model has its public name.
+
+    Raises `ValueError` if the adapter's config can't be read.
+    """
+    path = check_saved(adapter) / "adapter_config.json"
+    try:
+        name = str(orjson.loads(path.read_bytes()).get("base_model_name_or_path") or "")
+    except (AttributeError, ValueError) as error:
+        raise ValueError(f"{path} is not the config of an adapter: {error}") from error
     shipped = {path.name: public for public, path in shipped_models().items()}
     return shipped.get(Path(name).name, name)
 
@@ -161,6 +168,53 @@ def check_base(adapter: str | Path, model: str | None) -> None:
             f"The adapter in {adapter} belongs to {base!r}, not to {model!r}: use it with its own "
             "model, or choose an adapter of this one."
         )
+
+# %% ../../nbs/inference/00_models.ipynb #68de6653
+WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
+
+
+def check_all_loaded(policy: PeftModel, folder: Path) -> None:
+    """Raise `ValueError` if the file of an adapter has weights that the model has no place for."""
+    from safetensors import safe_open
+
+    if (path := folder / WEIGHT_FILES[0]).is_file():
+        with safe_open(path, "pt") as file:
+            saved = sum("lora_" in name for name in file.keys())  # noqa: SIM118
+        places = sum("lora_" in name for name, _ in policy.named_parameters())
+        if saved > places:
+            raise ValueError(f"its file has {saved} matrices, and there are places for {places}.")
+
+# %% ../../nbs/inference/00_models.ipynb #cf7642a0
+def with_saved(model: Any, folder: str | Path, **options: Any) -> PeftModel:
+    """Return `model` with a saved adapter; `options` go to PEFT.
+
+    Raise `ValueError` if it doesn't fit or can't be read, `FileNotFoundError` if it has no weights,
+    and warn if its base has another name.
+    """
+    from peft import PeftModel
+    from safetensors import SafetensorError
+
+    folder = check_saved(Path(folder).expanduser())
+    if not any((folder / name).is_file() for name in WEIGHT_FILES):
+        raise FileNotFoundError(f"The adapter in {folder} has no weights: no {WEIGHT_FILES[0]}.")
+    base, name = base_of(folder), str(getattr(model.config, "_name_or_path", ""))
+    if base and name and base_name(base) != base_name(name):
+        warnings.warn(
+            f"The adapter in {folder} was trained on {base!r}, and goes on with {name!r}: that "
+            "is right only if both are the same model.",
+            stacklevel=4,
+        )
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Found missing adapter keys")
+            policy = PeftModel.from_pretrained(model, str(folder), **options)
+        check_all_loaded(policy, folder)
+    except (SafetensorError, UnpicklingError, EOFError) as error:
+        raise ValueError(f"The weights in {folder} can't be read: {error}") from error
+    except (RuntimeError, ValueError, UserWarning) as error:
+        why = f"{error!s:.500}"
+        raise ValueError(f"The adapter in {folder} does not fit this model: {why}") from error
+    return policy
 
 # %% ../../nbs/inference/00_models.ipynb #fa35e192
 def model_not_found(name: str | Path, what: str, no_hub: bool = False) -> FileNotFoundError:

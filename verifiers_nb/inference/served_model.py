@@ -21,7 +21,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from .decode import make_matcher
-from .models import check_adapter, check_saved, get_model, get_tokenizer
+from .models import check_adapter, get_model, get_tokenizer, with_saved
 from .requests import PromptTokenizer
 from ..support.gpu_layers import use_fused_layers
 from ..support.int8 import to_int8
@@ -213,9 +213,7 @@ def adapter_for(served: ServedModel, adapter: PeftModel | str | Path | None) -> 
     """
     served.check_weights()
     if isinstance(adapter, (str, Path)):
-        from peft import PeftModel
-
-        adapter = PeftModel.from_pretrained(shared_copy(served.frame), check_saved(adapter))
+        adapter = with_saved(shared_copy(served.frame), adapter)
     if adapter is not None:
         adapted_layers(adapter, served.sizes)
     return adapter

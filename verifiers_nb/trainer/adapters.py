@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['WEIGHT_FILES', 'is_adapter', 'base_and_adapter', 'without_old_name', 'load_adapter', 'new_adapter', 'made_trainable',
-           'with_adapter', 'turn_off_dropout', 'save_adapter', 'merge_and_save', 'MovingReference']
+__all__ = ['is_adapter', 'base_and_adapter', 'without_old_name', 'load_adapter', 'new_adapter', 'made_trainable', 'with_adapter',
+           'turn_off_dropout', 'save_adapter', 'merge_and_save', 'MovingReference']
 
 # %% ../../nbs/trainer/09_adapters.ipynb #77de68da
 import copy
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel, get_peft_model
 
-from ..inference.models import base_of, check_adapter, check_saved
+from ..inference.models import base_of, check_adapter, check_saved, with_saved
 from ..support.files import written_whole
 from .batching import MicroBatch
 from .logprobs import batch_logprobs
@@ -39,9 +39,12 @@ def is_adapter(given: Any) -> bool:
 def base_and_adapter(model: Any, peft_config: Any) -> tuple[Any, Any]:
     """Return the name of the base and the folder of a saved adapter; else both as given.
 
-    Raises `ValueError` if there is a `peft_config` too, or if the base can't be found.
+    Raises `ValueError` if there is a `peft_config` too, if the base can't be found, or if the
+    adapter's config can't be read.
     """
     if not is_adapter(model):
+        if is_adapter(peft_config):
+            base_of(peft_config)
         return model, peft_config
     if peft_config is not None:
         raise ValueError(f"{model} is an adapter with a config of its own: leave peft_config out.")
@@ -66,31 +69,17 @@ def without_old_name() -> Iterator[None]:
         yield
 
 # %% ../../nbs/trainer/09_adapters.ipynb #4a5415e7
-WEIGHT_FILES = ("adapter_model.safetensors", "adapter_model.bin")
-
-
 def load_adapter(model: Any, folder: str | Path) -> PeftModel:
-    """Return `model` with a saved adapter.
+    """Return `model` with a saved adapter, trainable.
 
-    Raise `ValueError` if it doesn't fit, `FileNotFoundError` if it has no weights, and warn if its
-    base has another name.
+    Raise `ValueError` if it doesn't fit or can't be read, `FileNotFoundError` if it has no weights,
+    and warn if its base has another name.
     """
     folder = check_saved(Path(folder).expanduser())
-    if not any((folder / name).is_file() for name in WEIGHT_FILES):
-        raise FileNotFoundError(f"The adapter in {folder} has no weights: no {WEIGHT_FILES[0]}.")
+    base_of(folder)  # an error for a config that can't be read
     check_adapter(PeftConfig.from_pretrained(str(folder)))
-    base, name = base_of(folder), str(getattr(model.config, "_name_or_path", ""))
-    if base and name and Path(base).name != Path(name).name:
-        warnings.warn(
-            f"The adapter in {folder} was trained on {base!r}, and goes on with {name!r}: that "
-            "is right only if both are the same model.",
-            stacklevel=3,
-        )
-    try:
-        with without_old_name():
-            return PeftModel.from_pretrained(model, str(folder), is_trainable=True)
-    except (RuntimeError, ValueError) as error:
-        raise ValueError(f"The adapter in {folder} does not fit this model: {error}") from error
+    with without_old_name():
+        return with_saved(model, folder, is_trainable=True)
 
 # %% ../../nbs/trainer/09_adapters.ipynb #27400ae4
 def new_adapter(model: Any, peft_config: PeftConfig) -> PeftModel:

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FAR_KL', 'LOST_KL', 'FAR_LAG', 'FAR_ENTROPY', 'LOW_ENTROPY', 'FALL', 'logged', 'signs_of_collapse', 'Collapse',
-           'CollapseWatch']
+__all__ = ['FAR_KL', 'LOST_KL', 'LOST_ENTROPY', 'FAR_LAG', 'FAR_ENTROPY', 'LOW_ENTROPY', 'FALL', 'logged', 'signs_of_collapse',
+           'has_lost_text', 'Collapse', 'CollapseWatch']
 
 # %% ../../nbs/trainer/17_collapse.ipynb #880a1c9d
 import math
@@ -24,6 +24,7 @@ def logged(metrics: Mapping[str, Any], name: str) -> float | None:
 # %% ../../nbs/trainer/17_collapse.ipynb #84756313
 FAR_KL = 1.0  # nats per token; healthy runs stay far below
 LOST_KL = 10.0  # no text of the policy is left
+LOST_ENTROPY = 10.0  # times the entropy at the start
 FAR_LAG = 0.3  # nats per token between a stale policy and the present one
 FAR_ENTROPY = 3.0  # times the entropy at the start, or a quarter of it
 LOW_ENTROPY = 0.25
@@ -43,6 +44,12 @@ def signs_of_collapse(metrics: Mapping[str, Any], first_entropy: float | None) -
     if stale and gap is not None and not gap <= FAR_LAG:
         found.append(f"the policy has moved {gap:.2g} nats since its rollouts were sampled")
     return found
+
+# %% ../../nbs/trainer/17_collapse.ipynb #fc19c5c8
+def has_lost_text(metrics: Mapping[str, Any], first_entropy: float | None) -> bool:
+    """Return whether no text of the policy is left."""
+    kl, entropy = logged(metrics, "kl") or 0.0, logged(metrics, "entropy") or 0.0
+    return kl > LOST_KL or bool(first_entropy) and entropy > LOST_ENTROPY * (first_entropy or 0.0)
 
 # %% ../../nbs/trainer/17_collapse.ipynb #e9790928
 @dataclass(frozen=True, slots=True)
@@ -98,12 +105,13 @@ class CollapseWatch:
         if self.entropy is None:
             self.entropy = logged(metrics, "entropy")
         if logged(metrics, "entropy") is not None or logged(metrics, "kl") is not None:
-            self.lost_text = (logged(metrics, "kl") or 0.0) > LOST_KL
+            self.lost_text = has_lost_text(metrics, self.entropy)
             self.signs = signs_of_collapse(metrics, self.entropy)
-        usual = abs(self.best) if self.lost_text else max(abs(self.best), self.spread)
-        if self.best - recent <= FALL * usual:
+        compare, mean = min if self.lost_text else max, abs(self.best)
+        if self.best - recent <= FALL * compare(mean, self.spread or mean):
             self.best = max(self.best, recent)
-            self.last_good = step - 1 - int(logged(metrics, "staleness/max") or 0)
+            if not self.lost_text:  # the rollouts may be older than the weights
+                self.last_good = step - 1 - int(logged(metrics, "staleness/max") or 0)
             self.found = None
         elif self.found is None and self.signs:
             self.found = Collapse(self.best, recent, step, tuple(self.signs), self.last_good)

@@ -214,7 +214,7 @@ class GRPOTrainer(ResumableTrainer):
         self.audit = check_audit(audit)
         args.output_dir = os.path.abspath(args.output_dir)  # a reward may change the directory
         model, peft_config = base_and_adapter(model, peft_config)
-        model, processing_class = load_policy(model, processing_class, args)
+        model, processing_class = load_policy(model, processing_class, args, peft_config)
         dataset = training_prompts(env, processing_class, args)
         if args.process_index == 0:
             client = client or make_client(model, processing_class, args)

@@ -77,9 +77,10 @@ def check_finite(losses: torch.Tensor, sums: torch.Tensor, step: int) -> None:
     if not all(finite):
         what = f"The loss of micro-batch {finite.index(False) + 1} of {len(finite)}"
     raise FloatingPointError(
-        f"{what} of step {step} is not finite. The weights are unchanged since the step before, "
-        f"and the last checkpoint is valid. Look at the rewards of step {step}; a lower "
-        "learning_rate, a lower max_grad_norm, float32 weights, or fp16=False usually help."
+        f"{what} of step {step} is not finite. The weights are unchanged since the step before. "
+        f"Look at the rewards of step {step}; if they are as usual, the step before has broken the "
+        "weights, so go back to an earlier checkpoint. A lower learning_rate, a lower "
+        "max_grad_norm, float32 weights, or fp16=False usually help."
     )
 
 # %% ../../nbs/trainer/08_loop.ipynb #5a1bf062

@@ -52,13 +52,24 @@ def check_order(model: Any, env: Any, args: Any, processing_class: Any) -> None:
 
 # %% ../../nbs/trainer/19_policy.ipynb #f7279f61
 def load_policy(
-    model: Any, tokenizer: PreTrainedTokenizerBase | None, args: GRPOConfig
+    model: Any, tokenizer: PreTrainedTokenizerBase | None, args: GRPOConfig, adapter: Any = None
 ) -> tuple[Any, PreTrainedTokenizerBase]:
-    """Return model and tokenizer; a model that is given by name is loaded."""
+    """Return model and tokenizer; a model that is given by name is loaded.
+
+    The error for a model that is missing names the adapter that needs it.
+    """
     if isinstance(model, (str, Path)):
-        tokenizer = tokenizer or get_tokenizer(model)
-        with sharding_left_to_us(args):
-            model = get_model(model, **(args.model_init_kwargs or {}))
+        try:
+            tokenizer = tokenizer or get_tokenizer(model)
+            with sharding_left_to_us(args):
+                model = get_model(model, **(args.model_init_kwargs or {}))
+        except FileNotFoundError as error:
+            if not is_adapter(adapter):
+                raise
+            raise FileNotFoundError(
+                f"The base of the adapter in {adapter} is missing: {error} If the base is "
+                "elsewhere, name it as the model, beside the adapter."
+            ) from error
     if tokenizer is None:
         raise ValueError("Pass processing_class=tokenizer along with a model object.")
     return model, tokenizer
