@@ -79,7 +79,7 @@ def openai_call_type() -> Any:
 
     return ChatCompletionMessageToolCall
 
-
+# %% ../../nbs/envs/08_multiturn.ipynb #fa36acd7
 def as_openai_call(call: Any) -> Any:
     """Return a tool call as an object of OpenAI's type, or unchanged if it can't be converted."""
     if isinstance(call, Mapping):
