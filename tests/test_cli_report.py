@@ -170,6 +170,27 @@ def test_metadata_of_wrong_types_cost_one_sentence(
     assert f"the {name} in" in call_with(run, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("text", "said"), [("[1, 2]", "no complete line"), ("\0" * 99, "no complete line")]
+)
+def test_a_file_without_lines_costs_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    run = write_run(tmp_path / "a", 1)
+    (run / "results.jsonl").write_text(text)
+    assert said in call_with(run, tmp_path)
+
+
+def test_weights_and_rewards_that_no_page_can_show(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "a", 1)
+    metadata = json.loads((run / "metadata.json").read_text())
+    (run / "metadata.json").write_text(json.dumps({**metadata, "weights": {"right": "x"}}))
+    assert "the weight of 'right'" in call_with(run, tmp_path)
+    (run / "metadata.json").write_text(json.dumps(metadata))
+    records = [json.loads(line) for line in (run / "results.jsonl").read_text().splitlines()]
+    huge = [json.dumps({**record, "reward": 1e308}) + "\n" for record in records]
+    (run / "results.jsonl").write_text("".join(huge))
+    assert "too large for a mean" in call_with(run, tmp_path)
+
+
 def test_an_unknown_metric_leaves_a_report(tmp_path: Path) -> None:
     run = write_run(tmp_path / "a", 1)
     text = (run / "results.jsonl").read_text()

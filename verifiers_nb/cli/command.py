@@ -365,6 +365,9 @@ def load_metadata(folder: Path) -> dict[str, Any]:
     for name, kinds in METADATA_KINDS.items():
         if not isinstance(metadata.get(name), (*kinds, type(None))):
             raise ValueError(f"the {name} in {path} is {metadata[name]!r:.40}")
+    for name, weight in (metadata.get("weights") or {}).items():
+        if not isinstance(weight, (int, float, type(None))):
+            raise ValueError(f"the weight of {name!r:.40} in {path} is {weight!r:.40}")
     if "env" in metadata:  # written by the package `verifiers`, at the end of the run
         count = (metadata.get("num_examples") or 0) * (metadata.get("rollouts_per_example") or 0)
         return {"env_id": metadata["env"], "finished": True, "rollouts": count, **metadata}

@@ -395,6 +395,8 @@ def read_run(path: str | Path) -> tuple[ReportMeta, GenerateOutputs]:
     except (ValueError, KeyError) as error:
         fault = one_row(str(error), 500)
         raise CommandError(f"the rollouts in {file} can't be read: {fault}") from error
+    if not results.reward and file.stat().st_size:
+        raise CommandError(f"{file} has no complete line: each line is to be one rollout as JSON")
     if not (file.parent / "metadata.json").exists():
         return meta_of_run(metadata_of_file(file, results)), results
     try:
@@ -433,7 +435,14 @@ def report_runs(given: Any) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Write a page and return 0, or 2 for a wrong call."""
     given = CommandParser("vf-report").parse_args(argv)
-    return run_command("vf-report", lambda: report_runs(given))
+
+    def write() -> int:
+        try:
+            return report_runs(given)
+        except OverflowError as error:
+            raise CommandError(f"a reward or metric is too large for a mean: {error}") from error
+
+    return run_command("vf-report", write)
 
 # %% ../../nbs/cli/02_report.ipynb #4f90f37d
 if __name__ == "__main__" and "__file__" in globals():  # a notebook, too, is called __main__

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .command import read_metadata
-from ..envs.results import find_steps, in_our_format, read_at
-from ..inference.columns import COLUMNS, Column, column_values
+from ..envs.records import check_fields, from_line
+from ..envs.results import find_steps, in_our_format, is_whole_line, read_at
+from ..inference.columns import COLUMNS, Column, as_number, column_values
 
 # %% ../../nbs/cli/07_saved_runs.ipynb #33451bbe
 @dataclass(frozen=True)
@@ -108,6 +109,8 @@ def scan(path: Path) -> Iterator[Place]:
                 reward = float(match[1]) if match else reward
             yield Place(path, start, match.start() if match else end, reward)
             start = end + 1
+        if data[start:] and is_whole_line(data[start:]):  # somebody removed the last line break
+            yield Place(path, start, len(data), as_number(from_line(data[start:]).get("reward")))
 
 
 def find_rollouts(files: Iterable[Path]) -> list[Place]:
@@ -121,7 +124,7 @@ def read_rollout(place: Place) -> dict[str, Any]:
     An unreadable one has only an error.
     """
     try:
-        record = read_at(place.path, place.start)
+        check_fields(record := read_at(place.path, place.start))
     except (OSError, ValueError) as error:
         return {"error": f"{place.path} can't be read here: {error}"}
     step = re.fullmatch(r"step-(\d+)", place.path.stem)

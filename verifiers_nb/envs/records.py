@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'encode_record', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value',
            'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_fields',
-           'check_record', 'restore_state', 'restore_rollout']
+           'check_shown', 'check_record', 'restore_state', 'restore_rollout']
 
 # %% ../../nbs/envs/01_records.ipynb #e5ade682
 import math
@@ -160,6 +160,9 @@ def is_number(value: Any, finite: bool) -> bool:
 # %% ../../nbs/envs/01_records.ipynb #4b724d7a
 def check_fields(record: Mapping[str, Any]) -> None:
     """Raise `ValueError` if a column of a record, which may lack some, has the wrong type."""
+    reward = record.get("reward")
+    if reward is not None and not is_number(reward, finite=False):
+        raise ValueError(f"its reward is {reward!r:.40}")
     for name, kinds in FIELD_TYPES.items():
         if name in record and not isinstance(record[name], kinds):
             raise ValueError(f"its {name} is {record[name]!r:.40}")
@@ -175,6 +178,13 @@ def check_fields(record: Mapping[str, Any]) -> None:
         raise ValueError(f"it has the turn {odd[0]!r:.40}")
     for name in ("prompt", "completion"):
         check_messages(record.get(name, ()))
+
+# %% ../../nbs/envs/01_records.ipynb #3829c6eb
+def check_shown(record: Mapping[str, Any]) -> None:
+    """Raise `ValueError` if a record, which may lack scores, can't be shown."""
+    if missing := [name for name in ("prompt", "completion") if name not in record]:
+        raise ValueError(f"it has no {missing[0]}")
+    check_fields(record)
 
 # %% ../../nbs/envs/01_records.ipynb #aae796bc
 def check_record(record: Mapping[str, Any]) -> None:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'repair', 'read_with_offsets', 'foreign_record', 'converted',
-           'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'record_at', 'read_at', 'move_bad_lines',
-           'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn', 'StoredOutputs',
-           'stored_outputs', 'without_failed']
+__all__ = ['NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'is_whole_line', 'repair', 'read_with_offsets', 'foreign_record',
+           'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'record_at', 'read_at',
+           'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
+           'StoredOutputs', 'stored_outputs', 'without_failed']
 
 # %% ../../nbs/envs/02_results.ipynb #d03fd59a
 import os
@@ -30,9 +30,9 @@ import orjson
 from .prompts import read_info
 from .records import (
     INPUTS,
-    check_fields,
     check_messages,
     check_record,
+    check_shown,
     from_line,
     reply_usage,
     restore_state,
@@ -42,14 +42,27 @@ from .records import (
 from ..support.files import claimed, rewritten
 from ..types import GenerateOutputs, Rollout, cleanup_messages, plain_messages
 
+# %% ../../nbs/envs/02_results.ipynb #5e30e0e0
+def is_whole_line(line: bytes) -> bool:
+    """Return whether a line is a record; the last one may lack its line break."""
+    if line.endswith(b"\n"):
+        return True
+    try:
+        return bool(from_line(line))
+    except ValueError:
+        return False
+
 # %% ../../nbs/envs/02_results.ipynb #7b52009b
 def repair(path: Path) -> None:
-    """Remove a half-written last line, if there is one."""
+    """Remove a half-written last line, or end a whole one, if there is one."""
     with path.open("rb+") as file:
         if size := file.seek(0, os.SEEK_END):
             with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # the file can be large
                 end = content.rfind(b"\n") + 1
-            if end < size:
+                is_record = is_whole_line(content[end:])
+            if end < size and is_record:
+                file.write(b"\n")
+            elif end < size:
                 file.truncate(end)
 
 # %% ../../nbs/envs/02_results.ipynb #c4930ad9
@@ -64,11 +77,11 @@ def read_with_offsets(
     offset = 0
     with Path(path).open("rb") as file:
         for number, line in enumerate(file, 1):
-            if not line.endswith(b"\n"):
+            if not is_whole_line(line):
                 return
             try:
                 record = from_line(line)
-                check = check_record if strict else check_fields
+                check = check_record if strict else check_shown
                 check(record)
             except ValueError as error:
                 message = (

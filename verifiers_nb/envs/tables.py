@@ -100,5 +100,5 @@ def results_frame(results: ResultsOrFile, state_columns: Sequence[str] = ()) -> 
 
     if isinstance(results, (str, Path)):
         results = load_results(results)
-    columns = results_columns(results, state_columns)
+    columns = without_surrogates(results_columns(results, state_columns))
     return pandas.DataFrame({**columns, **columns_of(results.state, columns)})

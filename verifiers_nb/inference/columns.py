@@ -244,7 +244,9 @@ def columns_of(states: Iterable[Mapping[str, Any]], taken: Iterable[str]) -> dic
 # %% ../../nbs/inference/22_columns.ipynb #ab3ab81c
 def as_number(value: Any) -> float:
     """Return a value as a number, or NaN if it isn't one."""
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    with suppress(OverflowError):
+        return float(value) if isinstance(value, (int, float)) else math.nan
+    return math.nan
 
 
 def text_counts(values: Iterable[Any]) -> dict[str, int]:

@@ -10,8 +10,8 @@ __all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUS
            'MOST_PROBES', 'UNAVAILABLE', 'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED',
            'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
            'is_without_connection', 'Breaker', 'with_breaker', 'without_retries', 'request_arguments', 'meant_by',
-           'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets',
-           'check_takes']
+           'extra_body_of', 'extra_warnings', 'check_sampling_args', 'create_in_thread', 'is_coroutine',
+           'as_async_client', 'api_key', 'without_secrets', 'check_takes']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -284,15 +284,44 @@ def meant_by(name: str) -> str | None:
     """
     if name in SAMPLING_NAMES:
         return None
-    plain = re.sub("(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_")
+    plain = re.sub("(?<=[a-z])(?=[A-Z])", "_", str(name)).lower().replace("-", "_")
     close = get_close_matches(plain, sorted(SAMPLING_NAMES), n=1, cutoff=0.8)
     return MEANT_NAMES.get(plain) or "".join(close)
+
+# %% ../../nbs/support/01_calls.ipynb #759a4bc1
+def extra_body_of(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `extra_body`, {} if it is missing; raises `ValueError` if it is no dict."""
+    if not isinstance(extra := arguments.get("extra_body") or {}, Mapping):
+        raise ValueError(f"The sampling argument extra_body must be a dict, not {extra!r:.60}.")
+    return extra
+
+# %% ../../nbs/support/01_calls.ipynb #a3fd9f45
+def extra_warnings(extra: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
+    """Return warnings about `extra_body`, and about the names for the chat template."""
+    warnings = []
+    for name in extra:
+        if name in TEMPLATE_NAMES:
+            place = f"extra_body={{'chat_template_kwargs': {{{name!r}: {extra[name]!r}}}}}"
+            warnings.append(f"{name} in extra_body: vLLM and SGLang read it only in {place}")
+        elif name in ("extra_body", "sampling_args"):
+            warnings.append(f"{name} in extra_body: servers read its entries only beside it")
+        elif meant := meant_by(name):
+            warnings.append(f"{name} in extra_body is unknown: did you mean {meant}?")
+    for kwargs in (part.get("chat_template_kwargs") for part in (arguments, extra)):
+        names = [*kwargs] if isinstance(kwargs, Mapping) else []
+        for name in names:
+            close = get_close_matches(str(name), TEMPLATE_NAMES, n=1, cutoff=0.85)
+            if close and close[0] != name:
+                told = f"{name} in chat_template_kwargs is unknown: did you mean {close[0]}?"
+                warnings.append(told)
+    return warnings
 
 # %% ../../nbs/support/01_calls.ipynb #231bedc6
 def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return sampling arguments with those of the chat template in their place, and warnings.
 
-    `stream` is left out: rollouts need whole answers.
+    `stream` is left out: rollouts need whole answers. Raises `ValueError` if `extra_body` is no
+    dict.
     """
     checked, warnings = dict(arguments), list[str]()
     if checked.pop("stream", None):
@@ -300,7 +329,7 @@ def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], l
         warnings.append(
             "The sampling argument stream is left out: rollouts wait for whole answers."
         )
-    extra = dict(checked.get("extra_body") or {})
+    extra = extra_body_of(checked)
     moved = {name: checked.pop(name) for name in TEMPLATE_NAMES if name in checked}
     if moved:
         kwargs = {**moved, **(extra.get("chat_template_kwargs") or {})}
@@ -315,13 +344,7 @@ def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], l
             warnings.append(
                 f"The sampling argument {name} is unknown, and is sent as it is: {hint}"
             )
-    for name in extra:
-        if name in TEMPLATE_NAMES:
-            place = f"extra_body={{'chat_template_kwargs': {{{name!r}: {extra[name]!r}}}}}"
-            warnings.append(f"{name} in extra_body: vLLM and SGLang read it only in {place}")
-        elif meant := meant_by(name):
-            warnings.append(f"{name} in extra_body is unknown: did you mean {meant}?")
-    return checked, warnings
+    return checked, warnings + extra_warnings(extra, checked)
 
 # %% ../../nbs/support/01_calls.ipynb #887309d0
 async def create_in_thread(threads: Threads, create: Callable[..., Any], /, **request: Any) -> Any:
