@@ -330,7 +330,7 @@ def cleanup_part(part: Mapping[str, Any]) -> dict[str, Any]:
 def cleanup_message(message: ChatMessage) -> ChatMessage:
     """Copy a message without empty keys, and its content parts without foreign ones."""
     kept = {key: value for key, value in message.items() if value is not None or key == "content"}
-    if isinstance(content := kept.get("content"), Sequence) and not isinstance(content, str):
+    if not isinstance(content := kept.get("content"), str) and isinstance(content, Sequence):
         kept["content"] = [p if isinstance(p, str) else cleanup_part(p) for p in content]
     return kept
 

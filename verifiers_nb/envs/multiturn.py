@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['YES', 'NO', 'NOT_FINISHED', 'ScriptedTurn', 'Script', 'AwaitableState', 'AwaitableBool', 'initial_state',
-           'as_openai_call', 'take_response', 'check_state', 'check_answer', 'MultiTurnEnv', 'tool_call',
-           'ScriptedClient', 'SingleTurnEnv', 'Rehearsal', 'rehearse']
+           'openai_call_type', 'as_openai_call', 'take_response', 'check_state', 'check_answer', 'MultiTurnEnv',
+           'tool_call', 'ScriptedClient', 'SingleTurnEnv', 'Rehearsal', 'rehearse']
 
 # %% ../../nbs/envs/08_multiturn.ipynb #77de68da
 import json
@@ -16,6 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -71,13 +72,19 @@ def initial_state(
     return state
 
 # %% ../../nbs/envs/08_multiturn.ipynb #fa36acd6
+@cache
+def openai_call_type() -> Any:
+    """Return OpenAI's type of a tool call."""
+    from openai.types.chat import ChatCompletionMessageToolCall
+
+    return ChatCompletionMessageToolCall
+
+# %% ../../nbs/envs/08_multiturn.ipynb #fa36acd7
 def as_openai_call(call: Any) -> Any:
     """Return a tool call as an object of OpenAI's type, or unchanged if it can't be converted."""
     if isinstance(call, Mapping):
-        from openai.types.chat import ChatCompletionMessageToolCall
-
         with suppress(ValueError):
-            return ChatCompletionMessageToolCall.model_validate(call)
+            return openai_call_type().model_validate(call)
     return call
 
 # %% ../../nbs/envs/08_multiturn.ipynb #0ade7c2c

@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 
 from tqdm import tqdm
 
-from .prompts import DEFAULTS, RolloutRows
+from .prompts import RolloutRows
 from .records import INPUTS
 from .results import stored_outputs
 from .store import RolloutStore
@@ -358,7 +358,8 @@ class RolloutRun:
         if (self.budget or self.until) and self.over:
             return
         refusals: list[str] = []
-        run_refusals.set(refusals)
+        if self.budget:
+            run_refusals.set(refusals)
         await self.play(rollout)
         if refusals or (rollout.error and self.budget and self.budget.spent):
             return  # it was refused a request, and is not played to its end
@@ -381,9 +382,16 @@ class RolloutRun:
 
     async def play(self, rollout: Rollout) -> None:
         """Play one rollout; mark it as failed if it raises an exception or takes too long."""
-        row = {name: getattr(rollout, name) for name in DEFAULTS}
-        row["sampling_args"] = with_seed(self.sampling_args, rollout.index)
-        playing = self.env.rollout(self.client, self.model, **row, **self.kwargs)
+        playing = self.env.rollout(
+            self.client,
+            self.model,
+            prompt=rollout.prompt,
+            answer=rollout.answer,
+            task=rollout.task,
+            info=rollout.info,
+            sampling_args=with_seed(self.sampling_args, rollout.index),
+            **self.kwargs,
+        )
         limit = None if self.timeout is None else asyncio.timeout(self.timeout)
         try:
             if limit is None:

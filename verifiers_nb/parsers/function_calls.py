@@ -261,7 +261,10 @@ class XMLFunctionCallingParser(AbstractParseFunction):
 # %% ../../nbs/parsers/11_function_calls.ipynb #d1e78625
 def member(thing: Any, key: str) -> Any:
     """Return a key of a mapping or an attribute of an object, or `None` if it is missing."""
-    return thing.get(key) if isinstance(thing, Mapping) else getattr(thing, key, None)
+    if isinstance(thing, dict):
+        return thing.get(key)
+    found = getattr(thing, key, None)  # most things that aren't dicts are objects
+    return thing.get(key) if found is None and isinstance(thing, Mapping) else found
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #5744afc4
 def only_call(calls: Any) -> Any:

@@ -10,12 +10,13 @@ __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', '
            'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'FORMS_OF_PLACEHOLDERS', 'OPENING_NAMES', 'CLOSING_NAMES',
            'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED', 'ANGLE_MARK', 'ANY_MARK',
            'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS', 'ANGLE_STARTS',
-           'OTHER_STARTS', 'find_angle_start', 'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX',
-           'BRACES', 'BOXED_SYSTEM_PROMPT', 'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms',
-           'any_of_words', 'tag_starts', 'closing_starts', 'rust_search', 'may_have_mark', 'marks_in', 'has_thinking',
-           'ending_of', 'after_mark', 'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking',
-           'search_outside', 'find_outside', 'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer',
-           'extract_hash_answer', 'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
+           'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word', 'find_angle_start', 'find_other_start',
+           'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
+           'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
+           'closing_starts', 'rust_search', 'may_have_mark', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
+           'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
+           'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
+           'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
@@ -177,6 +178,9 @@ def rust_search(pattern: str) -> Callable[[str], bool]:
 # %% ../../nbs/parsers/02_think.ipynb #93159fc1
 ANGLE_STARTS = "|".join(re.escape(start[1:]) for start in MARK_STARTS if start[0] == "<")
 OTHER_STARTS = "|".join(re.escape(start) for start in MARK_STARTS if start[0] != "<")
+MARK_NAMES = [*TAG_MARKS, *UNTAGGED]
+MARK_WORDS = [n for n in MARK_NAMES if not any(o != n and o in n for o in MARK_NAMES)]
+find_mark_word = rust_search("|".join(map(re.escape, MARK_WORDS)))
 find_angle_start = rust_search(f"<(?:{ANGLE_STARTS})")
 find_other_start = rust_search(OTHER_STARTS)
 is_readable = rust_search("")
@@ -184,7 +188,9 @@ is_readable = rust_search("")
 
 def may_have_mark(text: str) -> bool:
     """Return whether a text has the start of a mark."""
-    if find_other_start(text) or ("<" in text and find_angle_start(text)):
+    if find_mark_word(text) and (
+        find_other_start(text) or ("<" in text and find_angle_start(text))
+    ):
         return True
     return not text.isascii() and not is_readable(text)
 

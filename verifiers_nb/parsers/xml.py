@@ -11,8 +11,8 @@ __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc
            'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note',
            'field_spans', 'Rule', 'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end',
            'presence_rules', 'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values',
-           'search_values', 'fields_in_order', 'ordered_values', 'tags_by_name', 'last_content', 'xml_tag', 'XMLParser',
-           'occurrences', 'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
+           'fields_in_order', 'ordered_values', 'tags_by_name', 'last_content', 'xml_tag', 'XMLParser', 'occurrences',
+           'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -364,23 +364,6 @@ def finish_values(values: Values, fields: Sequence[tuple[str, ...]], extract_fn:
             if value is not None:
                 values[name] = extract_fn(value)
 
-# %% ../../nbs/parsers/03_xml.ipynb #d017afbc
-SHORT_TEXT = 1000  # for more characters, a search that jumps from < to < is faster
-
-
-def search_values(text: str, tags: Sequence[Tag], strip: bool = True) -> Values:
-    """Return what `find_values` does, for a short text and first occurrences."""
-    values: Values = {}
-    for name, opening, closing, width in tags:
-        start = text.find(opening)
-        end = text.find(closing, start + width) if start >= 0 else -1
-        if end < 0:
-            values[name] = None
-        else:
-            value = text[start + width : end]
-            values[name] = value.strip() if strip else value
-    return values
-
 # %% ../../nbs/parsers/03_xml.ipynb #87793441
 def fields_in_order(fields: Sequence[tuple[str, ...]]) -> re.Pattern[str]:
     """Return the pattern of a text with each field once, in order, and no other `<`.
@@ -445,6 +428,9 @@ def xml_tag(
     return tags.StructuralTag(format=tags.sequence(*elements))
 
 # %% ../../nbs/parsers/03_xml.ipynb #d2daf992
+SHORT_TEXT = 1000  # for more characters, a search that jumps from < to < is faster
+
+
 class XMLParser(Parser):
     """Read, describe and write fields in tags, and score how well texts follow the format.
 
@@ -503,13 +489,19 @@ class XMLParser(Parser):
         short = len(text) <= SHORT_TEXT
         if short and (last or self._shared) and (match := self._in_order.fullmatch(text)):
             return SimpleNamespace(**ordered_values(match, self._names, strip, self.extract_fn))
-        if short and not last:
-            values = search_values(text, self._tags, strip)
+        result = SimpleNamespace()
+        values = result.__dict__
+        if last or not short:
+            values.update(find_values(text, self._tags, strip, last))
         else:
-            values = find_values(text, self._tags, strip, last)
+            for name, opening, closing, width in self._tags:
+                start = text.find(opening) + width
+                end = text.find(closing, start)
+                value = text[start:end] if start >= width and end >= 0 else None
+                values[name] = value.strip() if value and strip else value
         if self._shared or self.extract_fn is not identity:
             finish_values(values, self._shared, self.extract_fn)
-        return SimpleNamespace(**values)
+        return result
 
     def parse_answer(self, completion: Messages) -> Any:
         """Return the last answer of a string, or of the last assistant message that has one."""

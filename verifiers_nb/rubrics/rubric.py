@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'LAST_CALLS', 'NO_TEXT', 'OWN_COPY', 'row_of', 'is_async', 'SCORING_METHODS',
-           'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores', 'call_within', 'note_failure',
-           'copied', 'MessageList', 'with_copies', 'call_func', 'run_calls', 'combine_scores', 'score_columns',
-           'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides', 'score_one', 'score_many',
-           'rollouts_from_columns', 'padded_weights', 'Rubric']
+__all__ = ['ROW', 'GROUP', 'run_limit', 'logger', 'LAST_CALLS', 'NO_TEXT', 'UNCHANGING', 'OWN_COPY', 'row_of', 'is_async',
+           'SCORING_METHODS', 'wanted_arguments', 'reward_name', 'sees_group', 'check_wanted', 'as_scores',
+           'call_within', 'note_failure', 'copied', 'MessageList', 'with_copies', 'call_func', 'run_calls',
+           'combine_scores', 'score_columns', 'score_row', 'group_ids', 'indices_of', 'call_by_group', 'overrides',
+           'score_one', 'score_many', 'rollouts_from_columns', 'padded_weights', 'Rubric']
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #77de68da
 import asyncio
@@ -94,7 +94,7 @@ def check_wanted(func: Callable[..., Any], offered: Iterable[str]) -> None:
 # %% ../../nbs/rubrics/00_rubric.ipynb #9e6a55b6
 def as_scores(values: Any, count: int) -> list[float]:
     """Return `values` as `count` finite floats; raises `ValueError` for anything else."""
-    if not isinstance(values, Iterable):
+    if not isinstance(values, (list, Iterable)):  # a list is known at once
         raise ValueError(f"it returned {values!r}, not a list of {count} scores")
     scores = []
     for value in values:
@@ -163,6 +163,9 @@ def note_failure(
             state.setdefault("reward_traces", {})[name] = trace
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #6607df1d
+UNCHANGING = frozenset((str, int, float, bool, type(None)))
+
+
 def copied(value: Any) -> Any:
     """Return a deep copy, fast for plain messages; tool calls that are objects are shared."""
     kind = type(value)
@@ -174,7 +177,7 @@ def copied(value: Any) -> Any:
         return fresh
     if kind is list:
         return [copied(part) for part in value]
-    if kind in (str, int, float, bool, type(None)) or hasattr(value, "function"):
+    if kind in UNCHANGING or hasattr(value, "function"):
         return value
     return copy.deepcopy(value)
 
@@ -485,8 +488,10 @@ class Rubric:
         """Score one rollout: every function's score by name, and their weighted sum as reward."""
         row = row_of(rollout)
         calls = [self.call_reward_func(func, *row, **kwargs) for func in self.reward_funcs]
-        several = len(calls) > 1 and self.parallelize_scoring and self.overlaps()
-        scores = await run_calls(calls, several)
+        if len(calls) > 1 and self.parallelize_scoring and self.overlaps():
+            scores = await run_calls(calls, True)
+        else:
+            scores = [await call for call in calls]
         return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
 
     async def _score_together(self, rollouts: Rollouts, **kwargs: Any) -> list[RolloutScore]:
