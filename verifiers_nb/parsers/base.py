@@ -165,7 +165,7 @@ class Parser:
             return None
         last = completion[-1]
         text = last.get("content")
-        if (len(last) > 2 or not isinstance(text, str)) and self.reads_thinking:
+        if self.reads_thinking and (len(last) > 2 or not isinstance(text, str)):
             text = text_with_thinking(last)  # most messages have a role and a text only
         return self.parse(text)
 
