@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from .decode import make_matcher
 from .models import check_adapter, get_model, get_tokenizer, with_saved
 from .requests import PromptTokenizer
-from ..support.fused_layers import use_fused_layers
+from ..support.gpu_layers import use_fused_layers
 from ..support.int8 import to_int8
 from ..support.memory import best_device, sampling_dtype
 from ..support.products import use_onednn

@@ -18,15 +18,11 @@ from torch.nn import Parameter
 from torch.nn.functional import linear
 
 # %% ../../nbs/support/25_products.ipynb #30d39884
-def onednn_product(
-    inputs: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return inputs [..., I] times a weight [O, I], plus a bias [O]: [..., O], by oneDNN."""
-    # oneDNN reads a bias as if its numbers lay side by side.
-    bias = None if bias is None else bias.contiguous()
-    return torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
+def onednn_product(inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return the product of inputs [..., I] and a weight [O, I], [..., O], by oneDNN."""
+    return torch.ops.mkldnn._linear_pointwise(inputs, weight, None, "none", [], "")
 
-# %% ../../nbs/support/25_products.ipynb #4fd4d8f2
+
 class FrozenLinear(torch.autograd.Function):
     """The product of inputs [..., I] and a frozen weight [O, I], [..., O], by oneDNN."""
 
@@ -73,8 +69,7 @@ def use_onednn(model: torch.nn.Module) -> None:
 def faster_product(kind: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
     """Return the faster function of inputs [..., I] and a weight [O, I] that multiplies them.
 
-    It takes a bias [O] too. Its result is [..., O], and may have no gradient. `kind`: the type of
-    their device.
+    Its result is [..., O], and may have no gradient. `kind`: the type of their device.
     """
     gains = kind == "cpu" and dtype == torch.float32 and onednn_gains()
     return onednn_product if gains else linear

@@ -25,7 +25,7 @@ from ..inference.engine import EmbeddedEngine
 from ..inference.models import get_model, get_tokenizer
 from ..inference.served_model import shared_copy
 from ..support.calls import is_transient
-from ..support.fused_layers import use_fused_layers, use_lora_products
+from ..support.gpu_layers import use_fused_layers
 from ..support.memory import keep_reserve
 from ..support.products import use_onednn
 from .adapters import is_adapter
@@ -94,7 +94,6 @@ def suit_device(trainer: Any) -> None:
     elif kind == "cpu":
         keep_reserve()
         use_onednn(trainer.model)
-        use_lora_products(trainer.model)
         copies = sampler_copies(trainer.client, trainer.args)
         # After each generation, the engine frees a large model's copies.
         turns = getattr(trainer.client, "is_large", False) and not trainer.args.num_batches_ahead
