@@ -64,11 +64,12 @@ def comparable_value(value: Any) -> Any:
 
     The text of an object may not say what is in it, and its address differs in each process.
     """
-    text = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", str(plain := plain_value(value)))
     if isinstance(value, (set, frozenset)):
         return {NOT_JSON: sorted(map(repr, value))}
-    if hasattr(value, "tobytes"):  # an image or an array
+    if hasattr(value, "tobytes") and getattr(value, "ndim", None) != 0:  # an image or an array
         return {NOT_JSON: type(value).__name__, "bytes": blake2b(value.tobytes()).hexdigest()}
+    plain = plain_value(value)
+    text = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", str(plain))
     return plain if text == str(plain) else {NOT_JSON: text}
 
 # %% ../../nbs/envs/03_store.ipynb #f889f6dc

@@ -489,8 +489,8 @@ class Rubric:
         row = row_of(rollout)
         calls = [self.call_reward_func(func, *row, **kwargs) for func in self.reward_funcs]
         if len(calls) > 1 and self.parallelize_scoring and self.overlaps():
-            scores = await run_calls(calls, True)
-        else:
+            scores = await run_calls(calls, concurrently=True)
+        else:  # as `run_calls` does, but for one coroutine less a rollout
             scores = [await call for call in calls]
         return combine_scores(self.get_reward_func_names(), scores, self.reward_weights)
 

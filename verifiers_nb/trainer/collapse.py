@@ -49,7 +49,8 @@ def signs_of_collapse(metrics: Mapping[str, Any], first_entropy: float | None) -
 def has_lost_text(metrics: Mapping[str, Any], first_entropy: float | None) -> bool:
     """Return whether no text of the policy is left."""
     kl, entropy = logged(metrics, "kl") or 0.0, logged(metrics, "entropy") or 0.0
-    return kl > LOST_KL or bool(first_entropy) and entropy > LOST_ENTROPY * (first_entropy or 0.0)
+    usual = first_entropy or math.inf
+    return kl > LOST_KL or entropy > LOST_ENTROPY * usual
 
 # %% ../../nbs/trainer/17_collapse.ipynb #e9790928
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,10 @@ class CollapseWatch:
         if logged(metrics, "entropy") is not None or logged(metrics, "kl") is not None:
             self.lost_text = has_lost_text(metrics, self.entropy)
             self.signs = signs_of_collapse(metrics, self.entropy)
-        compare, mean = min if self.lost_text else max, abs(self.best)
-        if self.best - recent <= FALL * compare(mean, self.spread or mean):
+        mean = abs(self.best)
+        sizes = (mean, self.spread or mean)
+        usual = min(sizes) if self.lost_text else max(sizes)
+        if self.best - recent <= FALL * usual:
             self.best = max(self.best, recent)
             if not self.lost_text:  # the rollouts may be older than the weights
                 self.last_good = step - 1 - int(logged(metrics, "staleness/max") or 0)
