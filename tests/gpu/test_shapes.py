@@ -22,7 +22,7 @@ from verifiers_nb.inference.decode import CachedDecoder
 from verifiers_nb.inference.engine import EmbeddedEngine
 from verifiers_nb.inference.graph import GraphDecoder, fastest_decoder
 from verifiers_nb.inference.tokens import TokenSequence
-from verifiers_nb.support.gpu_layers import use_fused_layers
+from verifiers_nb.support.fused_layers import use_fused_layers
 from verifiers_nb.support.memory import best_device, read_shape, step_bytes
 from verifiers_nb.trainer import shared_prompts
 from verifiers_nb.trainer.batching import Sample, build_micro_batch, build_shared_batch

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'Decoder', 'RowCache', 'reserve', 'append_rows', 'keep_rows',
-           'prefill_attention', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument',
+           'prefill_attention', 'hiding', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument',
            'shared_beginning', 'prefill', 'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two',
            'make_decoder', 'draw', 'token_noise', 'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema',
            'requested_tag', 'make_matcher', 'mask_logits']
@@ -139,15 +139,21 @@ def prefill_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
     )
 
+# %% ../../nbs/inference/03_decode.ipynb #f3fe17c3
+def hiding(columns: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the mask [B, 1, 1, T] that hides columns, boolean [B, T], from attention."""
+    shown = torch.zeros(columns.shape, dtype=dtype, device=columns.device)
+    return shown.masked_fill_(columns, -torch.inf)[:, None, None]
+
 # %% ../../nbs/inference/03_decode.ipynb #91032ad7
 def row_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Return the attention [B, Q, heads, D] of `query` [B, heads, Q, D].
 
-    `key` and `value` are [B, kv_heads, T, D]. In a step Q is 1, and `mask` [B, 1, 1, T] hides
-    columns; a prefill has the ends of the sequences and no mask. Raises `NotImplementedError` if
-    the model's attention has further terms.
+    `key` and `value` are [B, kv_heads, T, D]. In a step Q is 1, and `mask` [B, 1, 1, T] is added
+    to the scores; a prefill has the ends of the sequences and no mask. Raises
+    `NotImplementedError` if the model's attention has further terms.
     """
     if extra := [n for n in ("softcap", "s_aux", "position_bias") if options.get(n) is not None]:
         raise NotImplementedError(f"attention with {', '.join(extra)}")
@@ -160,7 +166,7 @@ def row_attention(
         mask = None if mask is None else mask[..., -window:]
     scores = (query.reshape(batch, key.shape[1], -1, width) * scale) @ key.transpose(2, 3)
     if mask is not None:
-        scores.masked_fill_(mask, -torch.inf)
+        scores += mask
     weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
     return (weights @ value).reshape(batch, 1, heads, -1), None
 
@@ -267,7 +273,7 @@ def cached_step(model: PreTrainedModel, cache: RowCache, tokens: list[int]) -> T
     mask = None
     if cache.begin < max(cache.starts):
         columns = torch.arange(cache.begin, cache.end + 1, device=starts.device)
-        mask = (columns < starts)[:, None, None]
+        mask = hiding(columns < starts, model.dtype)
     position_ids, kept = cache.end - starts, cache_argument(model, cache)
     output = model(input_ids=ids, attention_mask=mask, position_ids=position_ids, **kept)
     cache.end += 1

@@ -23,6 +23,7 @@ from .decode import (
     Decoder,
     RowCache,
     cache_argument,
+    hiding,
     make_decoder,
 )
 
@@ -68,7 +69,7 @@ def fixed_step(model: PreTrainedModel, fixed: FixedRows) -> Tensor:
     hidden = (places < starts) | (places > end)
     output = model(
         input_ids=tokens,
-        attention_mask=hidden[:, None, None],
+        attention_mask=hiding(hidden, model.dtype),
         position_ids=end - starts,
         **cache_argument(model, fixed),
     )

@@ -23,10 +23,10 @@ from transformers import PreTrainedModel
 from .decode import make_matcher
 from .models import check_adapter, get_model, get_tokenizer, with_saved
 from .requests import PromptTokenizer
-from ..support.gpu_layers import use_fused_layers
+from ..support.fused_layers import use_fused_layers
 from ..support.int8 import to_int8
 from ..support.memory import best_device, sampling_dtype
-from ..support.products import use_onednn
+from ..support.products import use_fast_products
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -75,13 +75,16 @@ def load_network(
         dtype = sampling_dtype(device)
     network.zero_grad()  # the copy of a model in training has its gradients too
     torch.nn.Module.to(network, device, dtype)
-    (use_fused_layers if network.device.type == "cuda" else use_onednn)(network)
+    use_fast_products(network, store=not share)
+    use_fused_layers(network)
     return network.eval().requires_grad_(False)
 
 # %% ../../nbs/inference/06_served_model.ipynb #7b29683c
 def first_numbers(weights: dict[str, Tensor]) -> Tensor:
-    """Return the sum of the first 256 numbers of each weight, float32 [weights]."""
-    return torch.stack([each.flatten()[:256].sum(dtype=torch.float32) for each in weights.values()])
+    """Return the sum of up to 256 numbers of the first rows of each weight, float32 [weights]."""
+    # Few rows, because flattening copies a weight that is stored by columns.
+    firsts = [each[:16].flatten()[:256] for each in weights.values()]
+    return torch.stack([first.sum(dtype=torch.float32) for first in firsts])
 
 # %% ../../nbs/inference/06_served_model.ipynb #af75efc1
 def context_length(network: PreTrainedModel, wanted: int | None) -> int:
@@ -237,7 +240,7 @@ def kept_layers(served: ServedModel, adapter: PeftModel) -> dict[str, Any]:
         base = layer.get_base_layer()
         copies[name] = copy.deepcopy(layer, {id(base): base})
         for each in copies[name].modules():
-            if each is not base:  # `use_onednn` makes a layer refer to itself
+            if each is not base:  # a replaced `forward` refers to its layer
                 vars(each).pop("forward", None)
     return copies
 

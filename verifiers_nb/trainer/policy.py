@@ -25,9 +25,9 @@ from ..inference.engine import EmbeddedEngine
 from ..inference.models import get_model, get_tokenizer
 from ..inference.served_model import shared_copy
 from ..support.calls import is_transient
-from ..support.gpu_layers import use_fused_layers
+from ..support.fused_layers import use_fused_layers
 from ..support.memory import keep_reserve
-from ..support.products import use_onednn
+from ..support.products import use_fast_products
 from .adapters import is_adapter
 from .advantage import ESTIMATORS
 from .checks import bound_micro_batch
@@ -72,6 +72,7 @@ def load_policy(
             ) from error
     if tokenizer is None:
         raise ValueError("Pass processing_class=tokenizer along with a model object.")
+    use_fast_products(model)  # before an engine shares its weights
     return model, tokenizer
 
 # %% ../../nbs/trainer/19_policy.ipynb #7379b195
@@ -88,12 +89,9 @@ def sampler_copies(client: Any, args: GRPOConfig) -> float:
 # %% ../../nbs/trainer/19_policy.ipynb #3f7b90de
 def suit_device(trainer: Any) -> None:
     """Prepare a trainer's model, memory and micro-batches for the device that computes."""
-    kind = trainer.args.device.type
-    if kind == "cuda":
-        use_fused_layers(trainer.model)
-    elif kind == "cpu":
+    use_fused_layers(trainer.model)
+    if trainer.args.device.type == "cpu":
         keep_reserve()
-        use_onednn(trainer.model)
         copies = sampler_copies(trainer.client, trainer.args)
         # After each generation, the engine frees a large model's copies.
         turns = getattr(trainer.client, "is_large", False) and not trainer.args.num_batches_ahead
