@@ -29,7 +29,7 @@ def norm_and_scale(
     scale = length.square_().div_(len(weight)).add_(epsilon).rsqrt_()
     return (hidden_states * scale).mul_(weight), scale
 
-
+# %% ../../nbs/support/27_fused_layers.ipynb #6805a195
 class FrozenNorm(torch.autograd.Function):
     """RMSNorm of hidden states [..., H] by a frozen weight [H], with their gradient."""
 
@@ -64,7 +64,7 @@ def few_passes_norm(
     with torch.autocast(hidden_states.device.type, enabled=False):
         return rms_norm(hidden_states, weight.shape, weight, epsilon)
 
-
+# %% ../../nbs/support/27_fused_layers.ipynb #abd8379f
 def fused_norm(layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """Return what a layer of RMSNorm returns, in few operations if its weight is frozen."""
     weight = layer.weight
