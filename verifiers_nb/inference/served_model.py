@@ -62,6 +62,8 @@ def load_network(
     """
     if isinstance(model, PreTrainedModel):
         device = device or model.device
+        if share:
+            use_fast_products(model)  # before the copy, because it may store weights anew
         network = shared_copy(model) if share else copy.deepcopy(model)
     elif isinstance(model, (str, Path)):
         device = device or best_device()
@@ -75,7 +77,7 @@ def load_network(
         dtype = sampling_dtype(device)
     network.zero_grad()  # the copy of a model in training has its gradients too
     torch.nn.Module.to(network, device, dtype)
-    use_fast_products(network, store=not share)
+    use_fast_products(network)
     use_fused_layers(network)
     return network.eval().requires_grad_(False)
 

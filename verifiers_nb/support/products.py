@@ -66,11 +66,11 @@ def store_by_columns(layer: torch.nn.Linear) -> None:
         weight.data = weight.data.t().contiguous().t()
 
 # %% ../../nbs/support/25_products.ipynb #bd4d5838
-def use_fast_products(model: torch.nn.Module, store: bool = True) -> None:
+def use_fast_products(model: torch.nn.Module) -> None:
     """Compute the linear layers of a model in the way that is fastest on this processor.
 
-    By oneDNN where that gains, else by weights that are stored by columns. `store`: whether the
-    weights may be stored anew, in memory that no other model shares.
+    By oneDNN where that gains, else by weights that are stored by columns. Another model that
+    shares these weights then keeps them as they were, in memory of its own.
     """
     embeddings = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
     held = {id(each.weight) for each in embeddings}
@@ -79,7 +79,7 @@ def use_fast_products(model: torch.nn.Module, store: bool = True) -> None:
             continue
         if onednn_gains():
             layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
-        elif store and id(layer.weight) not in held:
+        elif id(layer.weight) not in held:
             store_by_columns(layer)
 
 # %% ../../nbs/support/25_products.ipynb #5ff2b3cb
