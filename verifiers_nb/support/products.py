@@ -58,12 +58,20 @@ def onednn_gains() -> bool:
     return "AMD" in processor.get("cpu_name", "") and bool(processor.get("avx512_f"))
 
 # %% ../../nbs/support/25_products.ipynb #d68c2294
-def store_by_columns(layer: torch.nn.Linear) -> None:
-    """Store the weight of a layer by columns in memory, if it is float32 on a processor."""
-    weight = layer.weight
-    plain = type(weight) is Parameter and weight.dtype == torch.float32
-    if plain and weight.device.type == "cpu" and not weight.t().is_contiguous():
+def store_by_columns(model: torch.nn.Module, layers: list[torch.nn.Linear]) -> None:
+    """Store the weights of a model's layers by columns, those in float32 on a processor."""
+    embeddings = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
+    kept = {id(each.weight) for each in embeddings}
+    plain = [layer.weight for layer in layers if type(layer.weight) is Parameter]
+    plain = [each for each in plain if each.dtype == torch.float32 and each.device.type == "cpu"]
+    moved = [w for w in plain if id(w) not in kept and not w.t().is_contiguous()]
+    done = {id(weight) for weight in moved}
+    for weight in moved:
         weight.data = weight.data.t().contiguous().t()
+    # A model's file may be mapped into memory, and stays there while any weight is in it.
+    for weight in model.parameters() if moved else ():
+        if id(weight) not in done:
+            weight.data = weight.data.clone()
 
 # %% ../../nbs/support/25_products.ipynb #bd4d5838
 def use_fast_products(model: torch.nn.Module) -> None:
@@ -72,15 +80,11 @@ def use_fast_products(model: torch.nn.Module) -> None:
     By oneDNN where that gains, else by weights that are stored by columns. Another model that
     shares these weights then keeps them as they were, in memory of its own.
     """
-    embeddings = [each for each in model.modules() if isinstance(each, torch.nn.Embedding)]
-    held = {id(each.weight) for each in embeddings}
-    for layer in model.modules():
-        if type(layer) is not torch.nn.Linear:
-            continue
-        if onednn_gains():
-            layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
-        elif id(layer.weight) not in held:
-            store_by_columns(layer)
+    layers = [each for each in model.modules() if type(each) is torch.nn.Linear]
+    if not onednn_gains():
+        return store_by_columns(model, layers)
+    for layer in layers:
+        layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
 
 # %% ../../nbs/support/25_products.ipynb #5ff2b3cb
 @cache
