@@ -176,6 +176,33 @@ def test_a_command_that_a_fence_cuts_loses_a_rule(kind: str, command: str, fence
     assert parser.format_score(fenceless, COMMANDS) == 1.0
 
 
+@pytest.mark.parametrize("command", NESTED)
+def test_a_bare_fence_cuts_the_command_of_a_block_without_a_word(command: str) -> None:
+    parser = PARSERS["thought_action"]
+    for inner in (
+        "{fence}\nmake\n{end}",
+        "{fence}",
+        "{fence}\nmake\n{end}\nOr\n{fence}\nls\n{end}",
+    ):
+        nested = command.replace("{fence}\nmake\n{end}", inner)
+        text = f"I'll write.\n```\n{nested.format(fence='```', end='```')}\n```\nThat's all."
+        (lost,) = [check for check in parser.checks(text, COMMANDS) if check.lost]
+        assert lost.name == "whole command" and "fence" in lost.message and lost.span
+        assert parser.format_score(text, COMMANDS) == pytest.approx(0.8)
+        fenceless = f"I'll write.\n```\n{nested.format(fence='~~~', end='~~~')}\n```\nThat's all."
+        assert parser.format_score(fenceless, COMMANDS) == 1.0
+
+
+def test_an_apostrophe_in_the_lines_of_an_edit_is_no_cut() -> None:
+    for text in (
+        "It's\n```\nit's\n```\n```\nedit 1:1\nit's\nend_of_edit\n```",
+        "```\nedit 1:1\nit's\nend_of_edit\n```\nThen it's this.\n```\nedit 2:2\nwe're\nend_of_edit\n```",
+        "<think>\n```\necho '\n```\n</think>\n```\necho 'a'\n```",
+        "Not\n```\necho '\n```\nbut\n```\necho 'a'\n```",
+    ):
+        assert PARSERS["thought_action"].format_score(text, COMMANDS) == 1.0, text
+
+
 SHELL_BITS = [
     *["'", '"', "(", ")", "#", "\\", " ", "\n", "a", ";", "`", "<", ">", "|", "&&", "$(", "$'"],
     *["<<E", "\nE\n", "<<-'E F'", "\tE F\n", "<<<", "it's", "echo ", "`a`", "f()"],
