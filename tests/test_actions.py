@@ -25,7 +25,12 @@ from verifiers_nb.parsers.function_calls import (
     find_call,
     find_parameters,
 )
-from verifiers_nb.parsers.shell import unfinished_part
+from verifiers_nb.parsers.shell import (
+    COMPOUND_WORD,
+    is_plainly_closed,
+    open_word,
+    unfinished_part,
+)
 
 PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseFunction))}
 quick = settings(max_examples=150, deadline=None)
@@ -229,6 +234,15 @@ def test_commands_that_bash_waits_to_go_on(command: str) -> None:
         assert unfinished_part(command)
     elif not said:
         assert unfinished_part(command) == ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHELL_LISTS.map(lambda drawn: drawn[0].join(drawn[1])))
+def test_the_fast_look_at_compound_commands_accepts_no_open_one(command: str) -> None:
+    begun = COMPOUND_WORD.findall(f"\n{command}")
+    is_invalid = "{;" in command  # for bash, and it waits for no more
+    if is_plainly_closed(command, len(begun)) and not is_invalid:
+        assert open_word(command) == ""
 
 
 TOOL_CALLS: list[tuple[str, Any, str]] = [
