@@ -374,7 +374,12 @@ def primes_in(answer: str) -> int:
 # %% ../../nbs/rubrics/03_math.ipynb #7098d338
 def differ_in_signs(gold: str, response: str) -> bool:
     """Return whether two answers differ in a sign that math-verify skips."""
-    if first_relation(gold) != first_relation(response) or primes_in(gold) != primes_in(response):
+    if first_relation(gold) != first_relation(response):
+        return True
+    both = gold + response
+    if "'" not in both and "prime" not in both:
+        return False
+    if primes_in(gold) != primes_in(response):
         return True
     first, second = (
         [mark.lstrip("^{\\ ") for mark in OF_AN_ANGLE.findall(answer)]
