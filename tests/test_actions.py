@@ -25,7 +25,12 @@ from verifiers_nb.parsers.function_calls import (
     find_call,
     find_parameters,
 )
-from verifiers_nb.parsers.shell import unfinished_part
+from verifiers_nb.parsers.shell import (
+    COMPOUND_WORD,
+    is_plainly_closed,
+    open_word,
+    unfinished_part,
+)
 
 PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseFunction))}
 quick = settings(max_examples=150, deadline=None)
@@ -176,6 +181,33 @@ def test_a_command_that_a_fence_cuts_loses_a_rule(kind: str, command: str, fence
     assert parser.format_score(fenceless, COMMANDS) == 1.0
 
 
+@pytest.mark.parametrize("command", NESTED)
+def test_a_bare_fence_cuts_the_command_of_a_block_without_a_word(command: str) -> None:
+    parser = PARSERS["thought_action"]
+    for inner in (
+        "{fence}\nmake\n{end}",
+        "{fence}",
+        "{fence}\nmake\n{end}\nOr\n{fence}\nls\n{end}",
+    ):
+        nested = command.replace("{fence}\nmake\n{end}", inner)
+        text = f"I'll write.\n```\n{nested.format(fence='```', end='```')}\n```\nThat's all."
+        (lost,) = [check for check in parser.checks(text, COMMANDS) if check.lost]
+        assert lost.name == "whole command" and "fence" in lost.message and lost.span
+        assert parser.format_score(text, COMMANDS) == pytest.approx(0.8)
+        fenceless = f"I'll write.\n```\n{nested.format(fence='~~~', end='~~~')}\n```\nThat's all."
+        assert parser.format_score(fenceless, COMMANDS) == 1.0
+
+
+def test_an_apostrophe_in_the_lines_of_an_edit_is_no_cut() -> None:
+    for text in (
+        "It's\n```\nit's\n```\n```\nedit 1:1\nit's\nend_of_edit\n```",
+        "```\nedit 1:1\nit's\nend_of_edit\n```\nThen it's this.\n```\nedit 2:2\nwe're\nend_of_edit\n```",
+        "<think>\n```\necho '\n```\n</think>\n```\necho 'a'\n```",
+        "Not\n```\necho '\n```\nbut\n```\necho 'a'\n```",
+    ):
+        assert PARSERS["thought_action"].format_score(text, COMMANDS) == 1.0, text
+
+
 SHELL_BITS = [
     *["'", '"', "(", ")", "#", "\\", " ", "\n", "a", ";", "`", "<", ">", "|", "&&", "$(", "$'"],
     *["<<E", "\nE\n", "<<-'E F'", "\tE F\n", "<<<", "it's", "echo ", "`a`", "f()"],
@@ -202,6 +234,15 @@ def test_commands_that_bash_waits_to_go_on(command: str) -> None:
         assert unfinished_part(command)
     elif not said:
         assert unfinished_part(command) == ""
+
+
+@settings(max_examples=150, deadline=None)
+@given(SHELL_LISTS.map(lambda drawn: drawn[0].join(drawn[1])))
+def test_the_fast_look_at_compound_commands_accepts_no_open_one(command: str) -> None:
+    begun = COMPOUND_WORD.findall(f"\n{command}")
+    is_invalid = "{;" in command  # for bash, and it waits for no more
+    if is_plainly_closed(command, len(begun)) and not is_invalid:
+        assert open_word(command) == ""
 
 
 TOOL_CALLS: list[tuple[str, Any, str]] = [

@@ -44,6 +44,7 @@ MARKS = [
     ("[THINK]", "[/THINK]"),
     ("[THINKING]", "[/THINKING]"),
     ("<planning>", "</planning>"),
+    ("<think_fast>", "</think_fast>"),
     ("<COT>", "</cot>"),
     ("<|thought|>", "<|/thought|>"),
     ("◁think▷", "◁/think▷"),

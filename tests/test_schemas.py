@@ -269,3 +269,20 @@ def test_the_spellings_of_a_number(schema: dict[str, Any]) -> None:
     tag, verifier = json_tag(schema), JSONSchemaVerifier(schema)
     for text in texts.split():
         assert tag.matches(text) == verifier.verify(text).success, text
+
+
+def test_what_a_whole_number_with_an_exponent_may_be() -> None:
+    inside = {"type": "array", "items": {"type": ["integer", "null"]}}
+    for schema, form in (({"type": "integer"}, "{}"), (inside, "[{}, null]")):
+        tag, verifier = json_tag(schema), JSONSchemaVerifier(schema)
+        for number in ("10e1", "-12E+03", "1e2", "1234567890e9", "5e0", "0e3"):
+            text = form.format(number)
+            assert tag.matches(text) and verifier.verify(text).success, text
+        for number in ("01e1", "10e", "1.25e1", "12e-1", "1e400"):
+            text = form.format(number)
+            assert not tag.matches(text) and not verifier.verify(text).success, text
+        for number in ("1.2e2", "1200e-1"):  # these alone are narrower, as the docstring says
+            text = form.format(number)
+            assert not tag.matches(text) and verifier.verify(text).success, text
+    bounded = json_tag({"type": "integer", "minimum": 5})
+    assert [bounded.matches(text) for text in ("1e2", "10e1")] == [True, False]

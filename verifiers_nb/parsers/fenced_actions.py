@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FENCE', 'FENCE_MARK', 'WHOLE_COMMAND', 'last_block', 'unfinished', 'fenced_format', 'is_cut', 'cut_document',
-           'ThoughtActionParser', 'EditFormat']
+__all__ = ['FENCE', 'FENCE_MARK', 'WHOLE_COMMAND', 'MOST_BLOCKS', 'BEFORE_QUOTATION', 'last_block', 'unfinished', 'fenced_format',
+           'is_cut', 'blocks_in', 'opened_quotation', 'is_cut_in_quotation', 'cut_command', 'ThoughtActionParser',
+           'EditFormat']
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #2fd3a968
 import re
@@ -107,17 +108,55 @@ def is_cut(command: str, rest: str) -> bool:
     is_open = unfinished_part(command) == here
     return is_open and unfinished_part(f"{command}\n{rest}") != here
 
+# %% ../../nbs/parsers/08_fenced_actions.ipynb #4c5386b0
+MOST_BLOCKS = 4  # of a file in Markdown whose fences cut a command
+
+
+def blocks_in(text: str) -> list[str]:
+    """Return the last blocks of a text without their fences, the last one first."""
+    blocks = list[str]()
+    while len(blocks) < MOST_BLOCKS and (found := last_block(text)):
+        blocks.append(text[slice(*found[1])])
+        text = text[: found[0][0]]
+    return blocks
+
+# %% ../../nbs/parsers/08_fenced_actions.ipynb #3e3ac640
+BEFORE_QUOTATION = frozenset([*" \t\n=($", ""])
+
+
+def opened_quotation(command: str) -> str:
+    """Return the mark of a quotation that begins a word and is open at a command's end, or ""."""
+    if unfinished_part(command) != "a quotation":
+        return ""
+    for mark in "'\"":
+        at = command.rfind(mark)
+        begins_word = at >= 0 and command[max(0, at - 1) : at] in BEFORE_QUOTATION
+        if begins_word and unfinished_part(command + mark) != "a quotation":
+            return mark
+    return ""
+
+# %% ../../nbs/parsers/08_fenced_actions.ipynb #0f19bc29
+def is_cut_in_quotation(before: Sequence[str], action: str, thought: str) -> bool:
+    """Return whether a fence cuts the quotation of an action or of a block before it."""
+    if not before:
+        return opened_quotation(action) != "" and FENCE.search(thought) is not None
+    return any(opened_quotation(each) and not unfinished_part(each + action) for each in before)
+
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #fd1d5a0b
-def cut_document(turn: ActionTurn) -> FormatError | None:
+def cut_command(turn: ActionTurn) -> FormatError | None:
     """Return the fault that a fence ends the command or the block before it, or `None`."""
     thought, action = turn.thought, turn.action
-    if "<<" not in action and "<<" not in thought:
+    before = blocks_in(thought) if FENCE_MARK in thought else []
+    if ("<<" in action or "<<" in thought) and (
+        is_cut(action, thought) or any(is_cut(block, action) for block in before)
+    ):
+        part = "a here-document"
+    elif FENCE_MARK in thought and is_cut_in_quotation(before, action, thought):
+        part = "a quotation"
+    else:
         return None
-    before = last_block(thought) if FENCE_MARK in thought else None
-    if is_cut(action, thought) or (before and is_cut(thought[slice(*before[1])], action)):
-        message = "A command ends within a here-document: the first fence ends it."
-        return FormatError(message, rule=WHOLE_COMMAND, span=turn.span)
-    return None
+    message = f"A command ends within {part}: the first fence ends it."
+    return FormatError(message, rule=WHOLE_COMMAND, span=turn.span)
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #a8c39b69
 class ThoughtActionParser(AbstractParseFunction):
@@ -139,7 +178,7 @@ class ThoughtActionParser(AbstractParseFunction):
 
     def fault(self, turn: ActionTurn) -> FormatError | None:
         """Return why the command may be cut, or `None`."""
-        return cut_document(turn)
+        return cut_command(turn)
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #b4b31eb9
 class EditFormat(ThoughtActionParser):

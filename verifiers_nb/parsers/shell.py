@@ -7,10 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'SIMPLE', 'OUTSIDE', 'ENDS',
-           'COMPOUND', 'SHELL_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'COMPOUND_WORD', 'LAST_WORD', 'QUOTED',
-           'BEFORE_WORD', 'BETWEEN_COMMANDS', 'LAST_SIGNS', 'NAME_OF_FUNCTION', 'open_quote', 'shell_word', 'ShellList',
-           'ShellDict', 'for_shell', 'after_document', 'Opened', 'in_parentheses', 'open_word', 'ends_with',
-           'unfinished_list', 'without_quotation', 'unfinished_part']
+           'COMPOUND', 'SHELL_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'COMPOUND_WORD', 'BEFORE_END', 'QUOTED',
+           'BEFORE_WORD', 'BETWEEN_COMMANDS', 'LAST_SIGNS', 'NAME_OF_FUNCTION', 'SUBSTITUTED', 'PLAIN_KEYWORD',
+           'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'after_document', 'Opened',
+           'in_parentheses', 'open_word', 'ends_with', 'is_plainly_closed', 'unfinished_list', 'without_quotation',
+           'unfinished_part']
 
 # %% ../../nbs/parsers/04_shell.ipynb #e0ecdf16
 import json
@@ -106,8 +107,11 @@ SHELL_TOKEN = re.compile(
 )
 # What matters within them.
 QUOTED_TOKEN = re.compile(r"`(?:\\.|[^`\\])*+(?P<ticked>`?)|\\.|\"|\$\(", re.DOTALL)
-# Most commands: complete quotations at most, and nothing that changes how they are read.
-SIMPLE = re.compile(r"""(?:[^'"`\\#(<$]++|'[^']*+'|"[^"`\\(]*+"|<(?!<)|\$(?!'))*+\Z""")
+# Most commands: complete quotations and plain substitutions at most, and nothing that changes how
+# they are read.
+SIMPLE = re.compile(
+    r"""(?:[^'"`\\#(<$]++|'[^']*+'|"[^"`\\(]*+"|<(?!<)|\$\([^()'"`\\#<$\n]*+\)|\$(?!'))*+\Z"""
+)
 
 # %% ../../nbs/parsers/04_shell.ipynb #a0ec94cc
 def after_document(text: str, at: int, end: str, tabs: bool) -> int:
@@ -186,7 +190,7 @@ def open_word(bare: str) -> str:
 # %% ../../nbs/parsers/04_shell.ipynb #ad107415
 # A class of characters first makes the search fast.
 COMPOUND_WORD = re.compile(r"[\s;&|()](if|for|while|until|case|select|function|\{)(?![^\s(])")
-LAST_WORD = re.compile(r"[\n;&][ \t]*(fi|done|esac|\})\Z")
+BEFORE_END = ("\n", ";", "&")
 QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
 BEFORE_WORD = ("<", ">", "<&", ">&", ">|")
 BETWEEN_COMMANDS = ("&&", "|", "|&")
@@ -199,8 +203,36 @@ def ends_with(command: str, begun: str) -> bool:
 
     Without a look at the words between, so it is fast.
     """
-    last = LAST_WORD.search(command, max(0, len(command) - 9))
-    return last is not None and last[1] == ENDS.get(begun)
+    end = ENDS.get(begun)
+    if end is None or not command.endswith(end):
+        return False
+    return command[: -len(end)].rstrip(" \t").endswith(BEFORE_END)
+
+# %% ../../nbs/parsers/04_shell.ipynb #32b1200f
+SUBSTITUTED = re.compile(r"\$\([^()]*\)")
+PLAIN_KEYWORD = re.compile(
+    r"(?:(?<![<>])[\n;&|]|\s(?:do|then|else)\s)\s*(if|for|while|until|\{)(?!\S)"
+    r"|(?<![<>])[\n;&|]\s*(fi|done|\})(?=[\s;&|<>]|\Z)"
+)
+
+
+def is_plainly_closed(bare: str, count: int) -> bool:
+    """Return whether each of `count` compound commands begins and ends where most people do so.
+
+    The command has no quotations and no comments. This is faster than to read all of its words.
+    """
+    if "(" in bare:
+        bare = SUBSTITUTED.sub("''", bare)  # a compound command in it is missing below
+    if "(" in bare or ")" in bare:
+        return False
+    ends = list[str]()
+    for begun, end in PLAIN_KEYWORD.findall(f"\n{bare}"):
+        if begun:
+            ends.append(ENDS[begun])
+            count -= 1
+        elif not ends or ends.pop() != end:
+            return False
+    return not (ends or count)
 
 # %% ../../nbs/parsers/04_shell.ipynb #378532e8
 def unfinished_list(command: str) -> str:
@@ -216,7 +248,8 @@ def unfinished_list(command: str) -> str:
     begun = COMPOUND_WORD.findall(f"\n{command}")
     if not begun or (len(begun) == 1 and "(" not in end and ends_with(end, begun[0])):
         return ""
-    word = open_word(QUOTED.sub("''", command))
+    bare = QUOTED.sub("''", command)
+    word = "" if is_plainly_closed(bare, len(begun)) else open_word(bare)
     return f"`{word}`" if word else ""
 
 # %% ../../nbs/parsers/04_shell.ipynb #bf1f6c1b

@@ -498,7 +498,8 @@ def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
     """Return the format of the JSON that fits a schema or a pydantic model.
 
     Warns of keywords that no grammar can enforce, such as `uniqueItems`. A whole number may be
-    written as `120`, `120.0` or, with one digit before it, with an exponent, such as `1e2`. Raises
+    written as `120`, `120.0` or with an exponent, such as `12e1`, but not as `1.2e2` or `1200e-1`.
+    Beside bounds it has one digit before the exponent, and beside `multipleOf` no exponent. Raises
     `ValueError` if the schema is invalid, if a `$ref` in it leads nowhere, or if nothing fits it.
     """
     if isinstance(schema, type):

@@ -73,6 +73,9 @@ THINKING_TAGS = (
     "seed:think",
     "mm:think",
     "longcat_think",
+    "think_fast",
+    "think_faster",
+    "reasoning_content",
 )
 PLACEHOLDERS = ("plan", "reason", "rationale")  # names that prose has in angle brackets, too
 NOT_ALONE = ("details", *PLACEHOLDERS)

@@ -8,13 +8,14 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'SIZES_OF_BRACKETS',
            'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED',
-           'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'MATH_BYTES', 'SENTENCE', 'DENIAL', 'parsed_answer', 'sizes_of',
-           'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers',
-           'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
-           'listed_terms', 'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory', 'answer_questions',
-           'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
-           'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
+           'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE',
+           'MATH_BYTES', 'SENTENCE', 'DENIAL', 'MISREAD', 'parsed_answer', 'sizes_of', 'differ_in_size',
+           'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers', 'compare_at_sight',
+           'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms',
+           'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
+           'compare_spellings', 'first_relation', 'primes_in', 'differ_in_signs', 'parse_fast_first', 'address_space',
+           'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess',
+           'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -40,7 +41,13 @@ from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from .rubric import Rubric
 from ..support.arithmetic import compare_plain, read_plain
-from ..support.measures import are_same_things, is_counted, measured, things_named
+from ..support.measures import (
+    are_same_things,
+    is_counted,
+    measured,
+    things_named,
+    with_last_variable,
+)
 from ..support.spellings import SIDE_BY_SIDE, is_same_text, usual_spelling
 from ..types import Messages, RewardFunc
 
@@ -335,6 +342,51 @@ def compare_spellings(gold: str, response: str) -> bool | None:
         verdict = compare_at_sight(gold, response)
     return compare_percentage(gold, response) if verdict is None else verdict
 
+# %% ../../nbs/rubrics/03_math.ipynb #dd8e930a
+RELATION = re.compile(
+    r"\s*(?:\\(ne|neq|lt|le|leq|leqslant|ll|gt|ge|geq|geqslant|gg|nless|ngtr|nleq|ngeq|notin|nmid)"
+    r"(?![A-Za-z])|([<>]=?))"
+)
+NAMES_OF_RELATIONS = {"neq": "ne", "leq": "le", "leqslant": "le", "<=": "le", "lt": "<"}
+NAMES_OF_RELATIONS |= {"geq": "ge", "geqslant": "ge", ">=": "ge", "gt": ">"}
+
+
+def first_relation(answer: str) -> str:
+    """Return the relation, other than equality, with which an answer begins, or ""."""
+    found = RELATION.match(answer)
+    name = (found[1] or found[2]) if found else ""
+    return NAMES_OF_RELATIONS.get(name, name)
+
+# %% ../../nbs/rubrics/03_math.ipynb #21739ae0
+PRIME = re.compile(
+    r"(?<=[A-Za-z)}])(?<![a-z][a-z])(?:'{1,3}|\^\s?\{?(?:\s?\\prime){1,3})(?![A-Za-z]{2}|s\b)"
+)
+OF_AN_ANGLE = re.compile(r"[0-9]\s?('{1,2}|\^\s?\{?\s?\\(?:circ|prime)(?![A-Za-z]))")
+
+
+def primes_in(answer: str) -> int:
+    """Return the number of primes of the functions and variables after the last equals sign."""
+    value = answer.rpartition("=")[2]
+    if value.lstrip().startswith("'"):  # a quotation
+        return 0
+    return sum(prime.count("'") + prime.count("prime") for prime in PRIME.findall(value))
+
+# %% ../../nbs/rubrics/03_math.ipynb #7098d338
+def differ_in_signs(gold: str, response: str) -> bool:
+    """Return whether two answers differ in a sign that math-verify skips."""
+    if first_relation(gold) != first_relation(response):
+        return True
+    both = gold + response
+    if "'" not in both and "prime" not in both:
+        return False
+    if primes_in(gold) != primes_in(response):
+        return True
+    first, second = (
+        [mark.lstrip("^{\\ ") for mark in OF_AN_ANGLE.findall(answer)]
+        for answer in (gold, response)
+    )
+    return bool(first and second) and first != second
+
 # %% ../../nbs/rubrics/03_math.ipynb #b3f0c7f6
 def parse_fast_first() -> None:
     """Make this process parse LaTeX with ANTLR's SLL prediction, falling back to full LL."""
@@ -491,7 +543,8 @@ def verdict_on(gold: str, response: str, processes: int, owner: int) -> Future[b
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
 DENIAL = re.compile(
-    r"\b(?:not|no|nor|neither|never|cannot|\w+n['’]t|but|except|or|than|wrong|incorrect|false)\b",
+    r"\b(?:not|no|nor|neither|never|cannot|\w+n['’]t|but|except|or|than|wrong|incorrect|false"
+    r"|least|most)\b",
     re.IGNORECASE,
 )
 
@@ -501,16 +554,25 @@ def is_statement(answer: str) -> bool:
     return SENTENCE.search(answer) is not None and DENIAL.search(answer) is None
 
 # %% ../../nbs/rubrics/03_math.ipynb #8fbe084d
+# A version or an address, of which it reads a part, and a derivative, which is 0 for it.
+MISREAD = re.compile(
+    r"(?<![0-9.])[0-9]{1,9}(?:\.[0-9]{1,9}){2}(?![0-9])"
+    r"|\A\s?\\[dt]?frac\s?\{\s?d\s?[A-Za-z]\s?\}\s?\{\s?d\s?[A-Za-z]\s?\}\s?\Z"
+)
+
+
 def is_unreadable(answer: str) -> bool:
     """Return whether math-verify would read an answer as another one, or evaluate it for ever."""
-    return SIDE_BY_SIDE.fullmatch(answer) is not None or is_too_large(answer)
+    is_misread = SIDE_BY_SIDE.fullmatch(answer) or MISREAD.search(answer)
+    return is_misread is not None or is_too_large(answer)
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 @lru_cache(maxsize=2048)
 def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     """Return whether two answers are equal, or the texts of which math-verify must decide."""
-    numbers = in_same_unit(usual_spelling(gold), usual_spelling(response))
-    if numbers is None:
+    gold, response = usual_spelling(gold), usual_spelling(response)
+    numbers = in_same_unit(gold, response)
+    if numbers is None or differ_in_signs(gold, response):
         return False
     gold, response = numbers
     verdict = compare_spellings(gold, response)
@@ -520,7 +582,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
         return False
     if is_statement(response) and not SENTENCE.search(gold):
         response += "."
-    return gold, response
+    return with_last_variable(gold), with_last_variable(response)
 
 # %% ../../nbs/rubrics/03_math.ipynb #6458ef0d
 async def equal_answers(gold: str, response: str, processes: int = 1) -> bool:

@@ -270,7 +270,9 @@ JSON_RULES_TEXT = {
     "hex": ["[0-9a-fA-F]"],
     "number": ["whole fraction? exponent?"],
     "whole": ['"-"? "0"', '"-"? [1-9] [0-9]*'],
-    "integer": ["whole zeros?", r'"-"? [1-9] [eE] [+]? [0-9]{1,2}', '"-"? "0" exponent'],
+    # No more digits, for a reader takes 1e400 for infinity.
+    "integer": ["whole zeros?", "powers [eE] [+]? [0-9]{1,2}", '"-"? "0" exponent'],
+    "powers": [r'"-"? [1-9] [0-9]{0,99}'],
     "zeros": ['"." [0] [0]*'],
     "fraction": ['"." [0-9]+'],
     "exponent": [r"[eE] [+\-]? [0-9]+"],

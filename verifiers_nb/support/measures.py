@@ -7,8 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'LONGEST_MEASURE', 'TEXT', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
-           'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'unit_named',
-           'Measure', 'measured', 'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things']
+           'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER',
+           'SHORT_NAME', 'IN_WORDS', 'unit_named', 'Measure', 'measured', 'read_measure', 'is_counted', 'things_named',
+           'singulars', 'are_same_things', 'with_last_variable']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
@@ -185,3 +186,22 @@ def are_same_things(names: list[str], others: list[str]) -> bool:
         names, others = names[-1:], others[-1:]
     pairs = zip(names, others, strict=True)
     return not any(singulars(one).isdisjoint(singulars(other)) for one, other in pairs)
+
+# %% ../../nbs/support/24_measures.ipynb #f5375373
+LAST_LETTER = re.compile(r"(?<=[0-9}\s])[A-Za-z]$")
+SHORT_NAME = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{1,3}(?![A-Za-z])")
+IN_WORDS = re.compile(
+    r"(?<![\\A-Za-z])(?:[A-Za-z]{4,}|is|are|or|and|to|of|at|by|in|the)(?![A-Za-z])"
+)
+
+
+def with_last_variable(answer: str) -> str:
+    """Write braces around a last letter that can't be a unit: other variables are beside it."""
+    letter = LAST_LETTER.search(answer)
+    if letter is None:
+        return answer
+    before = answer[: letter.start()]
+    beside = before.rpartition("=")[2]
+    if not SHORT_NAME.search(beside) or IN_WORDS.search(before):
+        return answer
+    return f"{before}{{{letter[0]}}}"

@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
            'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'PYTHON_BASES', 'PYTHON_BASE',
-           'TURNED', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT',
-           'COMPILED_LAYOUT', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced',
-           'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses',
-           'usual_spelling', 'is_same_text']
+           'TURNED', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS',
+           'LAYOUT', 'COMPILED_LAYOUT', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks',
+           'is_balanced', 'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number',
+           'with_parentheses', 'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -242,7 +242,13 @@ REWRITINGS = {
     r"\\langle(?![A-Za-z])": "(",
     r"\\rangle(?![A-Za-z])": ")",
     r"\\!": "",
+    r"\\not\s?=": r"\\ne ",
 }
+# An angle in degrees that follows a function directly; math-verify drops the sign.
+DEGREES = re.compile(
+    r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s?\^\s?(?:[0-9]|\{[0-9]\}))?\s?(?:\\left)?[({ ]{0,3}-?)"
+    r"([0-9]+(?:\.[0-9]+)?)\s?\^\s?(?:\\circ(?![A-Za-z])|\{\s?\\circ\s?\})"
+)
 ONLY_DIGITS_AND_SIGNS = re.compile(r"[-+*/^()., 0-9]*")
 COMPILED_REWRITINGS = [(re.compile(pattern), latex) for pattern, latex in REWRITINGS.items()]
 
@@ -253,6 +259,8 @@ def usual_spelling(answer: str) -> str:
     if not ONLY_DIGITS_AND_SIGNS.fullmatch(answer):  # nothing to rewrite
         for pattern, latex in COMPILED_REWRITINGS:
             answer = pattern.sub(latex, answer)
+    if r"\circ" in answer:
+        answer = DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer)
     return with_parentheses(usual_number(without_marks(answer)))
 
 # %% ../../nbs/support/23_spellings.ipynb #c5cb3b98
@@ -262,6 +270,7 @@ LAYOUT = {
     r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
     r"\\frac\s?([0-9])\s?([0-9])(?![0-9])": r"\\frac{\1}{\2}",
     r"([_^])\s?\{([A-Za-z0-9])\}": r"\1\2",
+    r"\\(p?mod)\s?\{([A-Za-z0-9]+)\}": r"\\\1 \2",
     r" (?![A-Za-z0-9])|(?<![A-Za-z0-9,]) |(?<=,) (?![0-9])": "",
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
