@@ -77,14 +77,15 @@ def store_by_columns(model: torch.nn.Module, layers: list[torch.nn.Linear]) -> N
 def use_fast_products(model: torch.nn.Module) -> None:
     """Compute the linear layers of a model in the way that is fastest on this processor.
 
-    By oneDNN where that gains, else by weights that are stored by columns. Another model that
+    By oneDNN where that gains, else by MKL with weights that are stored by columns. Another model that
     shares these weights then keeps them as they were, in memory of its own.
     """
     layers = [each for each in model.modules() if type(each) is torch.nn.Linear]
-    if not onednn_gains():
-        return store_by_columns(model, layers)
-    for layer in layers:
-        layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
+    if onednn_gains():
+        for layer in layers:
+            layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
+    elif torch.backends.mkl.is_available():
+        store_by_columns(model, layers)
 
 # %% ../../nbs/support/25_products.ipynb #5ff2b3cb
 @cache
