@@ -77,8 +77,8 @@ def store_by_columns(model: torch.nn.Module, layers: list[torch.nn.Linear]) -> N
 def use_fast_products(model: torch.nn.Module) -> None:
     """Compute the linear layers of a model in the way that is fastest on this processor.
 
-    By oneDNN where that gains, else by MKL with weights that are stored by columns. Another model that
-    shares these weights then keeps them as they were, in memory of its own.
+    By oneDNN where that gains, else by MKL with weights that are stored by columns. Another model
+    that shares these weights then keeps them as they were, in memory of its own.
     """
     layers = [each for each in model.modules() if type(each) is torch.nn.Linear]
     if onednn_gains():
