@@ -74,7 +74,7 @@ def fused_norm(layer: Any, hidden_states: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/support/27_fused_layers.ipynb #24a00008
 @torch.no_grad()
-def is_plain_norm(layer: torch.nn.Module) -> bool:
+def is_plain_norm(layer: Any) -> bool:
     """Return whether `fused_norm` computes what a layer computes, up to rounding."""
     weight = getattr(layer, "weight", None)
     if not (hasattr(layer, "variance_epsilon") and isinstance(weight, torch.nn.Parameter)):

@@ -33,7 +33,7 @@ from .advantage import ESTIMATORS
 from .checks import bound_micro_batch
 from .config import GRPOConfig
 from .samples import reward_parts
-from .sharding import sharding_left_to_us
+from .sharding import sharding_left_to_us, wants_sharding
 
 # %% ../../nbs/trainer/19_policy.ipynb #1d682c78
 def check_order(model: Any, env: Any, args: Any, processing_class: Any) -> None:
@@ -72,7 +72,8 @@ def load_policy(
             ) from error
     if tokenizer is None:
         raise ValueError("Pass processing_class=tokenizer along with a model object.")
-    use_fast_products(model)  # before an engine shares its weights
+    if not wants_sharding(args):  # FSDP takes no weights that are stored by columns
+        use_fast_products(model)  # before an engine shares them
     return model, tokenizer
 
 # %% ../../nbs/trainer/19_policy.ipynb #7379b195
@@ -89,7 +90,8 @@ def sampler_copies(client: Any, args: GRPOConfig) -> float:
 # %% ../../nbs/trainer/19_policy.ipynb #3f7b90de
 def suit_device(trainer: Any) -> None:
     """Prepare a trainer's model, memory and micro-batches for the device that computes."""
-    use_fused_layers(trainer.model)
+    if not wants_sharding(trainer.args):  # shards can't be compared with whole weights
+        use_fused_layers(trainer.model)
     if trainer.args.device.type == "cpu":
         keep_reserve()
         copies = sampler_copies(trainer.client, trainer.args)
@@ -134,8 +136,8 @@ def make_client(model: Any, tokenizer: PreTrainedTokenizerBase, args: GRPOConfig
     """
     if not args.vllm_server_host:
         base, quantize = sampling_base(model), "int8" if args.sampler_int8 else None
-        given: dict[str, Any] = dict(device=args.device, share=True, quantize=quantize)
-        return EmbeddedEngine(base, tokenizer, **given)
+        share = not wants_sharding(args)
+        return EmbeddedEngine(base, tokenizer, device=args.device, share=share, quantize=quantize)
     from ..inference.vllm_policy import VLLMClient
 
     address = f"http://{args.vllm_server_host}:{args.vllm_server_port}/v1"
