@@ -80,7 +80,8 @@ def use_fast_products(model: torch.nn.Module) -> None:
     By oneDNN where that gains, else by MKL with weights that are stored by columns. Another model
     that shares these weights then keeps them as they were, in memory of its own.
     """
-    layers = [each for each in model.modules() if type(each) is torch.nn.Linear]
+    linear = [named for named in model.named_modules() if type(named[1]) is torch.nn.Linear]
+    layers = [layer for name, layer in linear if "lora_" not in name]  # an adapter learns
     if onednn_gains():
         for layer in layers:
             layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
