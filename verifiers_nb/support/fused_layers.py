@@ -144,8 +144,11 @@ def lora_linear(layer: Any, x: torch.Tensor, *rest: Any, **options: Any) -> torc
     if name is None or rest or options:
         return type(layer).forward(layer, x, *rest, **options)
     down, up = (each[name].weight for each in (layer.lora_A, layer.lora_B))
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-    if not torch.is_autocast_enabled(kind) and {base.weight.dtype, down.dtype, up.dtype} != {dtype}:
+    autocast = torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocast else x.dtype
+    # A quantised weight is of another class, which may know only the usual product.
+    plain = type(base.weight) is torch.nn.Parameter
+    if not autocast and not (plain and {base.weight.dtype, down.dtype, up.dtype} == {dtype}):
         return type(layer).forward(layer, x, *rest, **options)
     down, up = down.to(dtype), up.to(dtype)
     bias = None if base.bias is None else base.bias.to(dtype)
