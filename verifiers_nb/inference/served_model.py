@@ -193,9 +193,14 @@ def adapted_layers(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Any
 @torch.no_grad()
 def merged_weight(layer: Any, weight: Tensor) -> Tensor:
     """Return the sum of a base weight and the deltas of a layer with LoRA."""
-    active = [each for each in layer.active_adapters if each in layer.scaling]
-    deltas: list[Tensor] = [layer.get_delta_weight(each) for each in active]
-    total = sum((delta.to(weight.device, torch.float32) for delta in deltas), weight)
+    total = weight.to(torch.float32, copy=True)  # stored by rows or by columns, as the weight is
+    for name in [each for each in layer.active_adapters if each in layer.scaling]:
+        if name in layer.lora_A and not layer.fan_in_fan_out:
+            # Added by the product itself: a delta of its own would be written and read again.
+            up, down = (part[name].weight.to(total) for part in (layer.lora_B, layer.lora_A))
+            total.addmm_(up, down, alpha=layer.scaling[name])
+        else:
+            total += layer.get_delta_weight(name).to(total)
     return total.to(weight.dtype)
 
 # %% ../../nbs/inference/06_served_model.ipynb #ddf410a0

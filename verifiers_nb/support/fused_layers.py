@@ -118,7 +118,7 @@ class LoraProduct(torch.autograd.Function):
         inputs, weight, down, up, inner = ctx.saved_tensors
         [gradient] = gradients
         pulled = (gradient @ up).mul_(ctx.scale)
-        of_up = (gradient.t() @ inner).mul_(ctx.scale)
+        of_up = (inner.t() @ gradient).mul_(ctx.scale).t()
         of_inputs = None
         if ctx.needs_input_grad[0]:
             of_inputs = ctx.product(gradient, weight.t()).addmm_(pulled, down)
