@@ -26,9 +26,8 @@ from verifiers_nb.parsers.function_calls import (
     find_parameters,
 )
 from verifiers_nb.parsers.shell import (
-    COMPOUND_WORD,
-    is_plainly_closed,
-    open_word,
+    is_plainly_whole,
+    open_part,
     unfinished_part,
 )
 
@@ -236,13 +235,33 @@ def test_commands_that_bash_waits_to_go_on(command: str) -> None:
         assert unfinished_part(command) == ""
 
 
-@settings(max_examples=150, deadline=None)
-@given(SHELL_LISTS.map(lambda drawn: drawn[0].join(drawn[1])))
-def test_the_fast_look_at_compound_commands_accepts_no_open_one(command: str) -> None:
-    begun = COMPOUND_WORD.findall(f"\n{command}")
-    is_invalid = "{;" in command  # for bash, and it waits for no more
-    if is_plainly_closed(command, len(begun)) and not is_invalid:
-        assert open_word(command) == ""
+@settings(max_examples=400, deadline=None)
+@given(
+    st.lists(st.sampled_from([*SHELL_BITS, "é", "\\\n"]), max_size=9).map("".join)
+    | SHELL_LISTS.map(lambda drawn: drawn[0].join(drawn[1]))
+)
+def test_the_fast_look_at_commands_accepts_no_open_one(command: str) -> None:
+    if is_plainly_whole(command) and (part := open_part(command)):
+        said = subprocess.run(["bash", "-n"], input=command, capture_output=True, text=True).stderr
+        assert not any(reason in said.partition("\n")[0] for reason in WAITING), part
+
+
+PLAIN_COMMANDS = [
+    "ls -la | head -5 && echo it",
+    "for f in $(ls *.txt); do\n  wc -l \"$f\"\ndone",
+    "for f in *; do if [ -f $f ]; then cat $f; fi; done",
+    "case $x in\n a) b;;\nesac < f",
+    "f() {\n  ls $1\n}\nf a  # it's",
+    "cat > a.py <<'EOF'\nprint('it')\nEOF\npython a.py",
+    "find . -name '*.py' -exec grep -l foo {} \\; > é 2>&1",
+    "(cd a && ls) || echo $((i+1)) \"$(git log)\"",
+]
+
+
+@pytest.mark.parametrize("command", PLAIN_COMMANDS)
+def test_the_fast_look_at_commands_accepts_what_is_plain(command: str) -> None:
+    assert is_plainly_whole(command)
+    assert unfinished_part(command) == ""
 
 
 TOOL_CALLS: list[tuple[str, Any, str]] = [

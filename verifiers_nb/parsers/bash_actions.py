@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #ff28c7c5
 BASH_FENCE, BASH_END = "```bash\n", "\n```"
-BASH_BLOCK = re.compile(f"{BASH_FENCE}(?:(.*?){BASH_END}|.*)", re.DOTALL)
+# It reads line by line, because that is faster than one character after another.
+BASH_BLOCK = re.compile(f"{BASH_FENCE}(?:([^\n]*+(?:\n(?!```)[^\n]*+)*+){BASH_END}|.*)", re.DOTALL)
 BLOCK_MARK = "<extracted_code_block>"
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #5d9eb034

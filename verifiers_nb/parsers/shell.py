@@ -6,20 +6,24 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'SIMPLE', 'OUTSIDE', 'ENDS',
-           'COMPOUND', 'SHELL_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'COMPOUND_WORD', 'BEFORE_END', 'QUOTED',
-           'BEFORE_WORD', 'BETWEEN_COMMANDS', 'LAST_SIGNS', 'NAME_OF_FUNCTION', 'SUBSTITUTED', 'PLAIN_KEYWORD',
-           'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'after_document', 'Opened',
-           'in_parentheses', 'open_word', 'ends_with', 'is_plainly_closed', 'unfinished_list', 'without_quotation',
-           'unfinished_part']
+__all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'OUTSIDE', 'ENDS', 'COMPOUND',
+           'SHELL_WORD', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'BEFORE_WORD', 'BETWEEN_COMMANDS', 'LAST_SIGNS',
+           'NAME_OF_FUNCTION', 'KEYWORDS', 'PLAIN_SIGNS', 'REST_OF_WORD', 'PLAIN_RUN', 'BETWEEN_WORDS', 'NO_CASE',
+           'IN_BRACES', 'SHELL_VARIABLE', 'INNER_PIECE', 'WORD_PIECE', 'BLANK', 'COMMENT', 'SKIPPED', 'TO_TARGET',
+           'MOST_LEVELS', 'DOCUMENT', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell',
+           'after_document', 'Opened', 'in_parentheses', 'open_word', 'unfinished_list', 'without_quotation',
+           'open_part', 'other_word', 'sign_but', 'in_pair', 'word_piece', 'command_start', 'plain_list',
+           'plain_compound', 'plain_commands', 'without_documents', 'is_plainly_whole', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_shell.ipynb #e0ecdf16
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from shlex import quote
 from typing import Any, NamedTuple
+
+from .think import rust_search
 
 # %% ../../nbs/parsers/04_shell.ipynb #e62740ac
 QUOTE_OR_ESCAPE = re.compile(r"\\.|\$'|(?<!<)<<(?!<)|['\"`]")
@@ -107,11 +111,6 @@ SHELL_TOKEN = re.compile(
 )
 # What matters within them.
 QUOTED_TOKEN = re.compile(r"`(?:\\.|[^`\\])*+(?P<ticked>`?)|\\.|\"|\$\(", re.DOTALL)
-# Most commands: complete quotations and plain substitutions at most, and nothing that changes how
-# they are read.
-SIMPLE = re.compile(
-    r"""(?:[^'"`\\#(<$]++|'[^']*+'|"[^"`\\(]*+"|<(?!<)|\$\([^()'"`\\#<$\n]*+\)|\$(?!'))*+\Z"""
-)
 
 # %% ../../nbs/parsers/04_shell.ipynb #a0ec94cc
 def after_document(text: str, at: int, end: str, tabs: bool) -> int:
@@ -146,7 +145,7 @@ def in_parentheses(before: str, may_begin: bool) -> Opened:
     return Opened("=" if before == "=" else "(", ")", may_begin or not is_part)
 
 # %% ../../nbs/parsers/04_shell.ipynb #b7d8f6f5
-SHELL_WORD = re.compile(r"\n|;;?&?|&&?|\|[|&]?|[()]|[^\s;&|()]+")
+SHELL_WORD = re.compile(r"(?:[<>][&|]|&>|[^\s;&|()])+|\n|;;?&?|&&?|\|[|&]?|[()]")
 BEFORE_COMMAND = frozenset(
     [*"\n;&|)", ";;", "&&", "||", "|&", ";&", ";;&", "then", "do", "else", "elif", "!", "time"]
 )
@@ -188,55 +187,17 @@ def open_word(bare: str) -> str:
     return opened[-1].word
 
 # %% ../../nbs/parsers/04_shell.ipynb #ad107415
-# A class of characters first makes the search fast.
-COMPOUND_WORD = re.compile(r"[\s;&|()](if|for|while|until|case|select|function|\{)(?![^\s(])")
-BEFORE_END = ("\n", ";", "&")
-QUOTED = re.compile("'[^']*'|\"[^\"]*\"")
 BEFORE_WORD = ("<", ">", "<&", ">&", ">|")
 BETWEEN_COMMANDS = ("&&", "|", "|&")
 LAST_SIGNS = tuple("<>&|)")
-NAME_OF_FUNCTION = re.compile(r"[^\s;&|()$<>=?*+@][ \t]*\(\s*\)\Z")
-
-
-def ends_with(command: str, begun: str) -> bool:
-    """Return whether the last word of a command ends the compound command of the word `begun`.
-
-    Without a look at the words between, so it is fast.
-    """
-    end = ENDS.get(begun)
-    if end is None or not command.endswith(end):
-        return False
-    return command[: -len(end)].rstrip(" \t").endswith(BEFORE_END)
-
-# %% ../../nbs/parsers/04_shell.ipynb #32b1200f
-SUBSTITUTED = re.compile(r"\$\([^()]*\)")
-PLAIN_KEYWORD = re.compile(
-    r"(?:(?<![<>])[\n;&|]|\s(?:do|then|else)\s)\s*(if|for|while|until|\{)(?!\S)"
-    r"|(?<![<>])[\n;&|]\s*(fi|done|\})(?=[\s;&|<>]|\Z)"
-)
-
-
-def is_plainly_closed(bare: str, count: int) -> bool:
-    """Return whether each of `count` compound commands begins and ends where most people do so.
-
-    The command has no quotations and no comments. This is faster than to read all of its words.
-    """
-    if "(" in bare:
-        bare = SUBSTITUTED.sub("''", bare)  # a compound command in it is missing below
-    if "(" in bare or ")" in bare:
-        return False
-    ends = list[str]()
-    for begun, end in PLAIN_KEYWORD.findall(f"\n{bare}"):
-        if begun:
-            ends.append(ENDS[begun])
-            count -= 1
-        elif not ends or ends.pop() != end:
-            return False
-    return not (ends or count)
+NAME_OF_FUNCTION = re.compile(r"[^\s;&|($<>=?*+@][ \t]*\(\s*\)\Z")
 
 # %% ../../nbs/parsers/04_shell.ipynb #378532e8
 def unfinished_list(command: str) -> str:
-    """Return the compound command, function, list or redirection that is open, or ""."""
+    """Return the compound command, function, list or redirection that is open, or "".
+
+    The command has no quotations and no comments.
+    """
     end = command.rstrip()
     if end.endswith(LAST_SIGNS):
         if end.endswith(BEFORE_WORD):
@@ -245,11 +206,7 @@ def unfinished_list(command: str) -> str:
             return "a list of commands"
         if NAME_OF_FUNCTION.search(end):
             return "a function"
-    begun = COMPOUND_WORD.findall(f"\n{command}")
-    if not begun or (len(begun) == 1 and "(" not in end and ends_with(end, begun[0])):
-        return ""
-    bare = QUOTED.sub("''", command)
-    word = "" if is_plainly_closed(bare, len(begun)) else open_word(bare)
+    word = open_word(command)
     return f"`{word}`" if word else ""
 
 # %% ../../nbs/parsers/04_shell.ipynb #bf1f6c1b
@@ -265,10 +222,8 @@ def without_quotation(mark: str) -> str:
     return " " if mark[0] == "<" else "''"
 
 # %% ../../nbs/parsers/04_shell.ipynb #b9e9d21f
-def unfinished_part(command: str) -> str:
-    """Return what is open at the end of a bash command, such as "a here-document", or ""."""
-    if SIMPLE.match(command):
-        return unfinished_list(command)
+def open_part(command: str) -> str:
+    """Return what is open at the end of a bash command, or "", by a look at all of its words."""
     inside: list[str] = []  # the open quotation marks and parentheses
     documents: list[tuple[str, bool]] = []  # the here-documents that begin after this line
     bare: list[str] = []
@@ -304,3 +259,151 @@ def unfinished_part(command: str) -> str:
         return "a quotation" if quotes else "a parenthesis"
     rest = command[at:].removesuffix("\\")  # a last backslash escapes nothing
     return unfinished_list("".join([*bare, rest]))
+
+# %% ../../nbs/parsers/04_shell.ipynb #655f8eca
+KEYWORDS = (
+    *("if", "then", "elif", "else", "fi", "for", "select", "while", "until", "do", "done"),
+    *("case", "esac", "function", "{", "}"),
+)
+# Signs of ASCII that mean nothing to a shell. NUL stands for a here-document.
+PLAIN_SIGNS = r"!%*-:=?-\[\]^_a-{}~\x00"
+REST_OF_WORD = f"[{PLAIN_SIGNS}#]*"
+PLAIN_RUN = f"[{PLAIN_SIGNS}]{REST_OF_WORD}"
+
+
+def other_word(keywords: Iterable[str], begins: bool = True) -> str:
+    """Return the pattern of Rust of plain signs that are none of some words.
+
+    If it doesn't begin, it is the pattern of the rest of a word.
+    """
+    rests: dict[str, list[str]] = {}
+    for keyword in keywords:
+        rests.setdefault(keyword[:1], []).append(keyword[1:])
+    is_keyword = rests.pop("", None) is not None
+    signs = PLAIN_SIGNS if begins else f"{PLAIN_SIGNS}#"
+    other = f"[{signs}--{re.escape(''.join(rests))}]" if rests else f"[{signs}]"
+    more = [re.escape(sign) + other_word(rest, False) for sign, rest in rests.items()]
+    pattern = "|".join([other + REST_OF_WORD, *more])
+    return f"(?:{pattern})" if begins or is_keyword else f"(?:{pattern})?"
+
+# %% ../../nbs/parsers/04_shell.ipynb #d4ebd38d
+def sign_but(signs: str) -> str:
+    """Return the pattern of Rust of a character of ASCII that is none of some signs."""
+    return rf"[\x01-\x7f--{signs}]"
+
+
+BETWEEN_WORDS = r"(?:[ \t\n;&|>]|<[ \tA-Za-z0-9_./~-]|<\$[A-Za-z_])"
+NO_CASE = other_word(["case"])
+
+
+def in_pair(pieces: str) -> str:
+    """Return the pattern of Rust of words with these pieces and a closing parenthesis."""
+    return rf"(?:{NO_CASE}?(?:{BETWEEN_WORDS}|{pieces}))*{NO_CASE}?\)"
+
+
+IN_BRACES = sign_but(r"""{}()$`"'\\\n""")
+SHELL_VARIABLE = rf"\$[A-Za-z0-9_?!#@*$-]|\$\{{{IN_BRACES}*\}}"
+
+# %% ../../nbs/parsers/04_shell.ipynb #a7ea6731
+def word_piece(inside: str = "") -> str:
+    """Return the pattern of Rust of a piece of a word.
+
+    `inside` is the pattern of what follows the opening parenthesis of a substitution, if any.
+    """
+    quoted = [sign_but(r'"`$\\'), r"\\[\x01-\x7f]", r"\$" + sign_but(r'"`\\({'), SHELL_VARIABLE]
+    pieces = [f"'{sign_but(chr(39))}*'", r"\\" + sign_but(r"\n"), "`" + sign_but(r"`\\") + "*`"]
+    if inside:
+        quoted.append(rf"\$\({inside}")
+        pieces.append(rf"[$=<>]\({inside}")
+    return "|".join([*pieces, SHELL_VARIABLE, rf'"(?:{"|".join(quoted)})*\$?"'])
+
+
+INNER_PIECE = rf"(?:{word_piece()}|\({in_pair(SHELL_VARIABLE)})"
+WORD_PIECE = f"(?:{word_piece(in_pair(INNER_PIECE))})"
+
+# %% ../../nbs/parsers/04_shell.ipynb #b14281f3
+BLANK = r"(?:[ \t](?:[ \t]|\\\n)*)"
+COMMENT = "#" + sign_but(r"\n") + "*"
+SKIPPED = rf"(?:[ \t\n]|\\\n|{COMMENT}\n)*"
+TO_TARGET = rf"(?:<<<|[<>]&?|>>|>\||&>>?){BLANK}?"
+
+
+def command_start(signs: str) -> str:
+    """Return the pattern of Rust of what stands before a command: one of these signs, or words."""
+    before = rf"(?:\A|{BLANK}?[{signs}\n][{signs}]*|{BLANK}{COMMENT}\n){SKIPPED}"
+    return rf"{before}(?:(?:do|then|else|elif)[ \t\n]{SKIPPED})*"
+
+# %% ../../nbs/parsers/04_shell.ipynb #13eaa376
+def plain_list(signs: str, *compounds: str) -> str:
+    """Return the pattern of Rust of commands between these signs; some are compound commands."""
+    start = f"(?:{command_start(signs)}|{BLANK})"
+    inner = rf"(?:{NO_CASE}?{INNER_PIECE}|{NO_CASE}{BETWEEN_WORDS})"
+    subshell = rf"\([ \t\n]*(?:{inner}{in_pair(INNER_PIECE)}|{NO_CASE}\))"
+    word = f"{start}(?:{other_word(KEYWORDS)}|{subshell})"
+    target = f"{start}?{TO_TARGET}"
+    piece = f"{WORD_PIECE}(?:{PLAIN_RUN})?"
+    whole = rf"(?:{word}|{target}{PLAIN_RUN}|(?:{start}|{target}){piece})(?:{piece})*\$?"
+    return f"(?:{'|'.join([whole, *(start + each for each in compounds)])})*"
+
+# %% ../../nbs/parsers/04_shell.ipynb #dc89653e
+MOST_LEVELS = 3  # of compound commands in one another
+
+
+def plain_compound(levels: int) -> str:
+    """Return the pattern of Rust of a compound command that isn't `case`, with others in it."""
+    name, pair = "[A-Za-z0-9_.:-]+", rf"{BLANK}?\({BLANK}?\)"
+    function = f"(?:{name}{pair}|function{BLANK}{name}(?:{pair})?){SKIPPED}"
+    inside = plain_list(";&|", *([plain_compound(levels - 1)] if levels > 1 else []))
+    begins = rf"(?:if|for|while|until|select|(?:{function})?\{{)"
+    return rf"{begins}{inside}{command_start(';&|')}(?:fi|done|\}})"
+
+# %% ../../nbs/parsers/04_shell.ipynb #e58f729c
+@lru_cache(maxsize=1)
+def plain_commands() -> Callable[[str], bool]:
+    """Return the function that tells whether a text of ASCII has plain and whole commands.
+
+    It is made for the first command, because that takes 15 ms.
+    """
+    case = f"case{plain_list(';&|)')}{command_start(';&|)')}esac"
+    commands = plain_list(";&|", plain_compound(MOST_LEVELS), case)
+    end = rf"(?:\A|{BLANK}?[;&\n]|{BLANK}{COMMENT}\n){SKIPPED}"
+    return rust_search(rf"\A{commands}(?:(?:{end}|{BLANK})(?:{COMMENT})?)?\z")
+
+# %% ../../nbs/parsers/04_shell.ipynb #a9924bec
+DOCUMENT = re.compile(
+    r"""<<(?!<)(?<!<<<)[ \t]*(['"]?)([A-Za-z_]\w*)\1(?=[ \t\n;&|>])   # the word that ends it
+    ((?:[^\n'"`\\#()<]++|'[^'\n]*+'|"[^"`\\\n(]*+")*+)\n              # the rest of the line
+    """,
+    re.VERBOSE,
+)
+
+
+def without_documents(command: str) -> str:
+    """Return a command with NUL for its here-documents, up to the first that isn't plain.
+
+    The command ends with a line break.
+    """
+    parts, at = list[str](), 0
+    while found := DOCUMENT.search(command, at):
+        _, word, rest = found.groups()
+        begin, first = found.span()
+        end = command.find(f"\n{word}\n", first - 1)
+        if end < 0:
+            break
+        parts.append(f"{command[at:begin]} \0{rest}")
+        at = end + len(word) + 1
+    return "".join(parts) + command[at:]
+
+# %% ../../nbs/parsers/04_shell.ipynb #0cca89b7
+def is_plainly_whole(command: str) -> bool:
+    """Return whether a command is plain and nothing is open at its end."""
+    if "<<" in command:
+        command = without_documents(f"{command}\n")
+    if not command.isascii():  # any other character is a part of a word
+        command = command.encode("ascii", "replace").decode()
+    return plain_commands()(command)
+
+# %% ../../nbs/parsers/04_shell.ipynb #aeb3e107
+def unfinished_part(command: str) -> str:
+    """Return what is open at the end of a bash command, such as "a here-document", or ""."""
+    return "" if is_plainly_whole(command) else open_part(command)
