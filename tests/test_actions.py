@@ -248,13 +248,13 @@ def test_the_fast_look_at_commands_accepts_no_open_one(command: str) -> None:
 
 PLAIN_COMMANDS = [
     "ls -la | head -5 && echo it",
-    "for f in $(ls *.txt); do\n  wc -l \"$f\"\ndone",
+    'for f in $(ls *.txt); do\n  wc -l "$f"\ndone',
     "for f in *; do if [ -f $f ]; then cat $f; fi; done",
     "case $x in\n a) b;;\nesac < f",
     "f() {\n  ls $1\n}\nf a  # it's",
     "cat > a.py <<'EOF'\nprint('it')\nEOF\npython a.py",
     "find . -name '*.py' -exec grep -l foo {} \\; > é 2>&1",
-    "(cd a && ls) || echo $((i+1)) \"$(git log)\"",
+    '(cd a && ls) || echo $((i+1)) "$(git log)"',
 ]
 
 
