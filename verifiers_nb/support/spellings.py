@@ -8,11 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
-           'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'PYTHON_BASES', 'PYTHON_BASE',
-           'TURNED', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS',
-           'LAYOUT', 'COMPILED_LAYOUT', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks',
-           'is_balanced', 'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number',
-           'with_parentheses', 'usual_spelling', 'is_same_text']
+           'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON', 'PYTHON_BASES',
+           'PYTHON_BASE', 'TURNED', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS',
+           'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT', 'sign_in_latex', 'root_in_latex', 'signs_in_latex',
+           'without_marks', 'is_balanced', 'without_style', 'mixed_as_fraction', 'repeating_as_fraction',
+           'usual_number', 'with_parentheses', 'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -187,6 +187,9 @@ E_NOTATION = re.compile(
     r"\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})(?:\{([+-]?[0-9]{1,4})\}|([+-]?[0-9]{1,4}))"
 )
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
+POWER_IN_PYTHON = re.compile(
+    r"(?<=[0-9A-Za-z)}])( ?)\*\*\1(?:(-?[0-9]{1,9}(?:\.[0-9]{1,9})?|[A-Za-z](?![A-Za-z]))|(?=\())"
+)
 PYTHON_BASES = {"x": 16, "o": 8, "b": 2}
 PYTHON_BASE = re.compile(r"(-?)0([xX](?=[0-9a-fA-F])|[oObB](?=[0-9]))([0-9a-fA-F]{1,99})")
 
@@ -196,6 +199,8 @@ def usual_number(answer: str) -> str:
     if in_python := PYTHON_BASE.fullmatch(answer):
         sign, prefix, digits = in_python.groups()
         return f"{sign}0{digits.upper()}_{{{PYTHON_BASES[prefix.lower()]}}}"
+    if "**" in answer:
+        answer = POWER_IN_PYTHON.sub(lambda power: f"^{{{power[2]}}}" if power[2] else "^", answer)
     answer = TIMES_TEN.sub(r"\\times ", answer)
     answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
     if GROUPS_OF_THREE.fullmatch(answer):
