@@ -490,6 +490,14 @@ def test_an_environment_of_a_later_version_runs(here: Path, name: str) -> None:
         assert sys.modules["later_breaks"].closed == [1]
 
 
+def test_a_group_has_the_later_names_of_sync_calls(here: Path) -> None:
+    env = load(here, "ranks", ENVIRONMENTS["ranks"][0])
+    given: dict[str, Any] = dict(client=vf.ScriptedClient("a"), model="m")
+    assert env.evaluate_sync(**given, progress=False).reward == [1.0]
+    assert env.generate_sync(env.get_dataset(), **given).reward == [1.0]
+    assert isinstance(env, vf.EnvGroup)
+
+
 def test_their_rollouts_are_stored_and_read(here: Path) -> None:
     """Turns and clients are no part of a file, whatever the state holds."""
     env = load(here, "game", ENVIRONMENTS["game"][0])

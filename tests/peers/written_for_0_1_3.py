@@ -214,6 +214,18 @@ def paid() -> Any:
     return vf.ToolEnv(tools=given, dataset=SUMS, max_turns=4, rubric=Paid(given))
 
 
+def counted() -> Any:
+    """Return an environment whose rubric counts in its own way."""
+
+    class Counted(vf.ToolRubric):
+        async def total_tool_calls(self, completion: Any) -> float:
+            return 2.0 * await super().total_tool_calls(completion)
+
+    rubric = Counted(tools=[add, shout])
+    rubric.reward_weights = [1.0, 0.1, 0.01]
+    return vf.ToolEnv(tools=[add, shout], dataset=SUMS, max_turns=4, rubric=rubric)
+
+
 def left() -> Any:
     """Return an environment whose tool has left."""
     env = Left(tools=[add], dataset=SUMS, max_turns=4, rubric=vf.Rubric([answered]))
@@ -412,6 +424,7 @@ ENVIRONMENTS = {
         found,
         left,
         paid,
+        counted,
         renames,
         short,
         passed,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
-           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'MissingKeyError',
-           'ensure_keys', 'tool_definition', 'names_since']
+           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'LaterEnvGroup',
+           'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -85,6 +85,7 @@ from .later_versions import (
     teardown,
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
+from ..envs.group import EnvGroup
 from ..envs.multiturn import (
     MultiTurnEnv,
     SingleTurnEnv,
@@ -552,6 +553,12 @@ class LaterTextArenaEnv(LaterMultiTurnEnv, either=True):
             state["final_env_response"] = answered
         return answered if self.is_later else (answered, state)
 
+# %% ../../nbs/bridges/08_later_environments.ipynb #7ab46389
+class LaterEnvGroup(EnvGroup):
+    """A group of environments, with its later names of sync calls."""
+
+    generate_sync, evaluate_sync = EnvGroup.generate, EnvGroup.evaluate
+
 # %% ../../nbs/bridges/08_later_environments.ipynb #e4d2aa60
 class MissingKeyError(ValueError):
     """Environment variables are not set."""
@@ -584,6 +591,7 @@ CALLED_AS_THERE: list[Any] = [
     LaterToolEnv,
     LaterStatefulToolEnv,
     LaterTextArenaEnv,
+    LaterEnvGroup,
     stop,
     concat_messages,
     ensure_keys,

@@ -343,6 +343,8 @@ class Environment(ABC):
         arguments = merge_sampling_args(self.sampling_args, sampling_args)
         arguments, warnings = check_sampling_args(arguments)
         self.warn_once(warnings)
+        if type(self).run_rollouts is not Environment.run_rollouts:
+            kwargs.setdefault("run_rollouts", self.run_rollouts)
         return RolloutRun(self, rollout_rows(inputs), called, model, arguments, **kwargs)
 
     async def run_rollouts(
@@ -359,7 +361,9 @@ class Environment(ABC):
     ) -> list[tuple[Messages, State]]:
         """Run rollouts without scoring; return (completion, state) in the order of the prompts."""
         columns = dict(prompt=prompts, answer=answers, task=tasks, info=infos)
-        run = self.make_run(columns, client, model, sampling_args, score=False, kwargs=kwargs)
+        run = self.make_run(
+            columns, client, model, sampling_args, score=False, kwargs=kwargs, run_rollouts=None
+        )
         await run.start(max_concurrent)
         return [(rollout.completion, rollout.state) for rollout in run.rollouts()]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'MAY_END_IN_FLIGHT', 'run_group', 'run_bounded',
            'fewer_collections', 'all_set', 'derive_seed', 'with_seed', 'lacks_files', 'fail', 'failed_score',
-           'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'until_weights', 'RolloutRun']
+           'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'until_weights', 'run_alone',
+           'RolloutRun']
 
 # %% ../../nbs/envs/06_rollouts.ipynb #77de68da
 import asyncio
@@ -24,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -50,6 +51,8 @@ from ..support.interval import Until
 from ..support.threads import ThisProcess, as_failure, end_if_forked, watch
 from ..types import (
     GenerateOutputs,
+    Info,
+    Messages,
     Rollout,
     RolloutScore,
     SamplingArgs,
@@ -226,6 +229,22 @@ def until_weights(rubric: Rubric | None) -> list[float]:
 # The number of the prompt whose rollout is played and scored in this task
 run_group: ContextVar[int] = ContextVar("run_group", default=0)
 
+# %% ../../nbs/envs/06_rollouts.ipynb #58e9cb1d
+async def run_alone(
+    run_rollouts: Callable[..., Awaitable[Any]],
+    client: Any,
+    model: str,
+    prompt: Messages,
+    answer: Any,
+    task: str,
+    info: Info | None,
+    **kwargs: Any,
+) -> Any:
+    """Return one rollout's completion and state, from a function that plays rows given as lists."""
+    rows = dict(prompts=[prompt], answers=[answer], tasks=[task], infos=[info])
+    (played,) = await run_rollouts(client=client, model=model, **rows, max_concurrent=1, **kwargs)
+    return played
+
 # %% ../../nbs/envs/06_rollouts.ipynb #b7eb6c68
 @dataclass
 class RolloutRun:
@@ -237,6 +256,7 @@ class RolloutRun:
     `on_finish(rollout)` is called for each finished rollout. `finished` maps the index of
     each finished rollout to the rollout, or to None if it is only in the store. A `budget` or
     `until` may end the run early; the other rollouts are then in neither `finished` nor the store.
+    `run_rollouts`: an environment's own, which then plays each rollout.
     """
 
     env: Any
@@ -255,6 +275,7 @@ class RolloutRun:
     on_finish: Callable[[Rollout], None] | None = None
     budget: Budget | None = None
     until: Until | None = None
+    run_rollouts: Callable[..., Awaitable[Any]] | None = None
 
     def __post_init__(self) -> None:
         self.finished: dict[int, Rollout | None] = {}
@@ -382,7 +403,8 @@ class RolloutRun:
 
     async def play(self, rollout: Rollout) -> None:
         """Play one rollout; mark it as failed if it raises an exception or takes too long."""
-        playing = self.env.rollout(
+        alone = self.run_rollouts and partial(run_alone, self.run_rollouts)
+        playing = (alone or self.env.rollout)(
             self.client,
             self.model,
             prompt=rollout.prompt,

@@ -311,7 +311,8 @@ class ToolRubric(Rubric):
     def __init__(self, tools: Sequence[Callable[..., Any]] | None = None, **kwargs: Any) -> None:
         self.tools = list(tools or [])
         self.tool_names = [tool_name(tool) for tool in self.tools]
-        funcs = [total_tool_calls, *map(counter_of, self.tool_names)]
+        count = self.get_tool_call_count_func
+        funcs = [self.total_tool_calls, *map(count, self.tool_names)]
         super().__init__(funcs, weights=[0.0] * len(funcs), **kwargs)
 
     @cached_property
