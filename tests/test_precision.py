@@ -208,7 +208,7 @@ def test_the_packing_check_makes_no_full_logits(monkeypatch: pytest.MonkeyPatch)
     with Memory() as memory:
         check_packing(model, [sample(20, 200, i) for i in range(3)], share_prompts=True)
     assert model.config._attn_implementation == SHARED
-    assert memory.largest < 80 * 151_936 * 4  # of 660 tokens
+    assert memory.largest < 130 * 151_936 * 4  # of 660 tokens
 
 
 def flash_func(query: Any, key: Any, value: Any, *args: Any, **settings: Any) -> Any:

@@ -45,24 +45,26 @@ class TokenLogprobs(torch.autograd.Function):
         logprobs, entropies = hidden.new_empty(2, len(targets), dtype=torch.float32)
         kept = [torch.empty_like(hidden) if wanted else hidden.new_empty(0) for wanted in slopes]
         product = faster_product(hidden.device.type, head.dtype)
+        # Two tensors of a block's size, the largest of a step: all below changes them in place.
+        powers = hidden.new_empty(min(block, len(targets)), len(head), dtype=torch.float32)
         for start in range(0, len(targets), block):
             part = slice(start, start + block)
             logits = product(hidden[part].to(head.dtype), head).float().div_(temperature)
-            each = torch.log_softmax(logits, -1)
-            del logits  # the largest tensors of a step: free each after its last use
-            logprobs[part] = each.gather(-1, targets[part, None])[:, 0]
-            p = each.exp()
-            entropies[part] = entropy = -(p * each).sum(-1)
+            logits -= logits.amax(-1, keepdim=True)
+            chosen = logits.gather(-1, targets[part, None])
+            p = torch.exp(logits, out=powers[: len(logits)])  # each row has the sum `total`
+            total = p.sum(-1, keepdim=True)
+            logprobs[part] = (chosen - total.log())[:, 0]
+            pull = logits.mul_(p)
+            mean = pull.sum(-1, keepdim=True) / total
+            entropies[part] = (total.log() - mean)[:, 0]
             if slopes[1]:
-                pull = p * each.add_(entropy[:, None])
-                kept[1][part] = product(pull.to(head.dtype), head.T) / -temperature
-                del pull
-            del each
+                pull.addcmul_(p, mean, value=-1)
+                kept[1][part] = product(pull.to(head.dtype), head.T) / (-temperature * total)
             if slopes[0]:
                 # p - 1 before rounding: in bf16, w_a and the mean of w would cancel to noise.
-                p.scatter_add_(-1, targets[part, None], -torch.ones_like(p[:, :1]))
-                kept[0][part] = product(p.to(head.dtype), head.T) / -temperature
-            del p
+                p.scatter_add_(-1, targets[part, None], -total)
+                kept[0][part] = product(p.to(head.dtype), head.T) / (-temperature * total)
         ctx.save_for_backward(*kept)
         return logprobs, entropies
 
@@ -91,7 +93,7 @@ def token_logprobs(
     if head.requires_grad:
         raise ValueError("The output embedding must be frozen: no gradient is computed for it.")
     # On a CPU a block should fit the cache, but hold enough tokens for an efficient product.
-    least, size = (64, 1 << 18) if hidden.device.type == "cpu" else (1, 1 << 25)
+    least, size = (128, 1 << 18) if hidden.device.type == "cpu" else (1, 1 << 25)
     block = max(least, size // len(head))
     if block_elements is not None:
         block = max(1, block_elements // len(head))
