@@ -193,6 +193,13 @@ def test_a_folder_that_only_commands_see_is_named(tmp_path: Path) -> None:
     done = python(tmp_path, "-c", call)
     assert "Only commands such as vf-eval look into ./environments" in done.stderr
     assert "pip install -e environments/their_sums" in done.stderr
+    (tmp_path / "environments" / "alone.py").write_text(BOXED)
+    done = python(tmp_path, "-c", call.replace("their-sums", "alone"))
+    assert "Call sys.path.insert(0, 'environments') first." in done.stderr
+    load = (
+        "from verifiers_nb.cli.settings import RunSettings, load; print(load(RunSettings('alone')))"
+    )
+    assert python(tmp_path, "-c", load).stdout.startswith("<")
 
 
 def test_a_later_api_is_named(tmp_path: Path) -> None:

@@ -151,9 +151,10 @@ def add_arguments(parser: argparse.ArgumentParser, settings: type | None = None)
 def unknown_word(word: str, known: Sequence[str]) -> str:
     """Say that a word of a command is unknown, and which known one is meant by it, if any is."""
     given = word.partition("=")[0]
+    shorter = [each for each in known if len(each) > 4 and given.startswith(each)]
     longer = [each for each in known if len(given) > 3 and each.startswith(given)]
-    near = longer or get_close_matches(given, known, n=1)
-    return f"{word} is unknown" + (f"; did you mean {near[0]}?" if near else "")
+    near = sorted(shorter, key=len)[-1:] + longer[:1] or get_close_matches(given, known, n=1)
+    return f"{word} is unknown" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 # %% ../../nbs/cli/00_command.ipynb #c1dfd96e
 class CommandParser(argparse.ArgumentParser):

@@ -56,10 +56,13 @@ def own_folder(env: str, folder: str | Path = ENVIRONMENTS) -> Path:
 
 # %% ../../nbs/cli/01_settings.ipynb #4bc7cfbf
 def place_of_module(own: Path) -> Path | None:
-    """Return the folder in which a folder's environment is a file or a package, or `None`."""
+    """Return the folder in which an environment is a file or a package, or `None`.
+
+    It is the environment's own folder, or the one that this is in.
+    """
     files = (f"{own.name}.py", f"{own.name}/__init__.py")
-    places = (place for place in (own, own / "src") if any((place / f).is_file() for f in files))
-    return next(places, None)
+    folders = (own, own / "src", own.parent)
+    return next((each for each in folders if any((each / f).is_file() for f in files)), None)
 
 # %% ../../nbs/cli/01_settings.ipynb #8f5aba9f
 def load(settings: RunSettings, verbose: bool = False) -> Environment:

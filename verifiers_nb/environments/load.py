@@ -83,11 +83,14 @@ def environment_module(env_id: str) -> str:
     It may be inside a package, such as `games.chess`. Raises `ValueError` for other texts.
     """
     name = env_id.strip().replace("-", "_")
-    if all(part.isidentifier() for part in name.split(".")):
+    is_file = name.endswith(".py")
+    if not is_file and all(part.isidentifier() for part in name.split(".")):
         return name
     _, slash, own = env_id.strip().partition("/")
     is_owned = slash and own.replace("-", "_").isidentifier()
     hint = f" Leave out the owner: {own!r}." if is_owned else ""
+    if is_file:
+        hint = f" Give the name of the file alone: {Path(name).stem!r}."
     raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.{hint}")
 
 # %% ../../nbs/environments/00_load.ipynb #bf7fdfe1
@@ -187,12 +190,14 @@ def explain_unknown(name: str) -> str:
     if name != "load" and (files("verifiers_nb.environments") / f"{name}.py").is_file():
         table = "verifiers_nb/environments/data/environments.toml"
         return f": verifiers_nb.environments.{name} has no table in {table}."
+    here = f": {missing}. Only commands such as vf-eval look into ./environments."
     if (folder := Path("environments", name)).is_dir():
         return (
-            f": {missing}. Only commands such as vf-eval look into ./environments. Install the "
-            f"folder with pip install -e {folder}, or call sys.path.insert(0, {str(folder)!r}) "
-            "first."
+            f"{here} Install the folder with pip install -e {folder}, or call "
+            f"sys.path.insert(0, {str(folder)!r}) first."
         )
+    if folder.with_suffix(".py").is_file():
+        return f"{here} Call sys.path.insert(0, 'environments') first."
     return f"{hint} {missing}; known are {', '.join(known)}."
 
 # %% ../../nbs/environments/00_load.ipynb #5b1a2460

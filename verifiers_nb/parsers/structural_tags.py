@@ -131,9 +131,16 @@ def part_fault(part: BaseModel) -> str | None:
     schema = getattr(part, "json_schema", None)
     try:
         if schema is not None:
+            json.dumps(schema, allow_nan=False)
             validator_for(schema).check_schema(schema)
     except SchemaError as error:
         return f"the schema is invalid at {error.json_path}: {error.message}"
+    except AttributeError:
+        return f"the schema's $schema {schema['$schema']!r} isn't a draft of JSON Schema"
+    except RecursionError:
+        return "the schema is nested too deeply to be read"
+    except (ValueError, TypeError) as error:
+        return f"the schema is not JSON: {error}"
     return None
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #f64ea246

@@ -310,7 +310,7 @@ def compile_schema(schema: Any) -> Any:
     if not isinstance(schema, (Mapping, bool)):
         raise TypeError(f"A schema is a dictionary or a bool, got {schema!r:.200}.")
     try:
-        written = json.dumps(schema)
+        written = json.dumps(schema, allow_nan=False)
         own = json.loads(written)  # a copy, which the caller can't change
         base = validator_class(own)
         if is_wrapped(own, base):

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['WORD', 'BOUNDARY', 'NO_BOUNDARY', 'NOT_EMPTY', 'IN_SET', 'ALONE', 'IN_ASCII_SET', 'ASCII_ALONE', 'DOTTED_I', 'ESCAPE',
-           'SET', 'SET_PART', 'GROUP_OPENING', 'OTHERS', 'REGEX_TOKEN', 'SEARCH_LIMIT', 'MOST_MATCHED', 'group_flags',
-           'set_to_regex', 'token_to_regex', 'to_regex', 'compile_pattern', 'find_pattern', 'pattern_tag',
-           'RegexFormatVerifier', 'XMLFormatVerifier', 'make_bleu', 'BLEUVerifier', 'as_tag', 'StructuralTagVerifier']
+           'SET', 'SET_PART', 'GROUP_OPENING', 'OTHERS', 'REGEX_TOKEN', 'MOST_REPEATED', 'SEARCH_LIMIT', 'MOST_MATCHED',
+           'group_flags', 'set_to_regex', 'token_to_regex', 'to_regex', 'compile_pattern', 'find_pattern',
+           'pattern_tag', 'RegexFormatVerifier', 'XMLFormatVerifier', 'make_bleu', 'BLEUVerifier', 'as_tag',
+           'StructuralTagVerifier']
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #62b95304
 import re
@@ -143,11 +144,18 @@ def to_regex(pattern: str, flags: int = re.UNICODE) -> str:
     return "".join(written) + pattern[at:]
 
 # %% ../../nbs/verifiers/01_regex_and_bleu.ipynb #77ad58ae
+MOST_REPEATED = 1_000_000  # `regex` needs some 300 bytes for each
+
+
 def compile_pattern(pattern: str) -> regex.Pattern[str]:
     """Compile an `re` pattern for `find_pattern`.
 
-    Raises `ValueError` with the position if it is invalid.
+    Raises `ValueError` with the position if it is invalid, or if it needs too much memory.
     """
+    if any(int(count) > MOST_REPEATED for count in re.findall(r"(?<!\\)\{(\d+)", pattern)):
+        raise ValueError(
+            f"The pattern {pattern!r:.200} repeats a part over {MOST_REPEATED:,} times."
+        )
     try:
         return regex.compile(to_regex(pattern, re.compile(pattern).flags), regex.VERSION0)
     except (re.error, regex.error, OverflowError, RecursionError) as error:
