@@ -89,14 +89,15 @@ def damage(checkpoint: str | Path, contents: bool = False) -> str | None:
 
     `contents`: compare checksums too.
     """
-    folder = Path(checkpoint)
+    folder, name = Path(checkpoint), "trainer_state.json"
     try:
-        json.loads((folder / "trainer_state.json").read_text())["global_step"]
+        json.loads((folder / name).read_text())["global_step"]
+        name = MANIFEST
         faults = dict(file_faults(folder, contents))
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        return f"it can't be read: {error}"
+        return f"{name} can't be read: {error}"
     return next((fault for name, fault in faults.items() if is_needed(name)), None)
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #6291168f
