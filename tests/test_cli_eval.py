@@ -165,7 +165,7 @@ def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: sign
     if sent != signal.SIGKILL:
         assert process.returncode == 130 and "Traceback" not in said
         command = f"vf-eval addition --resume {folder.name} --api-base-url {server.url}"
-        assert f"resume with: {command}" in said
+        assert f"resume with: {command}" in said and said.count("vf-eval: stopped") == 1
     server.silent_after = 1000
     unnamed = call("addition", "--resume", cwd=tmp_path)
     assert (

@@ -249,7 +249,8 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
         status = work()
         sys.stdout.flush()
         return status
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        say(f"\n{prog}: {str(error) or 'stopped'}")
         return 130
     except (BrokenPipeError, SystemExit) as error:
         if BrokenPipeError not in map(type, (error, error.__context__)):  # rich exits for one

@@ -168,12 +168,11 @@ def run_evaluation(
     started, path = time.monotonic(), folder and folder / "results.jsonl"
     try:
         results = ask_rollouts(settings, env, client, metadata["model"], path, limits)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         advice = "no rollouts were saved (-s saves each rollout as soon as it is finished)"
         if folder is not None:
             advice = f"rollouts are saved in {folder}; resume with: {resume_call(settings, folder)}"
-        say(f"\nstopped; {advice}")
-        raise
+        raise KeyboardInterrupt(f"stopped; {advice}") from error
     finally:
         if path:  # on a full disk, or with invalid lines in the file, the old metadata stays
             with suppress(OSError, ValueError):

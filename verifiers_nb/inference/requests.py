@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'Options', 'read_options', 'text_message', 'PromptTokenizer', 'check_prompt']
+__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'ENGINE_READS', 'Options', 'read_options', 'text_message', 'PromptTokenizer',
+           'check_prompt']
 
 # %% ../../nbs/inference/05_requests.ipynb #b4fbe3a4
 import copy
@@ -96,20 +97,23 @@ def read_options(served: str, arguments: dict[str, Any]) -> Options:
     return Options(**settings)
 
 # %% ../../nbs/inference/05_requests.ipynb #ef441698
-def text_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
+ENGINE_READS = (
+    "the embedded engine reads text only: serve a model that reads such parts, for example with "
+    "vLLM"
+)
+
+
+def text_message(message: Mapping[str, Any], reads: str = ENGINE_READS) -> Mapping[str, Any]:
     """Return a message with its content as text.
 
-    Raises `ValueError` for a picture or another part.
+    Raises `ValueError` for a picture or another part; `reads` says who reads text only.
     """
     content = message.get("content")
     if not isinstance(content, (list, tuple)):
         return message
     kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
     if other := kinds - {"text", "thinking"}:
-        raise ValueError(
-            f"A message has a part of type {min(map(str, other))!r}, but the embedded engine "
-            "reads text only: serve a model that reads such parts, for example with vLLM."
-        )
+        raise ValueError(f"A message has a part of type {min(map(str, other))!r}, but {reads}.")
     return {**message, "content": content_text(content)}
 
 # %% ../../nbs/inference/05_requests.ipynb #1a83d6fc

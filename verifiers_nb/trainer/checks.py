@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ..envs.audit import free_audit
 from ..envs.environment import merge_sampling_args
 from ..envs.learnable import Learnable, learnable_rollouts
+from ..inference.requests import text_message
 from ..support.memory import free_memory, plan_processor, shape_of
 from .config import GRPOConfig, check_truncation
 from ..types import Rollout
@@ -103,9 +104,11 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
 
 # %% ../../nbs/trainer/18_checks.ipynb #0ade7c2c
 def render(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> str:
-    """Return the text that the model sees of a prompt."""
+    """Return the text that the model sees of a prompt; raises `ValueError` for a picture."""
     if isinstance(prompt, str):
         return prompt
+    reads = "training reads text only: leave its rows out of the training set"
+    prompt = [text_message(message, reads) for message in prompt]
     settings: dict[str, Any] = dict(add_generation_prompt=True, tokenize=False)
     return str(tokenizer.apply_chat_template(prompt, tools=tools or None, **settings))
 
