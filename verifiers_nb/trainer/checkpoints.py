@@ -399,6 +399,12 @@ class ResumableTrainer(Trainer):
             check_whole(str(start))
             if aside := set_aside(self.folder, after=read_state(start).global_step):
                 logger.warning("What came after %s was moved to %s.", start, aside)
+        states = ("optimizer", "scheduler") if start and not self.is_deepspeed_enabled else ()
+        if missing := [each for each in states if not [*Path(str(start)).glob(f"{each}*")]]:
+            message = (
+                "%s has no %s: its weights serve, and optimizer and learning rate start afresh."
+            )
+            logger.warning(message, start, " and no ".join(missing))
         if not start and (aside := set_aside(self.folder)):
             logger.warning("The earlier run in %s was moved to %s.", self.folder, aside)
         return str(start) if start else None

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'file_digest', 'flush', 'write_manifest', 'file_faults', 'is_needed',
-           'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state',
+__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'file_digest', 'flush', 'write_manifest', 'is_cut', 'file_faults',
+           'is_needed', 'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state',
            'find_checkpoint', 'keep_metrics', 'append_metrics', 'has_steps', 'set_aside', 'copy_past']
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #a3da9ac5
@@ -21,7 +21,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from zipfile import is_zipfile
 
+from safetensors import SafetensorError, safe_open
 from transformers.trainer_callback import TrainerState
 
 from ..envs.results import find_steps
@@ -57,11 +59,29 @@ def write_manifest(folder: Path) -> None:
     for path in (*files, folder / MANIFEST, folder):
         flush(path)
 
+# %% ../../nbs/trainer/14_run_folder.ipynb #26f1268a
+def is_cut(path: Path) -> bool:
+    """Return whether a file of tensors is not whole, as far as its beginning and its end show."""
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt"):
+                return False
+        except SafetensorError:
+            return True
+    if path.suffix not in (".pt", ".pth"):
+        return False
+    with path.open("rb") as file:  # an old file is a pickle
+        return file.read(1) != b"\x80" and not is_zipfile(path)
+
 # %% ../../nbs/trainer/14_run_folder.ipynb #c3b55cf8
 def file_faults(folder: Path, contents: bool) -> Iterator[tuple[str, str]]:
     """Yield the name and the fault of each file of a checkpoint that has one."""
     manifest = folder / MANIFEST
-    known = json.loads(manifest.read_text()) if manifest.exists() else {}
+    if not manifest.exists():
+        names = [path.name for path in sorted(folder.iterdir()) if is_cut(path)]
+        yield from ((name, f"{name} is cut short") for name in names)
+        return
+    known = json.loads(manifest.read_text())
     for name, (size, digest) in known.items():
         path = folder / name
         if not path.exists():
