@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'file_digest', 'flush', 'write_manifest', 'is_cut', 'file_faults',
+__all__ = ['MANIFEST', 'NOT_NEEDED', 'logger', 'METRICS', 'file_digest', 'flush', 'write_manifest', 'is_cut_short', 'file_faults',
            'is_needed', 'damage', 'is_undamaged', 'whole_checkpoints', 'last_checkpoint', 'check_whole', 'read_state',
            'find_checkpoint', 'keep_metrics', 'append_metrics', 'has_steps', 'set_aside', 'copy_past']
 
@@ -60,7 +60,7 @@ def write_manifest(folder: Path) -> None:
         flush(path)
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #26f1268a
-def is_cut(path: Path) -> bool:
+def is_cut_short(path: Path) -> bool:
     """Return whether a file of tensors is not whole, as far as its beginning and its end show."""
     if path.suffix == ".safetensors":
         try:
@@ -78,7 +78,7 @@ def file_faults(folder: Path, contents: bool) -> Iterator[tuple[str, str]]:
     """Yield the name and the fault of each file of a checkpoint that has one."""
     manifest = folder / MANIFEST
     if not manifest.exists():
-        names = [path.name for path in sorted(folder.iterdir()) if is_cut(path)]
+        names = [path.name for path in sorted(folder.iterdir()) if is_cut_short(path)]
         yield from ((name, f"{name} is cut short") for name in names)
         return
     known = json.loads(manifest.read_text())
