@@ -31,7 +31,7 @@ for module in pkgutil.walk_packages(vf.__path__, "verifiers_nb."):
 
 env = vf.load_environment("addition", num_train_examples=8, num_eval_examples=4)
 engine = vf.EmbeddedEngine("verifiers_nb/adder-1m")
-results = env.evaluate(engine, engine.model, {"max_tokens": 40}, num_examples=4, progress=False)
+results = env.evaluate(engine, engine.model, {"max_tokens": 40, "temperature": 0}, num_examples=4, progress=False)
 assert len(results.reward) == 4 and sum(results.reward) > 0
 args = vf.GRPOConfig(
     tempfile.mkdtemp(), max_steps=2, per_device_train_batch_size=16, max_tokens=40, use_cpu=True, disable_tqdm=True

@@ -371,7 +371,9 @@ class LaterEnvironment(LaterMultiTurnEnv, either=True):
 
     @classmethod
     def __subclasshook__(cls, other: type) -> Any:
-        return issubclass(other, Environment) if cls is LaterEnvironment else NotImplemented
+        # `issubclass(other, Environment)` would ask us again: this class is one of its subclasses.
+        is_one = cls is LaterEnvironment and Environment in other.__mro__
+        return True if is_one else NotImplemented
 
     def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
         """Return no messages: an environment that has turns defines its answers."""

@@ -128,7 +128,7 @@ def part_fault(part: BaseModel) -> str | None:
         return "half of a surrogate pair, which is no character"
     if isinstance(part, RegexFormat) and (odd := FORGIVEN.search(without_sets(part.pattern))):
         return f"{odd[0]!r} at position {odd.start()} of {part.pattern!r:.200} has no meaning here"
-    schema = getattr(part, "json_schema", None)
+    schema: Any = getattr(part, "json_schema", None)
     try:
         if schema is not None:
             json.dumps(schema, allow_nan=False)
