@@ -408,35 +408,6 @@ def load_environment():
         ["5", "<answer>4</answer>"],
         {"reward": 1.0, "right": 1.0, "<lambda>": 1.0, "said": "<answer>4</answer>"},
     ),
-    "plays_itself": (
-        """
-class Plays(vf.Environment):
-    @vf.stop
-    async def said_enough(self, state):
-        return len(state["trajectory"]) == 2
-    @vf.cleanup
-    async def close(self, state):
-        state["closed"] = True
-    async def rollout(self, input, client, model, sampling_args=None):
-        state = await self.init_state(input, client, model, sampling_args)
-        prompt = state["prompt"]
-        while not await self.is_completed(state):
-            response = await self.get_model_response(state, prompt)
-            said = {"role": "assistant", "content": response.choices[0].message.content}
-            state["trajectory"].append({"prompt": prompt, "completion": [said], "response": response})
-            prompt = [*prompt, said, {"role": "user", "content": "Again."}]
-        state["completion"] = prompt[len(state["prompt"]):-1]
-        return state
-
-def load_environment():
-    def right(completion, answer):
-        return float(completion[-1]["content"] == answer)
-    assert isinstance(vf.SingleTurnEnv(dataset=rows(("?", ""))), vf.Environment)
-    return Plays(dataset=rows(("2 + 2?", "4")), rubric=vf.Rubric([right, lambda state: state["closed"]]))
-""",
-        ["5", "4"],
-        {"reward": 2.0, "right": 1.0, "said": "4", "stop": "said_enough", "turns": 2},
-    ),
     "ranks": (
         """
 def load_environment():

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterEnvironment',
-           'LaterSingleTurnEnv', 'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv',
-           'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
+__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
+           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'LaterEnvGroup',
+           'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -85,7 +85,6 @@ from .later_versions import (
     teardown,
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
-from ..envs.environment import Environment
 from ..envs.group import EnvGroup
 from ..envs.multiturn import (
     MultiTurnEnv,
@@ -360,25 +359,6 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     generate_sync, evaluate_sync = MultiTurnEnv.generate, MultiTurnEnv.evaluate
 
-# %% ../../nbs/bridges/08_later_environments.ipynb #f2446e0d
-class LaterEnvironment(LaterMultiTurnEnv, either=True):
-    """The base class of environments in the older or the later style."""
-
-    rollout = Environment.rollout  # which a subclass must define
-
-    def __init__(self, dataset: Any = None, eval_dataset: Any = None, **kwargs: Any) -> None:
-        super().__init__(dataset=dataset, eval_dataset=eval_dataset, **kwargs)
-
-    @classmethod
-    def __subclasshook__(cls, other: type) -> Any:
-        # `issubclass(other, Environment)` would ask us again: this class is one of its subclasses.
-        is_one = cls is LaterEnvironment and Environment in other.__mro__
-        return True if is_one else NotImplemented
-
-    def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Return no messages: an environment that has turns defines its answers."""
-        return []
-
 # %% ../../nbs/bridges/08_later_environments.ipynb #8dcf68d5
 class LaterSingleTurnEnv(LaterMultiTurnEnv, SingleTurnEnv, either=True):
     """A single-turn environment in the older or the later style."""
@@ -606,7 +586,6 @@ CALLED_AS_THERE: list[Any] = [
     LaterRubric,
     LaterMathRubric,
     LaterToolRubric,
-    LaterEnvironment,
     LaterMultiTurnEnv,
     LaterSingleTurnEnv,
     LaterToolEnv,
