@@ -222,6 +222,21 @@ def test_what_no_grammar_has_is_named(keyword: str, schema: dict[str, Any]) -> N
     assert tag is not None and keyword in lost
 
 
+def test_a_schema_that_takes_minutes_is_refused() -> None:
+    """Combined patterns multiply; a sentence says so instead of a grammar of any size."""
+    patterns = ["^[a-z]+@[a-z]+$", "^[0-9]{3,5}$", "^(foo|bar)+$", "[A-Z][a-z]*", "^x.*y$", "^[^0-9]*$"]
+
+    def combined(lists: int, ending: str) -> dict[str, Any]:
+        """Return a schema of a string that fits one pattern of each list."""
+        options = [[{"pattern": f"{p}{'|q' * n}|{ending}"} for p in patterns] for n in range(lists)]
+        return {"type": "string", "allOf": [{"anyOf": each} for each in options]}
+
+    with pytest.raises(ValueError, match="more than 300 combinations"):
+        json_tag(combined(6, ""))
+    with pytest.raises(ValueError, match="more than 50,000 rules"):
+        json_tag({"properties": {f"p{n}": combined(3, f"a{{{n}}}") for n in range(30)}})
+
+
 def test_a_reference_to_another_file_is_refused() -> None:
     tag, why = tag_and_lost({"$ref": "https://example.com/a.json"})
     assert tag is None and "https://example.com/a.json" in why

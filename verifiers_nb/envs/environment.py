@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric',
+__all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric', 'check_rollout',
            'warn_if_misspelt', 'check_budget', 'repeated_dataset', 'taken_options', 'is_sync_override', 'Environment']
 
 # %% ../../nbs/envs/07_environment.ipynb #77de68da
@@ -124,6 +124,20 @@ def check_rubric(rubric: Rubric | None) -> Rubric | None:
     for each in rubric.members if rubric else []:
         each.check_functions()
     return rubric
+
+# %% ../../nbs/envs/07_environment.ipynb #538066fb
+def check_rollout(environment: type[Environment]) -> None:
+    """Raise `TypeError` for a class whose `rollout` doesn't take what a run gives it."""
+    signature = inspect.signature(environment.rollout, follow_wrapped=False)
+    try:
+        signature.bind_partial(prompt=[], answer="", task="", info={}, sampling_args={})
+    except TypeError as error:
+        raise TypeError(
+            f"{environment.__name__}.rollout{signature} can't be called: {error}. It is given "
+            "client, model, prompt, answer, task, info and sampling_args by name. Derive an "
+            "environment whose rollout takes `input`, as in later versions of verifiers, from "
+            "MultiTurnEnv of `verifiers`."
+        ) from None
 
 # %% ../../nbs/envs/07_environment.ipynb #28373a47
 def warn_if_misspelt(keyword: str, environment: type) -> None:
@@ -332,6 +346,7 @@ class Environment(ABC):
         **kwargs: Any,
     ) -> RolloutRun:
         """Return a `RolloutRun` of `inputs`, not started; further keywords go to `RolloutRun`."""
+        check_rollout(type(self))
         client = client or self.client
         model = check_model(client, model or self.model)
         called = rollout_client(client, self.max_retries)

@@ -167,7 +167,7 @@ def connection_error(exchange: Exchange, error: BaseException, waited: float | N
     where = f"{exchange.method} {exchange.url}"
     if isinstance(error, TimeoutError):
         timeout = openai.APITimeoutError(request)
-        timeout.message = f"{where}: no answer within {waited} s"
+        timeout.message = f"{where}: no answer within {waited} s, its timeout"
         timeout.args = (timeout.message,)
         return timeout
     message = f"{where}: {type(error).__name__}: {error}".removesuffix(": ")

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ASTRAL', 'JSON_ESCAPES', 'RAW', 'ASCII', 'JSON_RULES_TEXT', 'RULE_TOKEN', 'Rules', 'grammar_character',
+__all__ = ['MAX_RULES', 'ASTRAL', 'JSON_ESCAPES', 'RAW', 'ASCII', 'JSON_RULES_TEXT', 'RULE_TOKEN', 'Rules', 'grammar_character',
            'grammar_class', 'by_part', 'hex_class', 'hex_rule', 'moved_by', 'escapes', 'json_characters',
            'character_rule', 'literal_text', 'string_literal', 'whole_ways', 'is_whole', 'float_ways', 'literal',
            'machine_rule', 'names_in', 'met_rules', 'kept_way', 'grammar_lines']
@@ -34,6 +34,9 @@ from .automata import (
 )
 
 # %% ../../nbs/support/11_grammar_rules.ipynb #634faeb7
+MAX_RULES = 50_000  # some ten seconds of work
+
+
 @dataclass
 class Rules:
     """The rules of a grammar: the ways of each name, the name of each key, and what was lost."""
@@ -44,8 +47,16 @@ class Rules:
     lost: dict[str, str] = field(default_factory=dict)
 
     def add(self, key: Hashable, make: Callable[[], list[str]]) -> str:
-        """Return the name of a rule, and make it if it is new."""
+        """Return the name of a rule, and make it if it is new.
+
+        Raises `ValueError` for more than `MAX_RULES`.
+        """
         if key not in self.names:
+            if len(self.names) == MAX_RULES:
+                raise ValueError(
+                    "No structural tag can be made of the schema: its grammar takes more than "
+                    f"{MAX_RULES:,} rules. Simplify its patterns and how they are combined."
+                )
             name = f"r{len(self.names)}"
             self.names[key] = name
             self.ways[name] = []

@@ -17,7 +17,7 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations
+from itertools import combinations, islice
 from typing import Any
 
 # %% ../../nbs/support/15_json_grammar.ipynb #35f98cb8
@@ -356,15 +356,13 @@ def value_rule(rules: Rules, schemas: Iterable[Schema]) -> str:
 # %% ../../nbs/support/15_json_grammar.ipynb #8aa88015
 def value_ways(rules: Rules, schemas: Sequence[Schema]) -> list[str]:
     """List the ways to write a value that fits all of these schemas."""
-    ways: dict[str, None] = {}
-    for count, leaves in enumerate(alternatives(rules, schemas)):
-        if count == MAX_FORMS:
-            reason = (
-                f"more than {MAX_FORMS} combinations of anyOf, oneOf, if, not and dependentRequired"
-            )
-            raise ValueError(f"No structural tag can be made of the schema: it has {reason}.")
-        ways.update(dict.fromkeys(form_ways(rules, leaves)))
-    return [*ways]
+    forms = list(islice(alternatives(rules, schemas), MAX_FORMS + 1))
+    if len(forms) > MAX_FORMS:
+        reason = (
+            f"more than {MAX_FORMS} combinations of anyOf, oneOf, if, not and dependentRequired"
+        )
+        raise ValueError(f"No structural tag can be made of the schema: it has {reason}.")
+    return [*dict.fromkeys(way for leaves in forms for way in form_ways(rules, leaves))]
 
 # %% ../../nbs/support/15_json_grammar.ipynb #011f1f40
 def form_ways(rules: Rules, leaves: Leaves) -> list[str]:
