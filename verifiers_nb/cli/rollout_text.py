@@ -10,7 +10,6 @@ __all__ = ['scores_line', 'checked_message', 'reasoning_block', 'shifted', 'mess
 
 # %% ../../nbs/cli/06_rollout_text.ipynb #404d1b60
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rich.text import Text
@@ -72,7 +71,7 @@ def reasoning_block(message: dict[str, Any], unfolded: bool = False) -> Text:
 def shifted(check: Any, by: int) -> Any:
     """Return a check with its span moved to the left by some characters, at most to the start."""
     start, end = check.span or (0, 0)
-    return replace(check, span=(start - by, end - by) if start >= by else None)
+    return check._replace(span=(start - by, end - by) if start >= by else None)
 
 # %% ../../nbs/cli/06_rollout_text.ipynb #902ba3cd
 def message_block(

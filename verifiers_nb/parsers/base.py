@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from ..types import content_text, reasoning_text
 
@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 TextSpan: TypeAlias = tuple[int, int]
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """Hold the result of one rule of a format for one text.
 
     The rule adds at most `weight` to the total, and `score` in [0, 1] is how far the text meets it.
@@ -155,7 +154,9 @@ class Parser:
 
     def parse(self, text: Any) -> Any:
         """Apply `extract_fn` to the text of a string, `None` or a list of content parts."""
-        return self.extract_fn(content_text(text))
+        if not isinstance(text, str):
+            text = content_text(text)
+        return self.extract_fn(text)
 
     def parse_answer(self, completion: Messages) -> Any:
         """Parse a string or the last message's content; returns `None` if there is no message."""

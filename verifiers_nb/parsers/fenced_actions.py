@@ -27,13 +27,11 @@ from .base import TextSpan
 from .commands import Command
 from .shell import unfinished_part
 from .think import (
-    ANY_MARK,
     CLOSE,
     OPEN,
+    after_first,
     first_outside,
     has_thinking,
-    marks_in,
-    plain_from,
     skip_thinking,
 )
 
@@ -50,9 +48,8 @@ FENCE_MARK = "```"
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
     """Return the spans of the last outermost block outside thinking, with fences and without."""
     depth, outermost, found = 0, None, None
-    at, marks = plain_from(text), None
-    if at < 0:
-        marks = marks_in(text) or ANY_MARK
+    at, marks = after_first(text)
+    if marks:
         at = first_outside(text, marks)
     for fence in FENCE.finditer(text, at):
         if marks and not depth:

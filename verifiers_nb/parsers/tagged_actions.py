@@ -24,7 +24,7 @@ from .actions import (
     thinking_then_prose,
 )
 from .commands import Command
-from .think import ALL_MARKS, ANY_MARK, after_mark, first_outside, plain_from
+from .think import ALL_MARKS, ANY_MARK, after_first, after_mark, first_outside
 
 if TYPE_CHECKING:
     from .structural_tags import Format
@@ -53,9 +53,8 @@ def blank_thinking(text: str) -> str:
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #2649fb15
 def last_tags(text: str) -> tuple[int, int]:
     """Return where the last `<command>` and the last `</command>` outside thinking begin, or -1."""
-    at, shown = plain_from(text), text
-    if at < 0:
-        at, shown = 0, blank_thinking(text)
+    at, marks = after_first(text)
+    shown = blank_thinking(text) if marks else text
     return shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #1959ae5b

@@ -13,15 +13,14 @@ __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', '
            'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word', 'find_angle_start', 'find_other_start',
            'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
            'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
-           'closing_starts', 'rust_search', 'may_have_mark', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
-           'first_outside', 'plain_from', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
+           'closing_starts', 'rust_search', 'possible_marks', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
+           'first_outside', 'after_first', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
            'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
            'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
 
 # %% ../../nbs/parsers/02_think.ipynb #182fc75d
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from pydantic import StringConstraints, TypeAdapter
@@ -189,22 +188,21 @@ find_other_start = rust_search(OTHER_STARTS)
 is_readable = rust_search("")
 
 
-def may_have_mark(text: str) -> bool:
-    """Return whether a text has the start of a mark."""
-    if find_mark_word(text) and (
-        find_other_start(text) or ("<" in text and find_angle_start(text))
-    ):
-        return True
-    return not text.isascii() and not is_readable(text)
+def possible_marks(text: str) -> re.Pattern[str] | None:
+    """Return the pattern that finds a text's marks, or `None` if it has not even their starts."""
+    if not text.isascii() and not is_readable(text):
+        return ANY_MARK
+    if not find_mark_word(text):
+        return None
+    if find_other_start(text):
+        return ANY_MARK
+    return ANGLE_MARK if "<" in text and find_angle_start(text) else None
 
 # %% ../../nbs/parsers/02_think.ipynb #e51c8745
 def marks_in(text: str, at: int = 0) -> re.Pattern[str] | None:
     """Return the pattern that finds the marks of thinking from `at` on, or `None` without any."""
-    rest = text[at:]
-    if not may_have_mark(rest):
-        return None
-    marks = ANY_MARK if find_other_start(rest) or not is_readable(rest) else ANGLE_MARK
-    return marks if marks.search(text, at) else None
+    marks = possible_marks(text[at:])
+    return marks if marks and marks.search(text, at) else None
 
 
 def has_thinking(text: str) -> bool:
@@ -254,24 +252,25 @@ def first_outside(text: str, marks: re.Pattern[str]) -> int:
     return start
 
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a11
-def plain_from(text: str) -> int:
-    """Return from where on a text has no mark, or -1 if it has others than one `<think>` first."""
-    at, rest = 0, text
+def after_first(text: str) -> tuple[int, re.Pattern[str] | None]:
+    """Return where a text without marks but one `<think>` first goes on, and `None`.
+
+    For a text with other marks: 0, and the pattern that finds them.
+    """
+    at = 0
     if text.startswith(OPEN):
         close = text.rfind(CLOSE)
-        if close < 0 or text.rfind(CLOSE, 0, close) >= 0:
-            return -1
-        at = close + len(CLOSE)
-        rest = text[at:]
-    return at if not may_have_mark(rest) or marks_in(text, at) is None else -1
+        if close >= 0 and text.rfind(CLOSE, 0, close) < 0:
+            at = close + len(CLOSE)
+    marks = marks_in(text, at)
+    return (0, marks_in(text)) if marks and at else (at, marks)
 
 # %% ../../nbs/parsers/02_think.ipynb #ad35b22b
 def outside_thinking(text: str) -> str:
     """Return a text without its thinking, whether it is complete or cut off."""
-    at = plain_from(text)
-    if at >= 0:
+    at, marks = after_first(text)
+    if marks is None:
         return text[at:]
-    marks = marks_in(text) or ANY_MARK
     pieces, at = [], first_outside(text, marks)
     while mark := marks.search(text, at):
         pieces.append(text[at : mark.start()])
@@ -289,9 +288,10 @@ def skip_thinking(text: str, at: int, start: int, marks: re.Pattern[str]) -> int
     return at
 
 # %% ../../nbs/parsers/02_think.ipynb #76cd0884
-def search_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Match[str]]:
+def search_outside(
+    call: re.Pattern[str], mark: str, text: str, marks: re.Pattern[str]
+) -> Iterator[re.Match[str]]:
     """Yield the matches of a pattern outside any thinking; see `find_outside`."""
-    marks = marks_in(text) or ANY_MARK
     at = first_outside(text, marks)
     thought = marks.search(text, at)
     while True:
@@ -314,8 +314,8 @@ def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Mat
 
     Each match begins with `mark`.
     """
-    at = plain_from(text)
-    return call.finditer(text, at) if at >= 0 else search_outside(call, mark, text)
+    at, marks = after_first(text)
+    return search_outside(call, mark, text, marks) if marks else call.finditer(text, at)
 
 # %% ../../nbs/parsers/02_think.ipynb #3a0b186e
 def think_fault(text: str) -> tuple[TextSpan, str] | None:
@@ -443,8 +443,8 @@ class ThinkBoxedParser(ThinkParser):
 
     def checks(self, text: str) -> list[Check]:
         """Check the thinking, then the box: two rules of weight 0.5."""
-        thinking = [replace(check, weight=0.5) for check in super().checks(text)]
+        thinking = [check._replace(weight=0.5) for check in super().checks(text)]
         box, (thought, close, _) = box_check(text, 0.5), text.partition(CLOSE)
         if box.score and close and BOX in thought:
-            box = replace(box, score=0.0, message="the box is inside the thinking")
+            box = box._replace(score=0.0, message="the box is inside the thinking")
         return [*thinking, box]

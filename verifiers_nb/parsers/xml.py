@@ -19,7 +19,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -608,16 +608,21 @@ class OneAnswerParser(XMLParser):
         if self.answer_field not in THINKING_TAGS:
             given = outside_thinking(given)
         alone = self.count_answers(given) == 1 and f"<{self.answer_field}>" in given
-        return super().parse_answer(given) if alone else None
+        return self._last_answer(given) if alone else None
 
-    @property
+    @cached_property
     def answer_names(self) -> tuple[str, ...]:
         """Return the names of the answer field."""
         return next((names for names in self._names if self.answer_field in names), ())
 
+    @cached_property
+    def answer_openings(self) -> tuple[str, ...]:
+        """Return the opening tags of the answer field."""
+        return tuple(f"<{name}>" for name in self.answer_names)
+
     def count_answers(self, text: str) -> int:
         """Count the answer tags in a text, under any name of the field."""
-        return sum(text.count(f"<{name}>") for name in self.answer_names)
+        return sum(map(text.count, self.answer_openings))
 
     def to_structural_tag(self) -> StructuralTag:
         """Return the tag with which a server enforces the format; needs xgrammar."""

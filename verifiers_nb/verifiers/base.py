@@ -16,7 +16,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -217,7 +217,7 @@ def scaled_checks(member: Any, weight: float, result: VerifyResult | None) -> li
     own = getattr(result, "checks", None) or [
         Check("reward", 1.0, result.reward, None, result.error or result.details)
     ]
-    return [replace(c, name=f"{name}: {c.name}", weight=weight * c.weight) for c in own]
+    return [c._replace(name=f"{name}: {c.name}", weight=weight * c.weight) for c in own]
 
 # %% ../../nbs/verifiers/00_base.ipynb #5b384ce3
 class ChainedVerifier(Verifier):
