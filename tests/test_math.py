@@ -467,6 +467,17 @@ def test_what_looks_alike_or_is_ambiguous_is_not_paid():
     assert [pair for pair, equal in verdicts_on(NOT_THE_SAME).items() if equal] == []
 
 
+def test_text_that_changes_a_number_counts():
+    pairs = [(r"2\text{ h }30\text{ min}", r"2\text{ h }31\text{ min}")]
+    pairs += [("2", r"2\text{ hours and }30\text{ minutes}"), ("3", r"3\text{ or more}")]
+    pairs += [(r"5\text{ ft }3\text{ in}", r"5\,\mathrm{ft}\ 4\,\mathrm{in}")]
+    pairs += [("5", r"\$5\text{ million}"), ("3", r"3\text{ tenths}"), ("3", r"3\text{ squared}")]
+    assert [pair for pair, equal in verdicts_on(pairs).items() if equal] == []
+    pairs = [(r"2\text{ h }30\text{ min}", "2 h 30 min"), (r"5\text{ million}", "5 million")]
+    pairs += [("5", r"5\text{ halfpennies}")]
+    assert [pair for pair, equal in verdicts_on(pairs).items() if not equal] == []
+
+
 def test_a_long_hostile_answer_is_rewritten_in_linear_time():
     parts = (
         " ",

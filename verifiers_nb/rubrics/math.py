@@ -43,6 +43,7 @@ from .rubric import Rubric
 from ..support.arithmetic import compare_plain, read_plain
 from ..support.measures import (
     are_same_things,
+    differ_in_words,
     is_counted,
     measured,
     things_named,
@@ -572,7 +573,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     """Return whether two answers are equal, or the texts of which math-verify must decide."""
     gold, response = usual_spelling(gold), usual_spelling(response)
     numbers = in_same_unit(gold, response)
-    if numbers is None or differ_in_signs(gold, response):
+    if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False
     gold, response = numbers
     verdict = compare_spellings(gold, response)

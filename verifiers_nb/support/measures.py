@@ -8,8 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'LONGEST_MEASURE', 'TEXT', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
            'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER',
-           'SHORT_NAME', 'IN_WORDS', 'unit_named', 'Measure', 'measured', 'read_measure', 'is_counted', 'things_named',
-           'singulars', 'are_same_things', 'with_last_variable']
+           'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'unit_named', 'Measure', 'measured',
+           'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things', 'with_last_variable',
+           'numbers_in_units', 'differ_in_words']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
@@ -205,3 +206,32 @@ def with_last_variable(answer: str) -> str:
     if not SHORT_NAME.search(beside) or IN_WORDS.search(before):
         return answer
     return f"{before}{{{letter[0]}}}"
+
+# %% ../../nbs/support/24_measures.ipynb #2fe6790f
+CHANGING = re.compile(
+    r"[0-9)}] ?(hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial|halves"
+    r"|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths|thousandths"
+    r"|millionths|and a (?:half|third|quarter)|or (?:more|less|fewer)|is (?:not|wrong|incorrect))\b",
+    re.IGNORECASE,
+)
+ONE_MEASURE = re.compile(r"([0-9]+(?:[.,][0-9]+)*)[ ~]?([A-Za-z]{1,12})(?![A-Za-z])")
+SEVERAL_MEASURES = re.compile(rf"(?:{ONE_MEASURE.pattern}(?:,| and|, and)?[ ~]*){{2,4}}")
+
+# %% ../../nbs/support/24_measures.ipynb #2c160a6d
+def numbers_in_units(plain: str) -> list[str]:
+    """Return the numbers of an answer in several units, such as `2 h 30 min`, else none."""
+    if not SEVERAL_MEASURES.fullmatch(plain):
+        return []
+    found = ONE_MEASURE.findall(plain)
+    units = {UNIT_OF.get(name.lower()) for _, name in found}
+    are_units = len(units) == len(found) and None not in units
+    return sorted(number.replace(",", "") for number, _ in found) if are_units else []
+
+# %% ../../nbs/support/24_measures.ipynb #452c2e1b
+def differ_in_words(gold: str, response: str) -> bool:
+    """Return whether two answers differ in words that math-verify skips, or what these count."""
+    if max(len(gold), len(response)) > LONGEST_MEASURE or not TEXT.search(gold + response):
+        return False
+    first, second = (" ".join(TEXT.sub(r" \1 ", each).split()) for each in (gold, response))
+    words, others = CHANGING.findall(first.lower()), CHANGING.findall(second.lower())
+    return words != others or numbers_in_units(first) != numbers_in_units(second)
