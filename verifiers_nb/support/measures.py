@@ -211,7 +211,8 @@ def with_last_variable(answer: str) -> str:
 CHANGING = re.compile(
     r"[0-9)}] ?(hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial|halves"
     r"|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths|thousandths"
-    r"|millionths|and a (?:half|third|quarter)|or (?:more|less|fewer)|is (?:not|wrong|incorrect))\b",
+    r"|millionths|and a (?:half|third|quarter)|or (?:more|less|fewer)"
+    r"|is (?:not|wrong|incorrect))\b",
     re.IGNORECASE,
 )
 ONE_MEASURE = re.compile(r"([0-9]+(?:[.,][0-9]+)*)[ ~]?([A-Za-z]{1,12})(?![A-Za-z])")
