@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, field_validator
 
-from .base import Check, Explanation, TextSpan, weighted_sum
+from .base import Check, Explanation, TextSpan, only_reads, weighted_sum
 from .commands import Command, command_docs, compiled_template, valid_template
 from .think import (
     MARK_STARTS,
@@ -196,7 +196,7 @@ class AbstractParseFunction(BaseModel, ABC):
             scores = [self.format_score(turn, commands) for turn in responses_of(completion)]
             return sum(scores) / len(scores) if scores else 0.0
 
-        return format_reward_func
+        return only_reads(format_reward_func)
 
     def explain(self, completion: Messages, commands: Sequence[Command] = ()) -> Explanation:
         """Show the checks of a string, or of each assistant message with its tool calls."""

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TextSpan', 'OPEN', 'CLOSE', 'TAG_START', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum', 'checks_table',
-           'summed_table', 'Explanation', 'messages_of', 'text_with_thinking', 'assistant_texts', 'identity', 'Parser']
+__all__ = ['TextSpan', 'OPEN', 'CLOSE', 'TAG_START', 'F', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum', 'checks_table',
+           'summed_table', 'Explanation', 'messages_of', 'text_with_thinking', 'assistant_texts', 'only_reads',
+           'identity', 'Parser']
 
 # %% ../../nbs/parsers/00_base.ipynb #77de68da
 import logging
@@ -15,7 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from ..types import content_text, reasoning_text
 
@@ -128,6 +129,15 @@ def assistant_texts(completion: Messages, thinking: bool = False) -> list[str]:
             texts.append(text)
     return texts
 
+# %% ../../nbs/parsers/00_base.ipynb #598ad883
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def only_reads(func: F) -> F:
+    """Mark a reward function that changes nothing it is given, so that it needs no copies."""
+    func.only_reads = True  # type: ignore[attr-defined]
+    return func
+
 # %% ../../nbs/parsers/00_base.ipynb #43d19cc0
 ExtractFn: TypeAlias = Callable[[str], Any]
 
@@ -193,7 +203,7 @@ class Parser:
                 return score(texts[0])
             return sum(map(score, texts)) / len(texts) if texts else float(is_any)
 
-        return format_reward_func
+        return only_reads(format_reward_func)
 
     def explain(self, completion: Messages) -> Explanation:
         """Show the checks of a string, or of each assistant message."""

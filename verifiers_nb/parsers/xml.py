@@ -535,6 +535,15 @@ class XMLParser(Parser):
         """Return the sum of `weight * score` over the checks of `text`."""
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
+        return self._sum_of_scores(text) if text else self._score_of_nothing
+
+    @cached_property
+    def _score_of_nothing(self) -> float:
+        """Return the score of the empty text that most messages with tool calls have."""
+        return self._sum_of_scores("")
+
+    def _sum_of_scores(self, text: str) -> float:
+        """Return what the rules give a text."""
         spans = self.find_spans(text)
         points = []
         for weight, judge in self._judges:

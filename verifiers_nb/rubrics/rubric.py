@@ -234,7 +234,8 @@ async def call_func(
         offered.update(kwargs)
     if wanted is not None:
         offered = {name: offered[name] for name in wanted if name in offered}
-    offered = rubric.own_arguments(offered)
+    if not getattr(func, "only_reads", False):
+        offered = rubric.own_arguments(offered)
     process = ThisProcess.id
     try:
         limit = run_limit.get() if rubric.timeout is None else rubric.timeout
