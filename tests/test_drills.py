@@ -277,6 +277,31 @@ else:
     assert process.returncode != 0 and said.rstrip().endswith("KeyboardInterrupt")
 
 
+def test_a_second_ctrl_c_within_a_reward_fails_no_rollout(tmp_path: Path) -> None:
+    """The first press cancels the task of `asyncio.run`; the second is raised in the reward."""
+    source = """
+import time
+def reward(prompt):
+    if prompt[0]["content"] == "question 2":
+        print("scoring", flush=True)
+        time.sleep(300)
+    return 1.0
+env = vf.SingleTurnEnv(dataset=rows(), rubric=vf.Rubric([reward]))
+options = dict(progress=False, max_concurrent=1, save_path=sys.argv[1])
+asyncio.run(env.a_evaluate(Client(), "m", **options))
+"""
+    path = tmp_path / "rollouts.jsonl"
+    command = [sys.executable, "-c", COMMON + source, str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stdout.readline() == "scoring\n"
+        for _ in range(2):
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+        assert process.wait(60) != 0
+    stored = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [each["reward"] for each in stored] == [1.0, 1.0]
+
+
 def test_os_exit_loses_no_stored_rollout(tmp_path: Path) -> None:
     source = """
 def reward(prompt):

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['INSTRUCTION', 'SUBJECTS', 'png_url', 'message_parts', 'picture_row', 'plain_answer', 'accuracy', 'load_environment']
+__all__ = ['INSTRUCTION', 'SUBJECTS', 'png_url', 'message_parts', 'listed', 'picture_row', 'plain_answer', 'accuracy',
+           'load_environment']
 
 # %% ../../nbs/environments/mmmu.ipynb #77de68da
 import ast
 import re
 from base64 import b64encode
+from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
@@ -29,10 +31,19 @@ if TYPE_CHECKING:
 
 # %% ../../nbs/environments/mmmu.ipynb #c1dfd96e
 def png_url(image: Any) -> str:
-    """Return a picture as a `data:` URL: an image of Pillow's, or a file of our sample."""
+    """Return a picture as a `data:` URL.
+
+    `image`: an image of Pillow's, a dict with its `bytes` or `path`, or a file of our sample.
+    """
+    from PIL import Image
+
     if isinstance(image, str):
         data = sample_file(f"mmmu/{image}").read_bytes()
     else:
+        if isinstance(image, dict):  # as `datasets` gives a picture that it doesn't decode
+            image = Image.open(BytesIO(image["bytes"]) if image["bytes"] else image["path"])
+        if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):  # all of PNG's
+            image = image.convert("RGB")
         buffer = BytesIO()
         image.save(buffer, format="PNG")
         data = buffer.getvalue()
@@ -50,29 +61,44 @@ def message_parts(text: str, images: Mapping[str, Any]) -> list[dict[str, Any]]:
             parts.append({"type": "text", "text": f"(image {piece})" if i % 2 else piece})
     return parts
 
+# %% ../../nbs/environments/mmmu.ipynb #e2591792
+def listed(text: Any) -> list[Any] | None:
+    """Return the list that a text such as `"['a', 'b']"` writes, and `None` for other texts."""
+    with suppress(ValueError, SyntaxError):
+        text = ast.literal_eval(text) if isinstance(text, str) else text
+    return text if isinstance(text, list) else None
+
 # %% ../../nbs/environments/mmmu.ipynb #b1d57811
 INSTRUCTION = "\n\nThink step by step, then give {what} in \\boxed{{}}."
 
 
 def picture_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a question with its pictures as a prompt, and its answer."""
-    options = ast.literal_eval(row["options"]) if row["options"] else []
+    options = listed(row["options"] or [])
+    if options is None or len(options) == 1:
+        raise ValueError(f"These options are no list of at least two texts: {row['options']!r}.")
+    if row["answer"] in (None, "", "?"):
+        message = "MMMU hides the answers of its test split: take split='validation' or 'dev'."
+        raise ValueError(f"A row has no answer ({row['answer']!r}). {message}")
     question = with_options(row["question"], options) if options else row["question"]
     what = "the letter of the one right option" if options else "a short answer"
     parts = message_parts(question + INSTRUCTION.format(what=what), row)
-    return {"prompt": [{"role": "user", "content": parts}], "answer": row["answer"]}
+    return {"prompt": [{"role": "user", "content": parts}], "answer": str(row["answer"])}
 
 # %% ../../nbs/environments/mmmu.ipynb #bd307a3e
 def plain_answer(text: str) -> str:
-    """Return an answer without case, spaces, brackets, commas and a closing dot or `.0`."""
-    return re.sub(r"[\s,$()]|\.$|\.0+$", "", text).casefold()
+    """Return an answer without case, spaces, brackets, a closing dot or `.0`.
+
+    It also lacks the commas within a number.
+    """
+    return re.sub(r"[\s$()]|(?<=\d),(?=\d{3}(?!\d))|\.$|\.0+$", "", text).casefold()
 
 # %% ../../nbs/environments/mmmu.ipynb #9d2ef0fb
 def accuracy(completion: Messages, answer: str, parser: Parser, **kwargs: Any) -> float:
     """Score 1.0 when the one boxed answer is the expected one, or one of several such."""
-    answers = ast.literal_eval(answer) if answer.startswith("[") else [answer]
+    answers = listed(answer) or [answer]
     given = plain_answer(parser.parse_answer(completion) or "")
-    return float(bool(given) and given in map(plain_answer, answers))
+    return float(bool(given) and given in [plain_answer(str(each)) for each in answers])
 
 # %% ../../nbs/environments/mmmu.ipynb #0716d970
 SUBJECTS = [

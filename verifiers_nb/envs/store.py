@@ -175,7 +175,9 @@ class AppendedFile:
         return self.size - len(line)
 
     def write(self, line: bytes) -> int:
-        """Write to the file, opened again if a reward function has closed its descriptor."""
+        """Write to the file, opened again if a reward function has closed it or its descriptor."""
+        if self.file.closed:
+            self.file = self.path.open("ab", buffering=0)
         try:
             return self.file.write(line)
         except OSError as error:

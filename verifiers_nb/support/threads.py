@@ -51,9 +51,14 @@ def must_propagate(error: BaseException) -> bool:
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and task.cancelling() > 0
-    if isinstance(error, KeyboardInterrupt):  # `asyncio.run` has a handler that cancels instead
-        in_main = threading.current_thread() is threading.main_thread()
-        return in_main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if isinstance(error, KeyboardInterrupt):
+        if threading.current_thread() is not threading.main_thread():
+            return False
+        handler = signal.getsignal(signal.SIGINT)
+        # The one of `asyncio.run` cancels its task at first, and raises from the second press on.
+        main_task = getattr(handler, "keywords", {}).get("main_task")
+        is_second = main_task is not None and main_task.cancelling() > 0
+        return is_second or handler is signal.default_int_handler
     return isinstance(error, GeneratorExit)
 
 # %% ../../nbs/support/00_threads.ipynb #0a206c79
