@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['answer_turn', 'ActionEnv']
+__all__ = ['answer_turn', 'not_runnable', 'ActionEnv']
 
 # %% ../../nbs/envs/11_action_env.ipynb #77de68da
 from collections.abc import Callable, Mapping, Sequence
@@ -26,6 +26,15 @@ def answer_turn(message: ChatMessage, observation: str) -> list[ChatMessage]:
     if calls := message.get("tool_calls"):
         return [tool_message(member(call, "id"), observation) for call in calls]
     return [{"role": "user", "content": observation}]
+
+# %% ../../nbs/envs/11_action_env.ipynb #ece12650
+def not_runnable(action: str) -> str:
+    """Return why no program can be given an action, or an empty string."""
+    if "\0" in action:
+        return "The action was not run, because it has a NUL character."
+    if any("\ud800" <= character <= "\udfff" for character in action):
+        return "The action was not run, because it has half of a surrogate pair."
+    return ""
 
 # %% ../../nbs/envs/11_action_env.ipynb #0716d970
 class ActionEnv(MultiTurnEnv):
@@ -100,6 +109,8 @@ class ActionEnv(MultiTurnEnv):
 
     async def act(self, thought: str, action: str, state: State) -> dict[str, Any]:
         """Run an action and return its turn."""
+        if reason := not_runnable(action):
+            return dict(thought=thought, action=None, error=reason, observation=reason)
         result = await maybe_await(self.execute, action, state)
         state["format_errors"] = 0
         if set(action.split(maxsplit=1)[:1]) & set(self.end_commands):
