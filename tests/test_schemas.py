@@ -260,7 +260,7 @@ def test_pydantic_models_and_tools(value: dict[str, Any]) -> None:
         """Place an order."""
 
     text = json.dumps(order)
-    fits = JSONSchemaVerifier(Order.model_json_schema()).verify(text).success
+    fits = JSONSchemaVerifier(Order).verify(text).success
     call = f'<tool_call>\n{{"name": "place", "arguments": {{"order": {text}}}}}\n</tool_call>'
     assert json_tag(Order).matches(text) == fits == tools_tag([place]).matches(call)
 

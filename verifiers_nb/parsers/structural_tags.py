@@ -33,7 +33,7 @@ from pydantic import BaseModel, ValidationError, model_validator
 from referencing.jsonschema import DRAFT202012
 
 from ..support.json_grammar import json_grammar
-from ..support.schema_references import check_references
+from ..support.schema_references import check_references, schema_of
 
 try:
     import xgrammar
@@ -509,8 +509,7 @@ def schema_format(schema: Mapping[str, Any] | bool | type[BaseModel]) -> Format:
     Beside bounds it has one digit before the exponent, and beside `multipleOf` no exponent. Raises
     `ValueError` if the schema is invalid, if a `$ref` in it leads nowhere, or if nothing fits it.
     """
-    if isinstance(schema, type):
-        schema = schema.model_json_schema()
+    schema = schema_of(schema)
     if not isinstance(schema, (Mapping, bool)):
         raise ValueError(f"A schema is a dictionary, a bool or a model, got {schema!r:.200}.")
     own = schema if isinstance(schema, bool) else dict(schema)

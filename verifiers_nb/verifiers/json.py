@@ -32,11 +32,13 @@ from jsonschema.validators import extend, validator_for
 from jsonschema_specifications import REGISTRY
 
 from ..parsers.base import Check, TextSpan, strip_span
-from ..support.schema_references import check_references
+from ..support.schema_references import check_references, schema_of
 from .base import Verifier
 from .regex_and_bleu import compile_pattern, find_pattern
 
 if TYPE_CHECKING:
+    from pydantic import BaseModel
+
     from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/verifiers/02_json.ipynb #d122a098
@@ -307,8 +309,9 @@ def compile_schema(schema: Any) -> Any:
 
     Raises `ValueError` with the place if the schema is invalid.
     """
+    schema = schema_of(schema)
     if not isinstance(schema, (Mapping, bool)):
-        raise TypeError(f"A schema is a dictionary or a bool, got {schema!r:.200}.")
+        raise TypeError(f"A schema is a dictionary, a bool or a model, got {schema!r:.200}.")
     try:
         written = json.dumps(schema, allow_nan=False)
         own = json.loads(written)  # a copy, which the caller can't change
@@ -352,7 +355,7 @@ def find_violations(validator: Any, value: Any, timeout: float) -> dict[str, Pat
 
 # %% ../../nbs/verifiers/02_json.ipynb #63266754
 class JSONSchemaVerifier(Verifier):
-    """Pass JSON that fits `schema`, with whitespace and one code fence around it.
+    """Pass JSON that fits a schema or a pydantic model, with whitespace and one code fence around.
 
     `partial_credit`: valid JSON that violates the schema earns 0.5 instead of 0.0. The draft is the
     schema's `$schema`, or 2020-12. Validation stops after `timeout` seconds and counts as failed.
@@ -361,7 +364,9 @@ class JSONSchemaVerifier(Verifier):
     name = "json_schema"
     timeout = 5.0
 
-    def __init__(self, schema: Mapping[str, Any] | bool, partial_credit: bool = True) -> None:
+    def __init__(
+        self, schema: Mapping[str, Any] | bool | type[BaseModel], partial_credit: bool = True
+    ) -> None:
         self.validator = compile_schema(schema)
         self.partial_credit = partial_credit
 
