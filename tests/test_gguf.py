@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -240,5 +241,9 @@ def test_an_unpacked_model_answers_as_the_one_that_was_written(name: str, tmp_pa
 
 def test_a_tokenizer_of_bytes_is_not_taken_for_one_of_pieces(tmp_path: Path) -> None:
     write(tmp_path / "phi4.gguf", random_model("Phi3", PHI), "phi3", in_pieces=False)
-    with pytest.raises(ValueError, match=r"made of bytes.* architecture is phi3"):
-        unpacked(tmp_path / "phi4.gguf", torch.float32, tmp_path / "cache")
+    try:
+        folder = unpacked(tmp_path / "phi4.gguf", torch.float32, tmp_path / "cache")
+    except ValueError as error:
+        assert re.search(r"made of bytes.* architecture is phi3", str(error))
+    else:  # transformers 5.24 reads it
+        assert AutoTokenizer.from_pretrained(folder)("ab").input_ids[-1] == 5
