@@ -303,3 +303,18 @@ def test_sampling_arguments_are_checked_wherever_they_are_given(
         assert sum(meant in each for each in told) == 1
     env.evaluate(client, "m", {"temperature": 0.5, "top_k": 5, "max_tokens": 9}, progress=False)
     assert [record.getMessage() for record in caplog.records] == told
+
+
+@pytest.mark.parametrize("kind", [vf.XMLParser, vf.OneAnswerParser])
+def test_a_parser_that_was_used_is_the_same_parser(kind: Any, tmp_path: Path) -> None:
+    """A file is continued by its rewards' code and settings, which no use of them changes."""
+    parser = kind(["think", "answer"])
+    rubric = vf.Rubric([parser.get_format_reward_func()], parser=parser)
+    env = vf.SingleTurnEnv(eval_dataset=[{"question": "?", "answer": "1"}], rubric=rubric)
+    known = []
+    for name in ("before", "after"):
+        path = tmp_path / f"{name}.jsonl"
+        env.evaluate(vf.ScriptedClient("<answer>1</answer>"), "m", progress=False, save_path=path)
+        parser.parse_answer("<answer>1</answer>")
+        known.append(json.loads(path.read_text())["run"]["functions"])
+    assert known[0] == known[1]

@@ -17,7 +17,7 @@ from contextlib import suppress
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from ..envs.data import first_rows, load_rows, sample_file, with_options
+from ..envs.data import LETTERS, first_rows, load_rows, sample_file, with_options
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser
 from ..parsers.think import BoxedParser
@@ -35,12 +35,12 @@ def png_url(image: Any) -> str:
 
     `image`: an image of Pillow's, a dict with its `bytes` or `path`, or a file of our sample.
     """
-    from PIL import Image
-
     if isinstance(image, str):
         data = sample_file(f"mmmu/{image}").read_bytes()
     else:
         if isinstance(image, dict):  # as `datasets` gives a picture that it doesn't decode
+            from PIL import Image
+
             image = Image.open(BytesIO(image["bytes"]) if image["bytes"] else image["path"])
         if image.mode not in ("1", "L", "LA", "P", "RGB", "RGBA", "I", "I;16"):  # all of PNG's
             image = image.convert("RGB")
@@ -74,12 +74,12 @@ INSTRUCTION = "\n\nThink step by step, then give {what} in \\boxed{{}}."
 
 def picture_row(row: Mapping[str, Any]) -> dict[str, Any]:
     """Return a question with its pictures as a prompt, and its answer."""
-    options = listed(row["options"] or [])
-    if options is None or len(options) == 1:
-        raise ValueError(f"These options are no list of at least two texts: {row['options']!r}.")
     if row["answer"] in (None, "", "?"):
         message = "MMMU hides the answers of its test split: take split='validation' or 'dev'."
         raise ValueError(f"A row has no answer ({row['answer']!r}). {message}")
+    options = listed(row["options"] or [])
+    if options is None or (options and row["answer"] not in [*LETTERS[: len(options)]]):
+        raise ValueError(f"No option of {row['options']!r} is the answer {row['answer']!r}.")
     question = with_options(row["question"], options) if options else row["question"]
     what = "the letter of the one right option" if options else "a short answer"
     parts = message_parts(question + INSTRUCTION.format(what=what), row)

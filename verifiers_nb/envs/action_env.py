@@ -32,7 +32,9 @@ def not_runnable(action: str) -> str:
     """Return why no program can be given an action, or an empty string."""
     if "\0" in action:
         return "The action was not run, because it has a NUL character."
-    if any("\ud800" <= character <= "\udfff" for character in action):
+    try:
+        action.encode()
+    except UnicodeEncodeError:
         return "The action was not run, because it has half of a surrogate pair."
     return ""
 

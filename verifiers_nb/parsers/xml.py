@@ -19,7 +19,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, partial
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -535,15 +535,6 @@ class XMLParser(Parser):
         """Return the sum of `weight * score` over the checks of `text`."""
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
-        return self._sum_of_scores(text) if text else self._score_of_nothing
-
-    @cached_property
-    def _score_of_nothing(self) -> float:
-        """Return the score of the empty text that most messages with tool calls have."""
-        return self._sum_of_scores("")
-
-    def _sum_of_scores(self, text: str) -> float:
-        """Return what the rules give a text."""
         spans = self.find_spans(text)
         points = []
         for weight, judge in self._judges:
@@ -619,19 +610,17 @@ class OneAnswerParser(XMLParser):
         alone = self.count_answers(given) == 1 and f"<{self.answer_field}>" in given
         return self._last_answer(given) if alone else None
 
-    @cached_property
+    @property
     def answer_names(self) -> tuple[str, ...]:
         """Return the names of the answer field."""
         return next((names for names in self._names if self.answer_field in names), ())
 
-    @cached_property
-    def answer_openings(self) -> tuple[str, ...]:
-        """Return the opening tags of the answer field."""
-        return tuple(f"<{name}>" for name in self.answer_names)
-
     def count_answers(self, text: str) -> int:
         """Count the answer tags in a text, under any name of the field."""
-        return sum(map(text.count, self.answer_openings))
+        count = 0
+        for _, opening, _, _ in self._tags_of.get(self.answer_field, ()):
+            count += text.count(opening)
+        return count
 
     def to_structural_tag(self) -> StructuralTag:
         """Return the tag with which a server enforces the format; needs xgrammar."""

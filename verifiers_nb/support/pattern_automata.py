@@ -187,7 +187,7 @@ def net_machine(net: Net, start: int, end: int) -> Machine:
     places = {place for jumps in net.jumps.values() for place, _ in jumps}
     words = class_set(r"\w") if places & {"AT_BOUNDARY", "AT_NON_BOUNDARY"} else ()
 
-    @lru_cache(maxsize=2**16)  # combined with others, it takes the same steps many times
+    @lru_cache(maxsize=2**12)  # combined with others, it takes the same steps many times
     def step(state: tuple[frozenset[int], bool | None], code: int) -> Any:
         states, before = state
         is_word = has(words, code)
