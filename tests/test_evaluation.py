@@ -7,7 +7,9 @@ import copy
 import json
 import pickle
 import random
+import shlex
 import signal
+import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -151,16 +153,73 @@ def test_a_second_process_on_one_file_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]  # the lock is gone
 
 
-def test_a_full_disk_stops_clearly_and_leaves_a_good_file(tmp_path: Path) -> None:
+def test_a_limit_on_file_sizes_is_named_and_leaves_a_good_file(tmp_path: Path) -> None:
     path = tmp_path / "rollouts.jsonl"
     process = start(path, limit=20_000)
     _, said = process.communicate(timeout=60)
-    assert process.returncode != 0 and "OSError" in said
+    reason = said.strip().splitlines()[-1]
+    assert process.returncode != 0 and "`ulimit -f`" in reason and str(path) in reason
     kept = indices(path)
     assert 0 < len(kept) < ROLLOUTS
     assert start(path).wait(60) == 0
     assert sorted(indices(path)) == list(range(ROLLOUTS))
     assert path.read_bytes().endswith(b"\n")
+
+
+def mounted(folder: Path, size: str, command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command while `folder` is a file system of that size, which is gone afterwards."""
+    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
+        pytest.skip("needs unshare -rm, to mount a small file system")
+    folder.mkdir()
+    mount = f"mount -t tmpfs -o size={size} tmpfs {folder} && {shlex.join(command)}"
+    command = ["unshare", "-rm", "sh", "-c", mount]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+FILLED = """
+import errno, os, sys
+from pathlib import Path
+import verifiers_nb as vf
+
+folder = Path(sys.argv[1])
+path, asked = folder / "rollouts.jsonl", []
+rows = [{"question": str(i), "answer": "42"} for i in range(60)]
+
+class Client(vf.ScriptedClient):
+    async def answer_chat(self, messages, **request):
+        asked.append(1)
+        return await super().answer_chat(messages, **request)
+
+def change(completion):
+    if len(asked) == 20 and not again:
+        with open(folder / "other", "wb", buffering=0) as other:
+            try:
+                while other.write(bytes(100)):
+                    pass
+            except OSError:
+                pass
+    return 1.0
+
+for again in range(2):
+    asked.clear()
+    env = vf.SingleTurnEnv(eval_dataset=rows, rubric=vf.Rubric(change))
+    try:
+        env.evaluate(Client("x" * 2000), "m", max_concurrent=4, save_path=path)
+    except OSError as error:
+        print(errno.errorcode[error.errno], error.filename == str(path))
+    print(len(asked), path.read_bytes().count(b"\\n"), sorted(os.listdir(folder)))
+    (folder / "other").unlink(missing_ok=True)
+"""
+
+
+def test_a_disk_that_fills_is_named_and_the_missing_rollouts_are_played(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    done = mounted(folder, "400k", [sys.executable, "-c", FILLED, str(folder)])
+    said, first, second = done.stdout.splitlines()
+    assert done.returncode == 0 and said == "ENOSPC True", done.stderr
+    asked, kept, names = first.split(" ", 2)
+    assert 0 < int(kept) <= int(asked) < 60 and names == "['other', 'rollouts.jsonl']"
+    assert second == f"{60 - int(kept)} 60 ['rollouts.jsonl']"
 
 
 class Flaky:

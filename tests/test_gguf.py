@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import resource
+import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import gguf
 import numpy as np
@@ -247,3 +250,22 @@ def test_a_tokenizer_of_bytes_is_not_taken_for_one_of_pieces(tmp_path: Path) -> 
         assert re.search(r"made of bytes.* architecture is phi3", str(error))
     else:  # transformers 5.24 reads it
         assert AutoTokenizer.from_pretrained(folder)("ab").input_ids[-1] == 5
+
+
+def test_a_full_disk_is_no_fault_of_the_file(tmp_path: Path) -> None:
+    """The error names the folder; afterwards the model is unpacked, and then also without a lock."""
+    write(tmp_path / "model.gguf", random_model("Llama", {}), "llama", in_pieces=False)
+    given = tmp_path / "model.gguf", torch.float32, tmp_path / "cache"
+    limits, before = resource.getrlimit(resource.RLIMIT_FSIZE), signal.getsignal(signal.SIGXFSZ)
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="can't be unpacked into .*cache.*File too large"):
+            unpacked(*given)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    assert not [*tmp_path.rglob("*.safetensors")]
+    folder = unpacked(*given)
+    with patch("verifiers_nb.support.gguf.FileLock", side_effect=OSError("read-only")):
+        assert unpacked(*given) == folder

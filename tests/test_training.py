@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import errno
 import json
 import logging
 import os
@@ -402,6 +403,27 @@ def test_a_full_disk_costs_checkpoints_only(
     told = [r.getMessage() for r in caplog.records if "could not be written" in r.getMessage()]
     assert len(told) == 3 and "the last good one is" in told[0] and "checkpoint-2" in told[0]
     assert not (tmp_path / "unfinished").exists()
+
+
+def test_a_disk_that_becomes_read_only_costs_rollouts_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """No file can be made from step 2 to 4: their rollouts are not stored, and the run goes on."""
+    check = RolloutStore.check
+
+    def refuse(store: RolloutStore, settings: dict[str, Any]) -> None:
+        if store.path.stem in ("step-00002", "step-00003", "step-00004"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(store.path))
+        check(store, settings)
+
+    monkeypatch.setattr(RolloutStore, "check", refuse)
+    trainer = make_trainer(tmp_path, max_steps=5)
+    assert trainer.train().global_step == 5
+    kept = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
+    assert kept == ["step-00001.jsonl", "step-00005.jsonl"]
+    told = [r.getMessage() for r in caplog.records if "are not stored" in r.getMessage()]
+    assert len(told) == 3 and "Read-only file system: " in told[0] and "step-00002" in told[0]
+    trainer.close()
 
 
 def test_advantages_that_the_disk_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -190,8 +190,11 @@ def run_evaluation(
 def keep(evaluation: Evaluation, env: Environment) -> None:
     """Write the report and push to the hub, if requested."""
     settings, metadata, results = evaluation.settings, evaluation.metadata, evaluation.results
-    if settings.report and evaluation.folder is not None:
-        evaluation.report = write_html_report(evaluation.folder, meta_of_run(metadata), results)
+    if settings.report and (folder := evaluation.folder):
+        try:
+            evaluation.report = write_html_report(folder, meta_of_run(metadata), results)
+        except OSError as error:  # of a full disk
+            raise CommandError(failure_text(error, settings, folder)) from error
     if settings.save_to_hf_hub:
         default = f"{settings.env}--{metadata['model'].replace('/', '--')}"
         name = settings.hf_hub_dataset_name or default

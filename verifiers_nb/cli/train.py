@@ -253,7 +253,8 @@ def train(settings: TrainSettings, resume: bool, verbose: bool) -> int:
             adapter = trainer.save_adapter(folder / "adapter")
         except Exception as error:  # of a full disk: each library has an error of its own
             advice = resume_advice(folder, untrusted_settings(kept))
-            raise CommandError(f"the adapter is not saved: {error}\n{advice}") from error
+            where = folder / "adapter"
+            raise CommandError(f"the adapter is not saved in {where}: {error}\n{advice}") from error
         print(f"\n{next_steps(settings, adapter)}", flush=True)
     return 0
 

@@ -10,6 +10,7 @@ __all__ = ['facts_of_step', 'step_line', 'StepDisplay', 'LogFile', 'WarningPrint
 
 # %% ../../nbs/cli/11_train_progress.ipynb #d69e4790
 import logging
+import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -81,7 +82,27 @@ class StepDisplay:
 
 # %% ../../nbs/cli/11_train_progress.ipynb #ea36960b
 class LogFile(logging.FileHandler):
-    """Log to a file that only the user can read; create its folder with the first message."""
+    """Log to a file that only the user can read; create its folder with the first message.
+
+    If the disk is full or read-only, say so once: the run goes on.
+    """
+
+    has_failed = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a message, and open the file for the first one."""
+        try:
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Say once why the file can't be written, instead of a traceback for each message."""
+        if not isinstance(error := sys.exc_info()[1], OSError):
+            super().handleError(record)
+        elif not self.has_failed:
+            self.has_failed = True
+            say(f"vf-train: the log {self.baseFilename} can't be written: {error.strerror}.")
 
     def _open(self) -> Any:
         Path(self.baseFilename).parent.mkdir(parents=True, exist_ok=True)

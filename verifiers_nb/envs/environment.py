@@ -45,7 +45,7 @@ from ..support.budget import Budget, MeteredClient
 from ..support.calls import (
     as_async_client,
     check_sampling_args,
-    extra_body_of,
+    dict_argument,
     request_arguments,
     with_retries,
 )
@@ -88,7 +88,7 @@ def merge_sampling_args(*layers: SamplingArgs | None) -> SamplingArgs:
     extra: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer or {})
-        extra.update(extra_body_of(layer or {}))
+        extra.update(dict_argument(layer or {}, "extra_body"))
     return {**merged, "extra_body": extra}
 
 # %% ../../nbs/envs/07_environment.ipynb #ba9fad99

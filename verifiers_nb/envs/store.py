@@ -36,7 +36,7 @@ from .records import (
     to_line,
 )
 from .results import read_at, read_with_offsets, repair
-from ..support.files import rewritten
+from ..support.files import path_in_error, rewritten
 from ..support.threads import end_if_forked
 from ..types import Rollout
 
@@ -168,9 +168,15 @@ class AppendedFile:
         is_file = stat.S_ISREG(self.opened.st_mode)  # a pipe or a device has no size
         if is_file:
             check_unchanged(self.path, self.opened, self.size)
-        if self.write(line) != len(line):  # an unbuffered write may stop short on a full disk
-            repair(self.path)
-            raise OSError(f"The disk is full: a rollout is not in {self.path}.")
+        written = 0
+        try:
+            with path_in_error(self.path):
+                while written < len(line):  # an unbuffered write may stop short
+                    written += self.write(line[written:])
+        except OSError:
+            if written:
+                repair(self.path)
+            raise
         self.size = self.file.tell() if is_file else 0
         return self.size - len(line)
 

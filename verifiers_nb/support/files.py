@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['rewritten', 'written_whole', 'owner', 'claimed', 'check_unclaimed']
+__all__ = ['SIZE_LIMIT', 'path_in_error', 'rewritten', 'append_whole', 'written_whole', 'owner', 'claimed', 'check_unclaimed']
 
 # %% ../../nbs/support/18_files.ipynb #6150159c
+import errno
 import os
 import shutil
 import socket
@@ -21,6 +22,21 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
+# %% ../../nbs/support/18_files.ipynb #3ba57e2c
+SIZE_LIMIT = "a limit on the sizes of files is reached (`ulimit -f`, or that of the file system)"
+
+
+@contextmanager
+def path_in_error(path: Path) -> Iterator[None]:
+    """Add the path to an `OSError` of a write in this block, and name a limit on file sizes."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        why = SIZE_LIMIT if error.errno == errno.EFBIG else error.strerror
+        raise OSError(error.errno, why, str(path)) from error
+
 # %% ../../nbs/support/18_files.ipynb #5b2a9d41
 @contextmanager
 def rewritten(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
@@ -29,7 +45,7 @@ def rewritten(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     A device or a pipe is written to, and a link stays a link.
     """
     if path.exists() and not path.is_file():
-        with path.open("wb") as file:
+        with path_in_error(path), path.open("wb") as file:
             yield file
         return
     path = path.resolve()
@@ -37,11 +53,24 @@ def rewritten(path: Path, mode: int = 0o666) -> Iterator[IO[bytes]]:
     part = path.with_name(f"{path.name}.part")
     try:
         part.touch(mode)
-        with part.open("wb") as file:
+        with path_in_error(path), part.open("wb") as file:
             yield file
         os.replace(part, path)
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # it is not there, or the file system is read-only now
+            part.unlink()
+
+# %% ../../nbs/support/18_files.ipynb #76ce95b6
+def append_whole(path: Path, data: bytes) -> None:
+    """Append all bytes to a file, or none of them and raise the `OSError`."""
+    with path_in_error(path), path.open("ab", buffering=0) as file:
+        size, done = file.tell(), 0
+        try:
+            while done < len(data):  # an unbuffered write may stop short
+                done += file.write(data[done:])
+        except OSError:
+            file.truncate(size)
+            raise
 
 # %% ../../nbs/support/18_files.ipynb #7ae26124
 @contextmanager
@@ -94,7 +123,8 @@ def claimed(path: str | Path) -> Iterator[None]:
             file.write_text(text, encoding="utf-8", errors="backslashreplace")
         yield
     finally:
-        file.unlink(missing_ok=True)
+        with suppress(OSError):  # of a file system that is read-only now: the lock ends without it
+            file.unlink()
         lock.release()
 
 # %% ../../nbs/support/18_files.ipynb #fec96c35

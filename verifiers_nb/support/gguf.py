@@ -313,10 +313,6 @@ def unpack_into(header: GGUFHeader, folder: Path, dtype: torch.dtype) -> None:
     """Write the model of a file to a folder, which has it whole or does not exist."""
     try:
         model, tokenizer = load_gguf(header, dtype)
-        with TemporaryDirectory(dir=folder.parent) as fresh:
-            model.save_pretrained(f"{fresh}/whole")
-            tokenizer.save_pretrained(f"{fresh}/whole")
-            os.replace(f"{fresh}/whole", folder)
     except (MemoryError, OSError):
         raise  # of the machine, not of the file
     except Exception as error:  # the converter of a family may fail in any way
@@ -325,6 +321,16 @@ def unpack_into(header: GGUFHeader, folder: Path, dtype: torch.dtype) -> None:
             f"{header.path} can't be converted: {kind}{' '.join(str(error).split())[:300]} (its "
             f"architecture is {header.architecture}). Take the same model in transformers' format."
         ) from error
+    with TemporaryDirectory(dir=folder.parent) as fresh:
+        try:
+            model.save_pretrained(f"{fresh}/whole")
+            tokenizer.save_pretrained(f"{fresh}/whole")
+        except Exception as error:  # of a full disk: each library has an error of its own
+            raise OSError(
+                f"{header.path} can't be unpacked into {folder.parent}: {error}. HF_HOME names "
+                "the folder of the cache."
+            ) from error
+        os.replace(f"{fresh}/whole", folder)
 
 # %% ../../nbs/support/29_gguf.ipynb #57c11721
 UNPACKING = 1
@@ -340,6 +346,8 @@ def unpacked(path: str | Path, dtype: torch.dtype, cache: str | Path | None = No
     key = f"{content}-{UNPACKING}-{str(dtype).removeprefix('torch.')}"
     root = Path(cache or constants.HF_HOME).absolute() / "verifiers_nb" / "gguf" / key
     folder = root / header.path.name.removesuffix(".gguf")
+    if folder.is_dir():  # a cache may be read-only
+        return folder
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{root}.lock"):
         if not folder.is_dir():

@@ -186,6 +186,8 @@ class TrainingRun(RolloutRun):
         except OSError as error:
             said = str(error).removesuffix(".")
             logger.error("%s. Training goes on; not all rollouts of this step are stored.", said)
+            if self.store:
+                self.store.close()
             self.store = None
 
     @property
@@ -286,8 +288,8 @@ class GenerationJob:
         )
 
 # %% ../../nbs/trainer/10_pipeline.ipynb #d435a6cd
-def open_store(path: Path, run: RolloutRun) -> RolloutStore:
-    """Return the store of a generation.
+def open_store(path: Path, run: RolloutRun) -> RolloutStore | None:
+    """Return the store of a generation, or None if the disk is full or read-only.
 
     Rename an existing file that has other settings or prompts.
     """
@@ -296,6 +298,9 @@ def open_store(path: Path, run: RolloutRun) -> RolloutStore:
         store.check(run.settings)
         for row in run.rows:
             store.restore(row)
+    except OSError as error:
+        logger.error("%s. Training goes on; the rollouts of this step are not stored.", error)
+        return None
     except ValueError as error:
         aside = path.with_suffix(f".jsonl.{len(list(path.parent.glob(path.name + '.*')))}")
         logger.warning("Rollouts are generated again, and the old ones are in %s: %s", aside, error)

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.trainer_callback import TrainerState
 
 from ..envs.results import find_steps
-from ..support.files import rewritten, written_whole
+from ..support.files import append_whole, rewritten, written_whole
 
 # %% ../../nbs/trainer/14_run_folder.ipynb #5e1a5589
 MANIFEST = "manifest.json"
@@ -204,8 +204,7 @@ def append_metrics(output_dir: str | Path, step: int, values: Mapping[str, Any])
     """Append a line with `step`, `time` and values to a run's metrics; log an error instead."""
     line = json.dumps({"step": step, "time": time.time(), **values})
     try:
-        with (Path(output_dir) / METRICS).open("a") as file:
-            file.write(f"{line}\n")
+        append_whole(Path(output_dir) / METRICS, f"{line}\n".encode())
     except OSError as error:
         logger.error("The metrics of step %d are not written: %s.", step, error)
 

@@ -33,6 +33,7 @@ from pydantic import TypeAdapter
 
 from ..envs.results import find_steps
 from ..inference.models import base_of, check_base, get_tokenizer
+from ..support.files import append_whole
 from ..support.sync_calls import background_loop
 from .conversation import decoder, token_texts
 from .html import RunIdentity, Snapshot, fill, identity_of, widget_file
@@ -170,8 +171,7 @@ def keep_answer(file: Path, answer: PolicyAnswer) -> None:
     """Append an answer to a file; if the disk is full, the answer is only in memory."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with file.open("ab") as lines:
-            lines.write(orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS) + b"\n")
+        append_whole(file, orjson.dumps(answer, option=orjson.OPT_NON_STR_KEYS) + b"\n")
     except OSError as error:
         logger.warning("The answers are not kept on disk, and will be generated again: %s.", error)
 
