@@ -7,9 +7,9 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'Rollouts', 'OPENAI_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'PAYLOADS', 'Turn', 'Rollout',
-           'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs', 'part_text',
-           'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields', 'thought_text',
+           'Rollouts', 'OPENAI_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_PARTS', 'PAYLOADS', 'Turn',
+           'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs',
+           'part_text', 'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields', 'thought_text',
            'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label', 'messages_to_printable',
            'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'plain_messages',
            'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text', 'conversation', 'rich_text',
@@ -261,13 +261,16 @@ def thought_text(value: Any, depth: int = 4) -> str:
     if isinstance(value, str):
         return value
     if depth and isinstance(value, Mapping):
-        parts = [value.get(key) for key in ("text", "summary", "thinking", "content")]
+        parts = [value.get(key) for key in ("text", "summary", "thinking", "reasoning", "content")]
         return next(filter(None, [thought_text(part, depth - 1) for part in parts]), "")
     if depth and isinstance(value, (list, tuple)):
         return "\n\n".join(filter(None, [thought_text(part, depth - 1) for part in value]))
     return ""
 
 # %% ../nbs/00_types.ipynb #c2e3f8a2
+THOUGHT_PARTS = ("thinking", "reasoning", "redacted_thinking")  # types of parts of a content
+
+
 def reasoning_text(message: Mapping[str, Any]) -> str | None:
     """Return the reasoning beside a message's text.
 
@@ -277,11 +280,12 @@ def reasoning_text(message: Mapping[str, Any]) -> str | None:
     if ANY_REASONING.isdisjoint(message) and not isinstance(content, (list, tuple)):
         return None
     parts = content if isinstance(content, (list, tuple)) else ()
-    thoughts = [p for p in parts if isinstance(p, Mapping) and p.get("type") == "thinking"]
-    for value in (*map(message.get, REASONING_FIELDS), thoughts):
+    thoughts = [p for p in parts if isinstance(p, Mapping) and p.get("type") in THOUGHT_PARTS]
+    fields = (*map(message.get, REASONING_FIELDS), thoughts)
+    for value in fields:
         if (text := thought_text(value)).strip():
             return text
-    lists = [v for v in map(message.get, REASONING_FIELDS) if isinstance(v, list)]
+    lists = [v for v in fields if isinstance(v, list)]
     hidden = any(isinstance(part, Mapping) and part.get("data") for v in lists for part in v)
     return "" if hidden else None
 
