@@ -60,14 +60,14 @@ def earlier_item(whole: Sequence[Any], item: Mapping[str, Any]) -> dict[str, Any
     last = whole[-1] if whole and item.get("type") in GROWING else None
     return last if isinstance(last, dict) and last.get("type") == item.get("type") else None
 
-
+# %% ../../nbs/inference/09_streams.ipynb #f0460c90
 def as_parts(content: Any) -> list[Any]:
     """Return the content of a message as a list of parts."""
     if isinstance(content, list):
         return content
     return [{"type": "text", "text": content}] if content else []
 
-
+# %% ../../nbs/inference/09_streams.ipynb #ef32f6f5
 STATED_WHOLE = ("role", "finish_reason", "stop_reason", "type", "id", "format")
 
 
