@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric', 'check_rollout',
-           'warn_if_misspelt', 'way_of_reading', 'warn_of_parsers', 'check_budget', 'repeated_dataset', 'taken_options',
+           'warn_if_misspelt', 'way_of_reading', 'share_parser', 'check_budget', 'repeated_dataset', 'taken_options',
            'is_sync_override', 'Environment']
 
 # %% ../../nbs/envs/07_environment.ipynb #77de68da
@@ -156,8 +156,8 @@ def way_of_reading(parser: Parser) -> tuple[Any, ...]:
     return type(parser), format_of and format_of(), *known
 
 # %% ../../nbs/envs/07_environment.ipynb #16a1f655
-def warn_of_parsers(parser: Parser, rubric: Rubric) -> None:
-    """Log a warning if a rubric was given a parser that reads another format."""
+def share_parser(parser: Parser, rubric: Rubric) -> None:
+    """Give a rubric without a parser this one; log a warning if its own reads another format."""
     for member in rubric.members:
         own = member.parser
         if not member.has_own_parser or type(own) is Parser:  # that reads any text
@@ -169,6 +169,8 @@ def warn_of_parsers(parser: Parser, rubric: Rubric) -> None:
                 "environment. Reward functions get that of the rubric: give both the same parser.",
                 *names,
             )
+    if not rubric.has_own_parser:
+        rubric.set_parser(parser)
 
 # %% ../../nbs/envs/07_environment.ipynb #f734b0fa
 def check_budget(budget: Budget | None, model: str, rubric: Rubric) -> None:
@@ -252,9 +254,7 @@ class Environment(ABC):
         self.rollout_timeout = rollout_timeout
         self.rubric = check_rubric(rubric) or Rubric()
         if parser is not None:
-            warn_of_parsers(parser, self.rubric)
-            if not self.rubric.has_own_parser:
-                self.rubric.set_parser(parser)
+            share_parser(parser, self.rubric)
         self.parser = parser or self.rubric.parser
         self.sampling_args = merge_sampling_args({"n": 1}, sampling_args)
         for name in kwargs:
