@@ -51,7 +51,6 @@ MARKS = [
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ("<|channel>thought\n", "<channel|>"),
     ("<|channel|>analysis<|message|>", "<|end|>"),
-    ("assistantanalysis", "assistantfinal"),
     ("<antThinking>", "</antThinking>"),
     ("<start_working_out>", "<end_working_out>"),
 ]
