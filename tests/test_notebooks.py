@@ -105,6 +105,31 @@ def door_is_closed() -> None:
         del sys.modules[name]
 
 
+# A frame of what runs the cells, with its lines: it tells nothing about the cell that failed.
+RUNNER = re.compile(r' *File "[^"]*site-packages/(?:nbdev|execnb|IPython)/.*\n(?: {4}.*\n)*')
+
+
+def what_failed(errors: str, copy: Path, path: Path) -> str:
+    """Return the end of a notebook's errors: its name, its cell, counted from 1, and the cause."""
+    named = errors.replace(str(copy), path.relative_to(NBS.parent).as_posix())
+    return RUNNER.sub("", named)[-5000:].rstrip()
+
+
+def test_a_failure_names_the_cell_and_the_cause(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = nbformat.v4.new_notebook()
+    made.cells = [
+        nbformat.v4.new_code_cell(source) for source in ("a = 1", "print(a)\nassert a > 1")
+    ]
+    copy, path = tmp_path / "copy.ipynb", NBS / "room/00_made.ipynb"
+    nbformat.write(made, copy)
+    assert not run_cells(copy)[0]
+    said = what_failed(capfd.readouterr().err, copy, path)
+    assert said.startswith("AssertionError in nbs/room/00_made.ipynb:")
+    assert "Cell #2" in said and "assert a > 1" in said and "site-packages" not in said
+
+
 @pytest.mark.usefixtures("door_is_closed")
 @pytest.mark.parametrize("path", ALL_BUT_ONE, ids=lambda path: path.relative_to(NBS).as_posix())
 def test_notebook(path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -121,7 +146,8 @@ def test_notebook(path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str])
         passed, _ = run_cells(
             copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path
         )
-    assert passed, capfd.readouterr().err[-5000:]  # which cell failed, and how
+    if not passed:
+        pytest.fail(what_failed(capfd.readouterr().err, copy, path), pytrace=False)
 
 
 MACHINE = re.compile(

@@ -51,6 +51,8 @@ MARKS = [
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ("<|channel>thought\n", "<channel|>"),
     ("<|channel|>analysis<|message|>", "<|end|>"),
+    ("<antThinking>", "</antThinking>"),
+    ("<start_working_out>", "<end_working_out>"),
 ]
 NO_LONE_CLOSING = ("<channel|>", "<|end|>", "</details>", "<|im_start|>answer")
 
@@ -134,7 +136,7 @@ def test_a_fence_of_thinking(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CALLS)
-@pytest.mark.parametrize("name", ["plan", "reason", "rationale"])
+@pytest.mark.parametrize("name", ["plan", "reason", "rationale", "internal"])
 def test_names_that_are_placeholders_too(kind: str, name: str) -> None:
     call = CALLS[kind].format
     for before in ("", "Hm. ", "I see.\n", "<b>so</b>", "Then "):

@@ -47,7 +47,7 @@ class Server(BaseHTTPRequestHandler):
     """Answer like DeepSeek: refuse a conversation whose tool calls have lost their reasoning."""
 
     fields: ClassVar[dict[str, Any]] = {}
-    content: ClassVar[str] = "42"
+    content: ClassVar[Any] = "42"
 
     def do_POST(self) -> None:
         """Call the tool once if there is one, then answer."""
@@ -101,6 +101,12 @@ CLIENTS = {
     "sync, OpenAI's objects": lambda url: wrapped(openai.OpenAI(base_url=url, api_key="k")),
     "ours": lambda url: HTTPClient(url),
 }
+TEXT = {"type": "text", "text": "It is \\boxed{42}."}
+CONTENTS: list[list[dict[str, Any]]] = [
+    [{"type": "thinking", "thinking": [{"type": "text", "text": "6 times 7"}]}, TEXT],
+    [{"type": "thinking", "thinking": "6 times 7", "signature": "c28="}, TEXT],
+    [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "6 times 7"}]}, TEXT],
+]
 ROWS = Dataset.from_list([{"question": "6 * 7?", "answer": "42"}])
 
 
@@ -133,6 +139,21 @@ def test_reasoning_goes_back_with_tools(
     record = json.loads(saved.read_text().splitlines()[0])
     assert "▸ reasoning, 9 characters" in rollout_text(record).plain
     assert "6 times 7" in rollout_text(record, unfolded=True).plain
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_reasoning_that_is_a_part_of_the_content(
+    url: str, client: str, content: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistral, Anthropic and Databricks send it so."""
+    monkeypatch.setattr(Server, "fields", {})
+    monkeypatch.setattr(Server, "content", content)
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.MathRubric())
+    results = env.generate(env.get_dataset(), CLIENTS[client](url), "m")
+    assert results.reward == [1.0]
+    assert results.completion[0][0]["content"] == content
+    assert reasoning_length(results.completion[0]) == len("6 times 7")
 
 
 @pytest.mark.parametrize("fields", FIELDS)

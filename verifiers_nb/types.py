@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'Rollouts', 'OPENAI_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'PAYLOADS', 'Turn', 'Rollout',
-           'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs', 'part_text',
-           'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields', 'thought_text',
-           'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label', 'messages_to_printable',
+           'Rollouts', 'OPENAI_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_PARTS', 'PAYLOADS', 'Turn',
+           'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs',
+           'part_text', 'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields', 'thought_text',
+           'is_thought', 'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label', 'messages_to_printable',
            'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'plain_messages',
            'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text', 'conversation', 'rich_text',
            'print_prompt_completions_sample', 'setup_logging']
@@ -261,11 +261,19 @@ def thought_text(value: Any, depth: int = 4) -> str:
     if isinstance(value, str):
         return value
     if depth and isinstance(value, Mapping):
-        parts = [value.get(key) for key in ("text", "summary", "thinking", "content")]
+        parts = [value.get(key) for key in ("text", "summary", "thinking", "reasoning", "content")]
         return next(filter(None, [thought_text(part, depth - 1) for part in parts]), "")
     if depth and isinstance(value, (list, tuple)):
         return "\n\n".join(filter(None, [thought_text(part, depth - 1) for part in value]))
     return ""
+
+# %% ../nbs/00_types.ipynb #54fff601
+THOUGHT_PARTS = ("thinking", "reasoning", "redacted_thinking")
+
+
+def is_thought(part: Any) -> bool:
+    """Return whether a part of a content is thinking."""
+    return isinstance(part, Mapping) and part.get("type") in THOUGHT_PARTS
 
 # %% ../nbs/00_types.ipynb #c2e3f8a2
 def reasoning_text(message: Mapping[str, Any]) -> str | None:
@@ -277,11 +285,12 @@ def reasoning_text(message: Mapping[str, Any]) -> str | None:
     if ANY_REASONING.isdisjoint(message) and not isinstance(content, (list, tuple)):
         return None
     parts = content if isinstance(content, (list, tuple)) else ()
-    thoughts = [p for p in parts if isinstance(p, Mapping) and p.get("type") == "thinking"]
-    for value in (*map(message.get, REASONING_FIELDS), thoughts):
+    thoughts = [part for part in parts if is_thought(part)]
+    fields = (*map(message.get, REASONING_FIELDS), thoughts)
+    for value in fields:
         if (text := thought_text(value)).strip():
             return text
-    lists = [v for v in map(message.get, REASONING_FIELDS) if isinstance(v, list)]
+    lists = [v for v in fields if isinstance(v, list)]
     hidden = any(isinstance(part, Mapping) and part.get("data") for v in lists for part in v)
     return "" if hidden else None
 
@@ -310,11 +319,15 @@ def part_label(part: str | Mapping[str, Any]) -> str:
 
 # %% ../nbs/00_types.ipynb #95940edf
 def messages_to_printable(messages: Messages) -> Messages:
-    """Return copies of messages with their content as text; an image becomes `[image]`."""
+    """Return copies of messages with their content as text; an image becomes `[image]`.
+
+    Thinking in the content is left out, as thinking beside it is.
+    """
     if isinstance(messages, str):
         return messages
     contents = (message.get("content") or () for message in messages)
-    texts = (c if isinstance(c, str) else "\n\n".join(map(part_label, c)) for c in contents)
+    parts = (c if isinstance(c, str) else [p for p in c if not is_thought(p)] for c in contents)
+    texts = (p if isinstance(p, str) else "\n\n".join(map(part_label, p)) for p in parts)
     return [{**m, "content": text} for m, text in zip(messages, texts, strict=True)]
 
 # %% ../nbs/00_types.ipynb #af588258
@@ -416,17 +429,17 @@ def rich_text(messages: Messages) -> Text:
     """Return messages as a Rich `Text`, each with its role in front."""
     from rich.text import Text
 
-    shown = messages_to_printable(messages)
-    if isinstance(shown, str):
-        return Text(shown)
+    if isinstance(messages, str):
+        return Text(messages)
+    shown: Any = messages_to_printable(messages)
     return Text("\n\n").join(
         Text.assemble(
             (f"{message['role']}: ", "bold"),
             (f"[{note}]\n" if (note := reasoning_note(message)) else "", "dim"),
-            message["content"],
+            text["content"],
             calls_text(message),
         )
-        for message in shown
+        for message, text in zip(messages, shown, strict=True)
     )
 
 # %% ../nbs/00_types.ipynb #bcce3e53

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'rollout_client', 'merge_sampling_args', 'check_model', 'check_evaluation', 'check_rubric', 'check_rollout',
-           'warn_if_misspelt', 'check_budget', 'repeated_dataset', 'taken_options', 'is_sync_override', 'Environment']
+           'warn_if_misspelt', 'way_of_reading', 'share_parser', 'check_budget', 'repeated_dataset', 'taken_options',
+           'is_sync_override', 'Environment']
 
 # %% ../../nbs/envs/07_environment.ipynb #77de68da
 import asyncio
@@ -45,7 +46,7 @@ from ..support.budget import Budget, MeteredClient
 from ..support.calls import (
     as_async_client,
     check_sampling_args,
-    extra_body_of,
+    dict_argument,
     request_arguments,
     with_retries,
 )
@@ -88,7 +89,7 @@ def merge_sampling_args(*layers: SamplingArgs | None) -> SamplingArgs:
     extra: dict[str, Any] = {}
     for layer in layers:
         merged.update(layer or {})
-        extra.update(extra_body_of(layer or {}))
+        extra.update(dict_argument(layer or {}, "extra_body"))
     return {**merged, "extra_body": extra}
 
 # %% ../../nbs/envs/07_environment.ipynb #ba9fad99
@@ -146,6 +147,30 @@ def warn_if_misspelt(keyword: str, environment: type) -> None:
     names = {name for init in inits for name in inspect.signature(init).parameters}
     for name in get_close_matches(keyword, names - {"kwargs"}, n=1, cutoff=0.85):
         logger.warning(f"{keyword} is kept as an attribute: did you mean {name}?")
+
+# %% ../../nbs/envs/07_environment.ipynb #4d1edae8
+def way_of_reading(parser: Parser) -> tuple[Any, ...]:
+    """Return what two parsers have in common if they read the same: class, fields, function."""
+    known = [getattr(parser, name, None) for name in ("answer_field", "extract_fn")]
+    format_of = getattr(parser, "get_format_str", None)
+    return type(parser), format_of and format_of(), *known
+
+# %% ../../nbs/envs/07_environment.ipynb #16a1f655
+def share_parser(parser: Parser, rubric: Rubric) -> None:
+    """Give a rubric without a parser this one; log a warning if its own reads another format."""
+    for member in rubric.members:
+        own = member.parser
+        if not member.has_own_parser or type(own) is Parser:  # that reads any text
+            continue
+        if way_of_reading(own) != way_of_reading(parser):
+            names = type(own).__name__, type(parser).__name__
+            logger.warning(
+                "The rubric was given a %s of its own, which reads differently than the %s of the "
+                "environment. Reward functions get that of the rubric: give both the same parser.",
+                *names,
+            )
+    if not rubric.has_own_parser:
+        rubric.set_parser(parser)
 
 # %% ../../nbs/envs/07_environment.ipynb #f734b0fa
 def check_budget(budget: Budget | None, model: str, rubric: Rubric) -> None:
@@ -228,8 +253,8 @@ class Environment(ABC):
         self.max_retries = max_retries
         self.rollout_timeout = rollout_timeout
         self.rubric = check_rubric(rubric) or Rubric()
-        if parser is not None and not self.rubric.has_own_parser:
-            self.rubric.set_parser(parser)
+        if parser is not None:
+            share_parser(parser, self.rubric)
         self.parser = parser or self.rubric.parser
         self.sampling_args = merge_sampling_args({"n": 1}, sampling_args)
         for name in kwargs:

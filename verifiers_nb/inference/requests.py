@@ -18,7 +18,7 @@ from typing import Any
 
 from .decode import Sampling
 from .tokens import message_for_template, need_template
-from ..types import content_text, without_surrogates
+from ..types import THOUGHT_PARTS, content_text, without_surrogates
 
 # %% ../../nbs/inference/05_requests.ipynb #2cf016dc
 OFF: tuple[Any, ...] = (False, 0, {})
@@ -112,7 +112,7 @@ def text_message(message: Mapping[str, Any], reads: str = ENGINE_READS) -> Mappi
     if not isinstance(content, (list, tuple)):
         return message
     kinds = {part.get("type") for part in content if isinstance(part, Mapping)}
-    if other := kinds - {"text", "thinking"}:
+    if other := kinds - {"text", *THOUGHT_PARTS}:
         raise ValueError(f"A message has a part of type {min(map(str, other))!r}, but {reads}.")
     return {**message, "content": content_text(content)}
 

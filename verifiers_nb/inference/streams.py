@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['MAX_REPLY_MB', 'STATED_WHOLE', 'THOUGHTS', 'END_LENGTH', 'EVENT_STREAM', 'bounded_parts', 'read_bounded', 'add_items',
-           'add_part', 'text_in', 'finished_choice', 'Stream', 'read_events', 'read_stream']
+__all__ = ['MAX_REPLY_MB', 'GROWING', 'STATED_WHOLE', 'END_LENGTH', 'EVENT_STREAM', 'bounded_parts', 'read_bounded',
+           'earlier_item', 'as_parts', 'add_items', 'add_part', 'text_in', 'finished_choice', 'Stream', 'read_events',
+           'read_stream']
 
 # %% ../../nbs/inference/09_streams.ipynb #2d497a0d
 import json
@@ -17,6 +18,7 @@ from typing import Any
 import aiohttp
 
 from .client import Growing, json_or_text, reported_failure
+from ..types import REASONING_FIELDS, thought_text
 
 # %% ../../nbs/inference/09_streams.ipynb #7ee87647
 MAX_REPLY_MB = 64.0
@@ -46,16 +48,35 @@ async def read_bounded(response: aiohttp.ClientResponse, most_mb: float) -> byte
     return bytes(content)
 
 # %% ../../nbs/inference/09_streams.ipynb #a6da476e
+# Types of parts whose text grows.
+GROWING = ("text", "thinking", "reasoning", "summary_text", "reasoning.text", "reasoning.summary")
+
+
+def earlier_item(whole: Sequence[Any], item: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the item of a list that another goes on with, or `None` if it is a new one."""
+    number = item.get("index")
+    if number is not None:
+        return next((each for each in reversed(whole) if each.get("index") == number), None)
+    last = whole[-1] if whole and item.get("type") in GROWING else None
+    return last if isinstance(last, dict) and last.get("type") == item.get("type") else None
+
+# %% ../../nbs/inference/09_streams.ipynb #f0460c90
+def as_parts(content: Any) -> list[Any]:
+    """Return the content of a message as a list of parts."""
+    if isinstance(content, list):
+        return content
+    return [{"type": "text", "text": content}] if content else []
+
+# %% ../../nbs/inference/09_streams.ipynb #ef32f6f5
 STATED_WHOLE = ("role", "finish_reason", "stop_reason", "type", "id", "format")
 
 
 def add_items(whole: list[Any], items: Sequence[Any]) -> None:
-    """Add items to a list; one that has the index of an earlier one goes on with it."""
+    """Add items to a list; some go on with an earlier one."""
     for item in items:
-        number = item.get("index") if isinstance(item, dict) else None
-        same = [each for each in whole if each.get("index") == number] if number is not None else []
-        if same:
-            add_part(same[-1], item)
+        may_go_on = isinstance(item, dict) and ("index" in item or item.get("type") in GROWING)
+        if may_go_on and (earlier := earlier_item(whole, item)) is not None:
+            add_part(earlier, item)
         else:
             whole.append(item)
 
@@ -67,8 +88,9 @@ def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
         if isinstance(value, dict):
             whole[name] = before = before or {}
             add_part(before, value)
-        elif isinstance(value, list) and before:
-            add_items(before, value)
+        elif before and (isinstance(value, list) or (value and isinstance(before, list))):
+            whole[name] = before = as_parts(before)
+            add_items(before, as_parts(value))
         elif isinstance(value, str) and before and name not in STATED_WHOLE:
             whole[name] = None  # a text with a single owner grows in place, others are copied
             before += value
@@ -77,14 +99,13 @@ def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole[name] = value
 
 # %% ../../nbs/inference/09_streams.ipynb #b599b10f
-THOUGHTS = ("reasoning", "reasoning_content")
-
-
 def text_in(part: Mapping[str, Any]) -> str:
     """Return the text that a part of a choice adds, thinking too."""
     delta = part.get("delta") or {}
-    said = (part.get("text"), delta.get("content"), *(delta.get(name) for name in THOUGHTS))
-    return next(filter(None, said), "")
+    for said in (part.get("text"), delta.get("content"), *map(delta.get, REASONING_FIELDS)):
+        if said and (text := said if isinstance(said, str) else thought_text(said)):
+            return text
+    return ""
 
 # %% ../../nbs/inference/09_streams.ipynb #4f14a42b
 def finished_choice(choice: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +113,7 @@ def finished_choice(choice: dict[str, Any]) -> dict[str, Any]:
     if "delta" not in choice:
         return choice
     message = {"content": None, **choice["delta"]}
-    if any(map(message.get, THOUGHTS)):
+    if any(map(message.get, REASONING_FIELDS)):
         message["content"] = message["content"] or None  # no answer after the thinking
     rest = {name: value for name, value in choice.items() if name != "delta"}
     return {**rest, "message": message}

@@ -252,7 +252,9 @@ def thinking_format() -> Format:
         inside = tags.AnyTextFormat(excludes=closing_starts(mark))
         return tags.TagFormat(begin=mark.opening, content=inside, end=mark.closing)
 
-    return tags.any_of([thinking(mark) for mark in THINKING_MARKS if mark not in capitals])
+    return tags.any_of(
+        [thinking(mark) for mark in THINKING_MARKS if mark.opening and mark not in capitals]
+    )
 
 # %% ../../nbs/parsers/06_actions.ipynb #88bf0317
 def thinking_then_prose(marks: Sequence[str]) -> Format:

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FENCE', 'FENCE_MARK', 'WHOLE_COMMAND', 'MOST_BLOCKS', 'BEFORE_QUOTATION', 'last_block', 'unfinished', 'fenced_format',
-           'is_cut', 'blocks_in', 'opened_quotation', 'is_cut_in_quotation', 'cut_command', 'ThoughtActionParser',
-           'EditFormat']
+__all__ = ['FENCE', 'FENCE_MARK', 'ODD_FENCE', 'WHOLE_COMMAND', 'MOST_BLOCKS', 'BEFORE_QUOTATION', 'last_block', 'unfinished',
+           'without_block', 'fenced_format', 'is_cut', 'blocks_in', 'opened_quotation', 'is_cut_in_quotation',
+           'cut_command', 'ThoughtActionParser', 'EditFormat']
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #2fd3a968
 import re
@@ -20,6 +20,7 @@ from .actions import (
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    excerpt,
     response_text,
     thinking_format,
 )
@@ -76,6 +77,22 @@ def unfinished(block: str, fence: re.Match[str] | None, text: str) -> FormatErro
         return FormatError(message, span=fence.span())
     return FormatError(f"The {block} that begins here is never closed.", span=fence.span())
 
+# %% ../../nbs/parsers/08_fenced_actions.ipynb #ed3d91e5
+# Indented, longer, with tildes, or with more than a word.
+ODD_FENCE = re.compile(r"^(?:[ \t]+```|[ \t]*(?:````|~~~)|```\S*[ \t]+\S)[^\n]*", re.MULTILINE)
+
+
+def without_block(text: str) -> FormatError:
+    """Return the error for a text without a complete fenced block."""
+    fence, odd = FENCE.search(text), ODD_FENCE.search(text)
+    if odd is None or (fence and fence.start() < odd.start()) or has_thinking(text):
+        return unfinished("fenced block", fence, text)
+    message = (
+        "There is no fenced block: its fence must be '```' at the start of a line, with a word or "
+        f"none after it, not {excerpt(odd[0])}."
+    )
+    return FormatError(message, span=odd.span())
+
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #6a865631
 def fenced_format(commands: Sequence[Command]) -> Format:
     """Match text with one fenced block, which may begin with thinking.
@@ -118,7 +135,7 @@ def blocks_in(text: str) -> list[str]:
     return blocks
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #3e3ac640
-BEFORE_QUOTATION = frozenset([*" \t\n=($", ""])
+BEFORE_QUOTATION = re.compile(r"(?:\A|[\s=($])(?:-\w+)?\Z")  # or an option such as `-m`
 
 
 def opened_quotation(command: str) -> str:
@@ -126,9 +143,9 @@ def opened_quotation(command: str) -> str:
     if unfinished_part(command) != "a quotation":
         return ""
     for mark in "'\"":
-        at = command.rfind(mark)
-        begins_word = at >= 0 and command[max(0, at - 1) : at] in BEFORE_QUOTATION
-        if begins_word and unfinished_part(command + mark) != "a quotation":
+        before, found, _ = command.rpartition(mark)
+        begins_word = found and BEFORE_QUOTATION.search(before)
+        if begins_word and unfinished_part(before) != "a quotation":
             return mark
     return ""
 
@@ -169,7 +186,7 @@ class ThoughtActionParser(AbstractParseFunction):
         text = response_text(response)
         found = last_block(text)
         if found is None:
-            raise unfinished("fenced block", FENCE.search(text), text)
+            raise without_block(text)
         (start, end), inner = found
         return ActionTurn(text[:start] + text[end:], text[slice(*inner)], inner)
 

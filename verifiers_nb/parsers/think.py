@@ -8,10 +8,10 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', 'FENCES', 'GRANITE', 'OTHER_MARKS',
            'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'FORMS_OF_PLACEHOLDERS', 'OPENING_NAMES', 'CLOSING_NAMES',
-           'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED', 'ANGLE_MARK', 'ANY_MARK',
-           'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS', 'ANGLE_STARTS',
-           'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word', 'find_angle_start', 'find_other_start',
-           'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
+           'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED', 'MENTIONED', 'ANGLE_MARK', 'CLOSED',
+           'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS',
+           'ANGLE_STARTS', 'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word', 'find_angle_start',
+           'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
            'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
            'closing_starts', 'rust_search', 'possible_marks', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
            'first_outside', 'after_first', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
@@ -39,7 +39,7 @@ def after_think_tag(text: str) -> str:
 
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a01
 class ThinkingMark(NamedTuple):
-    """The marks before and after thinking.
+    """The marks before and after thinking; without the first, thinking begins with the text.
 
     `alone`: a closing mark without an opening one ends thinking, too.
     """
@@ -75,8 +75,18 @@ THINKING_TAGS = (
     "think_fast",
     "think_faster",
     "reasoning_content",
+    "internal_thought",
+    "inner_thought",
+    "antThinking",
+    "ant_thinking",
+    "redacted_thinking",
 )
-PLACEHOLDERS = ("plan", "reason", "rationale")  # names that prose has in angle brackets, too
+PLACEHOLDERS = (
+    "plan",
+    "reason",
+    "rationale",
+    "internal",
+)  # names that prose has in angle brackets, too
 NOT_ALONE = ("details", *PLACEHOLDERS)
 
 
@@ -92,7 +102,9 @@ TAG_MARKS = {
 }
 PIPED = ("think", "thinking", "thought", "thoughts", "reasoning", "analysis")
 FENCES = [fence + word for fence in ("```", "~~~") for word in ("think", "thought", "reasoning")]
-GRANITE = "Here is my thought process:"
+GRANITE = {
+    f"{start} my thought process:": f"{start} my response:" for start in ("Here is", "Here's")
+}
 OTHER_MARKS = (
     *(ThinkingMark(f"<|{word}|>", f"<|/{word}|>") for word in PIPED),
     *(ThinkingMark(f"<|begin_of_{word}|>", f"<|end_of_{word}|>") for word in PIPED),
@@ -102,7 +114,7 @@ OTHER_MARKS = (
     ThinkingMark("◁think▷", "◁/think▷"),  # Kimi
     ThinkingMark("[unused16]", "[unused17]"),  # openPangu
     ThinkingMark("<unused94>thought", "<unused95>"),  # MedGemma
-    ThinkingMark(GRANITE, "Here is my response:", alone=False),
+    *(ThinkingMark(*words, alone=False) for words in GRANITE.items()),
     ThinkingMark("<|im_start|>think", "<|im_start|>answer", alone=False),  # s1
     ThinkingMark("<|im_start|>assistant/think", "<|im_end|>", alone=False),  # HyperCLOVA X
     ThinkingMark("<|START_THINKING|>", "<|END_THINKING|>"),  # Cohere
@@ -111,12 +123,14 @@ OTHER_MARKS = (
     ThinkingMark("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
     ThinkingMark("<|channel>thought", "<channel|>", alone=False),  # Gemma 4
     ThinkingMark("<|channel|>analysis", "<|end|>", alone=False),  # gpt-oss
+    ThinkingMark("", "assistantfinal"),  # gpt-oss without its special tokens
+    ThinkingMark("<start_working_out>", "<end_working_out>"),  # notebooks of Unsloth
 )
 THINKING_MARKS = (*TAG_MARKS.values(), *OTHER_MARKS)
 
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a04
 CLOSINGS = [mark.closing for mark in THINKING_MARKS if mark.alone]
-ALL_MARKS = [*(mark.opening for mark in THINKING_MARKS), *CLOSINGS]
+ALL_MARKS = [*(mark.opening for mark in THINKING_MARKS if mark.opening), *CLOSINGS]
 
 
 def any_of_words(words: Iterable[str]) -> str:
@@ -138,12 +152,12 @@ BEGINS = r"(?:(?<![\s\S]<)|(?<=[\n>]<)|(?<=[.!?][ ]<))"
 PLACED = any_of_words(FORMS_OF_PLACEHOLDERS)
 PLACED = rf"(?:{BEGINS} ?(?:{PLACED}){TAG_END}| ?(?:{PLACED})>(?=\w))"
 ANGLED = any_of_words(mark[1:] for mark in UNTAGGED if mark[0] == "<")
-UNANGLED = any_of_words(mark for mark in UNTAGGED if mark[0] != "<" and mark != GRANITE)
-ANGLE_MARK = re.compile(f"<(?:{TAG}|{PLACED}|{ANGLED})")
+UNANGLED = any_of_words(mark for mark in UNTAGGED if mark[0] != "<" and mark not in GRANITE)
+MENTIONED = r"(?<=`<)(?=[^<>`\n]*>`)"  # after a `<`: a mark in backticks is only named
+ANGLE_MARK = re.compile(f"<(?!{MENTIONED})(?:{TAG}|{PLACED}|{ANGLED})")
 # Any model may begin with Granite's words, but only Granite also has its closing ones.
-ANY_MARK = re.compile(
-    rf"{ANGLE_MARK.pattern}|{UNANGLED}|\A{GRANITE}(?=[\s\S]*Here is my response:)"
-)
+CLOSED = "|".join(rf"{opening}(?=[\s\S]*{closing})" for opening, closing in GRANITE.items())
+ANY_MARK = re.compile(rf"{ANGLE_MARK.pattern}|{UNANGLED}|\A(?:{CLOSED})")
 
 # %% ../../nbs/parsers/02_think.ipynb #72e15a9d
 def tag_starts(brackets: Iterable[str], forms: Iterable[str]) -> list[str]:

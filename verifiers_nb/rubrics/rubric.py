@@ -88,7 +88,8 @@ def check_wanted(func: Callable[..., Any], offered: Iterable[str]) -> None:
     if wrong := [name for name in needed if name not in known]:
         raise TypeError(
             f"Reward function {reward_name(func)!r} asks for {', '.join(wrong)}. It may ask for "
-            f"{', '.join([*ROW, *offered])}, or {', '.join(GROUP)}; anything else needs a default."
+            f"{', '.join([*ROW, *offered])}, or {', '.join(GROUP)}; anything else needs a default. "
+            "Other columns of a dataset belong into its column info."
         )
 
 # %% ../../nbs/rubrics/00_rubric.ipynb #9e6a55b6

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE',
-           'MOST_PROBES', 'UNAVAILABLE', 'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES', 'REDACTED',
-           'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until', 'retry_after', 'with_retries',
-           'is_without_connection', 'Breaker', 'with_breaker', 'without_retries', 'request_arguments', 'meant_by',
-           'extra_body_of', 'extra_warnings', 'check_sampling_args', 'create_in_thread', 'is_coroutine',
-           'as_async_client', 'api_key', 'without_secrets', 'check_takes']
+           'MOST_PROBES', 'UNAVAILABLE', 'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES',
+           'OF_A_REQUEST', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until',
+           'retry_after', 'with_retries', 'is_without_connection', 'Breaker', 'with_breaker', 'without_retries',
+           'request_arguments', 'meant_by', 'dict_argument', 'extra_warnings', 'check_sampling_args',
+           'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets', 'check_takes']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -145,10 +145,11 @@ UNAVAILABLE = frozenset({502, 503, 504, 529})
 
 
 class Breaker:
-    """Let all requests to an address fail at once when it is given up.
+    """A circuit breaker: when an address is given up, all requests to it fail at once.
 
-    It is after it was asked once more without a connection, or `MOST_PROBES` times more while it
-    has only answered that it is unavailable. One request asks, and the others wait for its outcome.
+    A failed request makes the address suspect. Then one request at a time probes it after a pause,
+    and the others wait for its outcome. One probe without a connection, or `MOST_PROBES` probes of
+    a server that has only ever answered that it is unavailable, give the address up.
     """
 
     def __init__(self) -> None:
@@ -275,6 +276,7 @@ MEANT_NAMES = {
     "effort": "reasoning_effort",
 }
 TEMPLATE_NAMES = ("enable_thinking",)
+OF_A_REQUEST = frozenset(("model", "messages", "prompt"))  # what else a request has
 
 
 def meant_by(name: str) -> str | None:
@@ -289,11 +291,11 @@ def meant_by(name: str) -> str | None:
     return MEANT_NAMES.get(plain) or "".join(close)
 
 # %% ../../nbs/support/01_calls.ipynb #759a4bc1
-def extra_body_of(arguments: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `extra_body`, {} if it is missing; raises `ValueError` if it is no dict."""
-    if not isinstance(extra := arguments.get("extra_body") or {}, Mapping):
-        raise ValueError(f"The sampling argument extra_body must be a dict, not {extra!r:.60}.")
-    return extra
+def dict_argument(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return an argument that is a dict, {} if it is missing; raises `ValueError` if it is none."""
+    if not isinstance(value := arguments.get(name) or {}, Mapping):
+        raise ValueError(f"The sampling argument {name} must be a dict, not {value!r:.60}.")
+    return dict(value)
 
 # %% ../../nbs/support/01_calls.ipynb #a3fd9f45
 def extra_warnings(extra: Mapping[str, Any], arguments: Mapping[str, Any]) -> list[str]:
@@ -307,9 +309,8 @@ def extra_warnings(extra: Mapping[str, Any], arguments: Mapping[str, Any]) -> li
             warnings.append(f"{name} in extra_body: servers read its entries only beside it")
         elif meant := meant_by(name):
             warnings.append(f"{name} in extra_body is unknown: did you mean {meant}?")
-    for kwargs in (part.get("chat_template_kwargs") for part in (arguments, extra)):
-        names = [*kwargs] if isinstance(kwargs, Mapping) else []
-        for name in names:
+    for part in (arguments, extra):
+        for name in dict_argument(part, "chat_template_kwargs"):
             close = get_close_matches(str(name), TEMPLATE_NAMES, n=1, cutoff=0.85)
             if close and close[0] != name:
                 told = f"{name} in chat_template_kwargs is unknown: did you mean {close[0]}?"
@@ -320,30 +321,28 @@ def extra_warnings(extra: Mapping[str, Any], arguments: Mapping[str, Any]) -> li
 def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """Return sampling arguments with those of the chat template in their place, and warnings.
 
-    `stream` is left out: rollouts need whole answers. Raises `ValueError` if `extra_body` is no
-    dict.
+    `stream` is left out: rollouts need whole answers. Raises `ValueError` if `extra_body` or
+    `chat_template_kwargs` is no dict, and for the model or the prompt.
     """
-    checked, warnings = dict(arguments), list[str]()
+    checked, faults = dict(arguments), list[str]()
+    if found := OF_A_REQUEST & checked.keys():
+        raise ValueError(f"{min(found)!r} is no sampling argument: pass it beside them.")
+    if isinstance(n := checked.get("n"), int) and n > 1:
+        faults.append(f"n is {n}, but a rollout reads one answer: ask for more rollouts instead.")
     if checked.pop("stream", None):
         checked.pop("stream_options", None)
-        warnings.append(
-            "The sampling argument stream is left out: rollouts wait for whole answers."
-        )
-    extra = extra_body_of(checked)
-    moved = {name: checked.pop(name) for name in TEMPLATE_NAMES if name in checked}
-    if moved:
-        kwargs = {**moved, **(extra.get("chat_template_kwargs") or {})}
-        checked["extra_body"] = {**extra, "chat_template_kwargs": kwargs}
+        faults.append("stream is left out: rollouts wait for whole answers.")
+    extra = dict_argument(checked, "extra_body")
+    if moved := {name: checked.pop(name) for name in TEMPLATE_NAMES if name in checked}:
+        moved |= dict_argument(checked, "chat_template_kwargs")
+        checked.pop("chat_template_kwargs", None)
+        moved |= dict_argument(extra, "chat_template_kwargs")
+        checked["extra_body"] = extra = {**extra, "chat_template_kwargs": moved}
     for name in checked:
         if (meant := meant_by(name)) is not None:
-            hint = (
-                f"did you mean {meant}?"
-                if meant
-                else "put it into extra_body if your server knows it."
-            )
-            warnings.append(
-                f"The sampling argument {name} is unknown, and is sent as it is: {hint}"
-            )
+            hint = f"did you mean {meant}?" if meant else "is it for extra_body?"
+            faults.append(f"{name} is unknown, and is sent as it is: {hint}")
+    warnings = [f"The sampling argument {fault}" for fault in faults]
     return checked, warnings + extra_warnings(extra, checked)
 
 # %% ../../nbs/support/01_calls.ipynb #887309d0

@@ -28,7 +28,13 @@ from itertools import accumulate, groupby
 from typing import Any
 
 from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
-from ..types import Messages, reasoning_note, reasoning_text, tool_call_dict
+from ..types import (
+    Messages,
+    is_thought,
+    reasoning_note,
+    reasoning_text,
+    tool_call_dict,
+)
 from .html import (
     MOST_DRAWN,
     Mark,
@@ -129,7 +135,7 @@ def rendered_html(text: str) -> str:
 def content_parts(content: Any) -> tuple[str, list[tuple[str, str]]]:
     """Return the text of a message's content, and kind and URL of its other parts.
 
-    The content may be malformed.
+    The content may be malformed. Thinking is left out: it is shown folded.
     """
     texts, others = [], []
     for part in content if isinstance(content, (list, tuple)) else [content]:
@@ -137,7 +143,7 @@ def content_parts(content: Any) -> tuple[str, list[tuple[str, str]]]:
             texts.append("" if part is None else str(part))
         elif part.get("type") == "text":
             texts.append(str(part.get("text") or ""))
-        else:
+        elif not is_thought(part):
             url = part.get("image_url")
             url = url.get("url") if isinstance(url, Mapping) else url
             others.append((str(part.get("type")), str(url)))
