@@ -141,11 +141,12 @@ def check_state(state: Any, hook: str) -> State:
 def check_answer(returned: Any, conversation: Messages) -> tuple[Any, State]:
     """Return the messages and the state from an `env_response` to a conversation.
 
-    Raises `TypeError` for anything else, and for messages that repeat the conversation.
+    One message may stand alone, as in `verifiers` 0.1.1. Raises `TypeError` for anything else, and
+    for messages that repeat the conversation.
     """
     kind = type(conversation)
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
-        messages: Any = returned[0]
+        messages: Any = [returned[0]] if isinstance(returned[0], dict) else returned[0]
         if type(messages) is kind and all(isinstance(m, (dict, str)) for m in messages):
             if kind is list and messages[: len(conversation)] == conversation:
                 problem = "env_response returned the whole conversation"
