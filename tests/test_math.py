@@ -393,6 +393,20 @@ WRITTEN_OTHERWISE = [
         ("2^{2^{2023}}", "2^{2^{2023}}"),
         ("2^{1000000}", "4^{500000}"),
     ],
+    *[
+        (r"\angle ABC", r"\angle CBA"),
+        (r"\angle ABC", "∠CBA"),
+        (r"\triangle ABC", r"\triangle BCA"),
+        ("AB", "BA"),
+        ("1000", "1_000"),
+        ("1234567.5", r"1\_234\_567.5"),
+        ("5000000", "5 million"),
+        ("-2500000000", r"-2.5\text{ billion}"),
+        (r"\$5000000", r"\$5 million"),
+        ("1250000 people", "1.25 million people"),
+        ("500000", "5 hundred thousand"),
+        ("1200000000", "1,200 million"),
+    ],
 ]
 NOT_THE_SAME = [
     *[
@@ -455,6 +469,20 @@ NOT_THE_SAME = [
         ("(10^9)!", "1"),
         ("1.234,50", "1234.5"),
         ("0,5", "0.5"),
+    ],
+    *[
+        (r"\angle ABC", r"\angle ACB"),
+        (r"m\angle ABC = 30^\circ", r"m\angle BAC = 30^\circ"),
+        (r"\triangle ABC", r"\triangle ABD"),
+        ("1", "1_000"),
+        ("5", "5 million"),
+        ("5 million", "5 billion"),
+        ("200", "2 hundred and five"),
+        ("2000000", "2 million three hundred thousand"),
+        ("0.000005", "5 million"),
+        ("5000000", "5 millionths"),
+        ("25000000", "2,5 million"),
+        ("35000000", "3-5 million"),
     ],
 ]
 

@@ -63,7 +63,7 @@ async def answer_of(env: Any, messages: Any, state: State, **kwargs: Any) -> Any
     """Return the environment's answer; the state that it may return with it is put into `state`."""
     answered = await maybe_await(env.env_response, messages, state, **kwargs)
     if isinstance(answered, tuple):
-        answered, after = check_answer(answered, type(messages))
+        answered, after = check_answer(answered, messages)
         state.update(after)
     return answered
 

@@ -89,8 +89,9 @@ def environment_module(env_id: str) -> str:
     _, slash, own = env_id.strip().partition("/")
     is_owned = slash and own.replace("-", "_").isidentifier()
     hint = f" Leave out the owner: {own!r}." if is_owned else ""
-    if is_file:
-        hint = f" Give the name of the file alone: {Path(name).stem!r}."
+    alone = Path(name).stem
+    if alone and (is_file or Path(env_id).is_dir()):
+        hint = f" Give its name alone: {alone!r}."
     raise ValueError(f"{env_id!r} is not the name of an environment, such as 'addition'.{hint}")
 
 # %% ../../nbs/environments/00_load.ipynb #bf7fdfe1
@@ -183,21 +184,22 @@ def explain_unknown(name: str) -> str:
 
     A continuation of a sentence.
     """
-    known = sorted({*shipped_environments(), *plugged_environments()})
+    here = [path.stem for path in Path("environments").glob("[a-zA-Z]*")]
+    known = sorted({*shipped_environments(), *plugged_environments(), *here})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     missing = f"There is no installed module {name!r} with a load_environment function"
     if name != "load" and (files("verifiers_nb.environments") / f"{name}.py").is_file():
         table = "verifiers_nb/environments/data/environments.toml"
         return f": verifiers_nb.environments.{name} has no table in {table}."
-    here = f": {missing}. Only commands such as vf-eval look into ./environments."
+    only = f": {missing}. Only commands such as vf-eval look into ./environments."
     if (folder := Path("environments", name)).is_dir():
         return (
-            f"{here} Install the folder with pip install -e {folder}, or call "
+            f"{only} Install the folder with pip install -e {folder}, or call "
             f"sys.path.insert(0, {str(folder)!r}) first."
         )
     if folder.with_suffix(".py").is_file():
-        return f"{here} Call sys.path.insert(0, 'environments') first."
+        return f"{only} Call sys.path.insert(0, 'environments') first."
     return f"{hint} {missing}; known are {', '.join(known)}."
 
 # %% ../../nbs/environments/00_load.ipynb #5b1a2460

@@ -138,11 +138,18 @@ def check_state(state: Any, hook: str) -> State:
     raise TypeError(f"{hook} must return the state of the rollout, not {state!r:.200}.")
 
 # %% ../../nbs/envs/08_multiturn.ipynb #fc95dbd6
-def check_answer(returned: Any, kind: type[Any]) -> tuple[Any, State]:
-    """Return the messages (of type `kind`, list or str) and the state from an `env_response`."""
+def check_answer(returned: Any, conversation: Messages) -> tuple[Any, State]:
+    """Return the messages and the state from an `env_response` to a conversation.
+
+    Raises `TypeError` for anything else, and for messages that repeat the conversation.
+    """
+    kind = type(conversation)
     if isinstance(returned, (tuple, list)) and len(returned) == 2:
         messages: Any = returned[0]
         if type(messages) is kind and all(isinstance(m, (dict, str)) for m in messages):
+            if kind is list and messages[: len(conversation)] == conversation:
+                problem = "env_response returned the whole conversation"
+                raise TypeError(f"{problem}: it must return only the messages that it adds.")
             return messages, check_state(returned[1], "env_response, after the messages,")
     expected = "a list of messages" if kind is list else "a string"
     raise TypeError(f"env_response must return {expected} and the state, not {returned!r:.200}.")
@@ -207,7 +214,7 @@ class MultiTurnEnv(Environment):
                     await settled(self.env_response(messages, state, **kwargs))
                 break
             returned = await settled(self.env_response(messages, state, **kwargs))
-            answer_messages, state = check_answer(returned, type(messages))
+            answer_messages, state = check_answer(returned, messages)
             state["completion"] = state["completion"] + answer_messages
             messages = messages + answer_messages
         return state["completion"], state

@@ -66,12 +66,15 @@ def read_docstring(docstring: str | None) -> tuple[str, dict[str, str]]:
 def tool_name(tool: Callable[..., Any]) -> str:
     """Return the name of a tool.
 
-    Raises `ValueError` if it isn't valid as the name of a function.
+    Raises `ValueError` if it isn't valid as the name of a function, `TypeError` for what is no
+    function, or yields its results.
     """
     if not callable(tool):
         raise TypeError(f"A tool is a function, not {tool!r:.60}: give the function itself.")
     tool = tool.func if isinstance(tool, partial) else tool
     name = getattr(tool, "__name__", type(tool).__name__)
+    if inspect.isgeneratorfunction(tool) or inspect.isasyncgenfunction(tool):
+        raise TypeError(f"Tool {name!r} yields, but a model reads one result: return a list.")
     if not re.fullmatch(r"[a-zA-Z_][a-zA-Z0-9_]{0,63}", name):
         raise ValueError(f"{name!r} can't name a tool: define it with def, in at most 64 letters.")
     return name

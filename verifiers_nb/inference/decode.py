@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'Decoder', 'RowCache', 'reserve', 'append_rows', 'keep_rows',
-           'prefill_attention', 'hiding', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument',
+           'prefill_attention', 'additive_mask', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument',
            'shared_beginning', 'prefill', 'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two',
            'make_decoder', 'draw', 'token_noise', 'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema',
            'requested_tag', 'make_matcher', 'mask_logits']
@@ -127,7 +127,11 @@ def keep_rows(cache: RowCache, order: list[int]) -> None:
 def prefill_attention(
     query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None
 ) -> Tensor:
-    """Return causal attention of the last tokens, of each to at most the last `window` ones."""
+    """Return causal attention, [B, heads, Q, D], of the last Q tokens to all T.
+
+    `query` is [B, heads, Q, D]; `key` and `value` are [B, kv_heads, T, D]. A token sees itself and
+    the tokens before it, with a `window` at most that many in all.
+    """
     mask, length, whole = None, query.shape[2], key.shape[2]
     if length < whole or (window is not None and window < length):
         mask = torch.ones(length, whole, dtype=torch.bool, device=query.device)
@@ -140,7 +144,7 @@ def prefill_attention(
     )
 
 # %% ../../nbs/inference/03_decode.ipynb #f3fe17c3
-def hiding(columns: Tensor, dtype: torch.dtype) -> Tensor:
+def additive_mask(columns: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the mask [B, 1, 1, T] that hides columns, boolean [B, T], from attention."""
     shown = torch.zeros(columns.shape, dtype=dtype, device=columns.device)
     return shown.masked_fill_(columns, -torch.inf)[:, None, None]
@@ -185,7 +189,7 @@ class PlainDecoder:
         self.rows += [list(prompt[:-1]) for prompt in prompts]
 
     def step(self, tokens: list[int]) -> Tensor:
-        """Append one token to each row; return the logits that follow."""
+        """Append one token to each row; return the logits that follow, float32 [rows, V]."""
         for row, token in zip(self.rows, tokens, strict=True):
             row.append(token)
         # The padding is on the right, which causal models never read.
@@ -273,7 +277,7 @@ def cached_step(model: PreTrainedModel, cache: RowCache, tokens: list[int]) -> T
     mask = None
     if cache.begin < max(cache.starts):
         columns = torch.arange(cache.begin, cache.end + 1, device=starts.device)
-        mask = hiding(columns < starts, model.dtype)
+        mask = additive_mask(columns < starts, model.dtype)
     position_ids, kept = cache.end - starts, cache_argument(model, cache)
     output = model(input_ids=ids, attention_mask=mask, position_ids=position_ids, **kept)
     cache.end += 1
@@ -281,11 +285,13 @@ def cached_step(model: PreTrainedModel, cache: RowCache, tokens: list[int]) -> T
 
 # %% ../../nbs/inference/03_decode.ipynb #b6692ea5
 class CachedDecoder:
-    """Decode with a cache that is written in place. Replaces the model's attention."""
+    """Decode with a cache that is written in place. Replaces the model's attention.
 
-    least_saved = (
-        512  # tokens, below which a shared beginning is not worth a forward pass of its own
-    )
+    `token_bytes`: what one more token of one row takes in the cache, in all layers.
+    """
+
+    # Tokens; to save fewer, a shared beginning isn't worth a forward pass of its own.
+    least_saved = 512
 
     def __init__(self, model: PreTrainedModel):
         use_row_attention(model)
@@ -303,7 +309,7 @@ class CachedDecoder:
         self.token_bytes = sum(each[0, :, 0].nbytes for each in self.cache.buffers)
 
     def step(self, tokens: list[int]) -> Tensor:
-        """Append one token to each row; return the logits that follow."""
+        """Append one token to each row; return the logits that follow, float32 [rows, V]."""
         return cached_step(self.model, self.cache, tokens)
 
     def keep(self, order: list[int]) -> None:
@@ -323,9 +329,9 @@ Decoder: TypeAlias = PlainDecoder | CachedDecoder
 
 
 def logits_of_two(decoder: Decoder) -> Tensor:
-    """Return the logits of two steps after prompts of different lengths that begin alike.
+    """Return the logits of two steps, one after the other, float32 [4, V].
 
-    Leaves no rows.
+    The two prompts have different lengths and begin alike. Leaves no rows.
     """
     # From the middle of the vocabulary: special tokens are at its ends, and in some models they
     # make numbers so large that half precision has no digits left for the others.

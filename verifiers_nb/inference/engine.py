@@ -117,7 +117,7 @@ async def make_reply(engine: Any, kind: str, prompt: list[int], options: Options
     )
 
 # %% ../../nbs/inference/08_engine.ipynb #ff274c98
-GROWING_TOKENS = 40
+GROWING_TOKENS = 40  # of the end of an answer, which a page shows while it grows
 
 
 def growing_answers(engine: EmbeddedEngine, most: int) -> list[Growing]:

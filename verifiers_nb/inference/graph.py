@@ -22,8 +22,8 @@ from .decode import (
     CachedDecoder,
     Decoder,
     RowCache,
+    additive_mask,
     cache_argument,
-    hiding,
     make_decoder,
 )
 
@@ -69,7 +69,7 @@ def fixed_step(model: PreTrainedModel, fixed: FixedRows) -> Tensor:
     hidden = (places < starts) | (places > end)
     output = model(
         input_ids=tokens,
-        attention_mask=hiding(hidden, model.dtype),
+        attention_mask=additive_mask(hidden, model.dtype),
         position_ids=end - starts,
         **cache_argument(model, fixed),
     )

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['TINY', 'default_threads', 'shared_copy', 'load_network', 'first_numbers', 'context_length', 'end_tokens', 'frame_of',
-           'all_weights', 'ServedModel', 'is_shaped_as', 'adapted_layers', 'merged_weight', 'lora_factors',
-           'adapter_for', 'merged_weights', 'kept_layers', 'adapted_weights']
+           'all_weights', 'ServedModel', 'is_shaped_as', 'adapted_layers', 'active_adapters', 'merged_weight',
+           'lora_factors', 'adapter_for', 'merged_weights', 'kept_layers', 'adapted_weights']
 
 # %% ../../nbs/inference/06_served_model.ipynb #7c0d6a14
 import copy
@@ -189,12 +189,17 @@ def adapted_layers(adapter: PeftModel, base: dict[str, Tensor]) -> dict[str, Any
             raise ValueError(f"the adapter changes {name}, which is tied to another weight")
     return layers
 
+# %% ../../nbs/inference/06_served_model.ipynb #a6a30b45
+def active_adapters(layer: Any) -> list[str]:
+    """Return the names of the active adapters that change a layer; some leave it as it is."""
+    return [name for name in layer.active_adapters if name in layer.scaling]
+
 # %% ../../nbs/inference/06_served_model.ipynb #b9677dd4
 @torch.no_grad()
 def merged_weight(layer: Any, weight: Tensor) -> Tensor:
     """Return the sum of a base weight and the deltas of a layer with LoRA."""
     total = weight.to(torch.float32, copy=True)  # stored by rows or by columns, as the weight is
-    for name in [each for each in layer.active_adapters if each in layer.scaling]:
+    for name in active_adapters(layer):
         if name in layer.lora_A and not layer.fan_in_fan_out:
             # Added by the product itself: a delta of its own would be written and read again.
             up, down = (part[name].weight.to(total) for part in (layer.lora_B, layer.lora_A))
@@ -207,7 +212,7 @@ def merged_weight(layer: Any, weight: Tensor) -> Tensor:
 @torch.no_grad()
 def lora_factors(name: str, layer: Any) -> dict[str, Tensor]:
     """Return the factors of all active adapters of a layer, as `Int8Linear` takes them."""
-    active = [each for each in layer.active_adapters if each in layer.scaling]
+    active = active_adapters(layer)
     first = [layer.lora_A[each].weight for each in active]
     second = [layer.scaling[each] * layer.lora_B[each].weight for each in active]
     return {

@@ -8,14 +8,15 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'SIZES_OF_BRACKETS',
            'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED',
-           'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE',
+           'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE',
            'MATH_BYTES', 'SENTENCE', 'DENIAL', 'MISREAD', 'parsed_answer', 'sizes_of', 'differ_in_size',
            'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers', 'compare_at_sight',
            'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms',
            'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'compare_spellings', 'first_relation', 'primes_in', 'differ_in_signs', 'parse_fast_first', 'address_space',
-           'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess',
-           'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
+           'compare_spellings', 'first_relation', 'primes_in', 'angles_in', 'differ_in_signs', 'parse_fast_first',
+           'address_space', 'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process',
+           'MathProcess', 'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_first',
+           'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -372,12 +373,24 @@ def primes_in(answer: str) -> int:
         return 0
     return sum(prime.count("'") + prime.count("prime") for prime in PRIME.findall(value))
 
+# %% ../../nbs/rubrics/03_math.ipynb #2cca60db
+ANGLE = re.compile(r"\\(?:measured|spherical)?angle\s?\{?\s?([A-Z]{3})(?![A-Za-z])")
+
+
+def angles_in(answer: str) -> list[str]:
+    """Return the angles that an answer names by three points, sorted; CBA is the angle ABC."""
+    return sorted(min(name, name[::-1]) for name in ANGLE.findall(answer))
+
 # %% ../../nbs/rubrics/03_math.ipynb #7098d338
 def differ_in_signs(gold: str, response: str) -> bool:
     """Return whether two answers differ in a sign that math-verify skips."""
     if first_relation(gold) != first_relation(response):
         return True
     both = gold + response
+    if "angle" in both:
+        angles, others = angles_in(gold), angles_in(response)
+        if angles and others and angles != others:
+            return True
     if "'" not in both and "prime" not in both:
         return False
     if primes_in(gold) != primes_in(response):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CharSet', 'CODE_END', 'SURROGATES', 'MAX_STATES', 'char_set', 'only', 'all_but', 'in_both', 'has', 'alike',
+__all__ = ['CharSet', 'CODE_END', 'SURROGATES', 'MAX_STATES', 'char_set', 'only', 'all_but', 'in_any', 'in_both', 'has', 'alike',
            'Unexpressible', 'Machine', 'of_length', 'one_of', 'all_of', 'none_of', 'Node', 'ways_from',
            'without_dead_ends', 'explore']
 
@@ -50,6 +50,11 @@ def all_but(*sets: CharSet) -> CharSet:
     if at < CODE_END:
         left.append((at, CODE_END - 1))
     return tuple(left)
+
+
+def in_any(*sets: CharSet) -> CharSet:
+    """Return the characters that are in at least one of the sets."""
+    return all_but(all_but(*sets))
 
 
 def in_both(first: CharSet, second: CharSet) -> CharSet:

@@ -145,10 +145,11 @@ UNAVAILABLE = frozenset({502, 503, 504, 529})
 
 
 class Breaker:
-    """Let all requests to an address fail at once when it is given up.
+    """A circuit breaker: when an address is given up, all requests to it fail at once.
 
-    It is after it was asked once more without a connection, or `MOST_PROBES` times more while it
-    has only answered that it is unavailable. One request asks, and the others wait for its outcome.
+    A failed request makes the address suspect. Then one request at a time probes it after a pause,
+    and the others wait for its outcome. One probe without a connection, or `MOST_PROBES` probes of
+    a server that has only ever answered that it is unavailable, give the address up.
     """
 
     def __init__(self) -> None:

@@ -11,8 +11,9 @@ __all__ = ['NEWNS', 'NEWIPC', 'NEWUSER', 'NEWNET', 'NOBODY', 'SYSTEM', 'DEVICES'
            'REFUSED_COMMANDS', 'RIGHTS_AND_TIMES', 'LOAD', 'EQUAL', 'AT_LEAST', 'ANY_BIT', 'RETURN', 'CALL_NUMBER',
            'ARCHITECTURE', 'FIRST_ARGUMENT', 'ALLOW', 'NOT_PERMITTED', 'NOT_IMPLEMENTED', 'NO_NEW_PRIVILEGES',
            'UNIX_SOCKET', 'set_limits', 'check', 'enter_user_namespace', 'readable', 'without', 'mount', 'show_at',
-           'enter_own_root', 'close_files', 'drop_capabilities', 'call_numbers', 'filter_program', 'install_filter',
-           'refuse_calls', 'network_filter', 'refuse_network_calls', 'missing_guards', 'confine', 'main']
+           'enter_own_root', 'close_files', 'drop_capabilities', 'call_numbers', 'filter_beginning', 'filter_program',
+           'install_filter', 'refuse_calls', 'network_filter', 'refuse_network_calls', 'missing_guards', 'confine',
+           'main']
 
 # %% ../../nbs/support/03_confine.ipynb #77de68da
 import ctypes
@@ -239,19 +240,29 @@ CALL_NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccom
 ALLOW, NOT_PERMITTED, NOT_IMPLEMENTED = 0x7FFF0000, 0x00050001, 0x00050026
 
 
+def filter_beginning(machine: str) -> tuple[int, list[tuple[int, int, int, int]]]:
+    """Return the column of a machine's numbers in the tables above, and how its filters begin.
+
+    They refuse calls of another architecture. Raises `OSError` on a machine that the tables lack.
+    """
+    if machine not in ARCHITECTURES:
+        raise OSError(f"no filter for {machine}")
+    column, architecture = ARCHITECTURES[machine]
+    refuse = (RETURN, 0, 0, NOT_PERMITTED)
+    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), refuse]
+    program += [(LOAD, 0, 0, CALL_NUMBER), (AT_LEAST, 0, 1, 0x40000000), refuse]  # the x32 calls
+    return column, program
+
+# %% ../../nbs/support/03_confine.ipynb #05b80b96
 def filter_program(machine: str, pid: int, own_root: bool) -> list[tuple[int, int, int, int]]:
     """Return the filter of process `pid`: instructions (code, jump if true, if false, value).
 
     `own_root`: whether the process has a private file system. Raises `OSError` on a machine for
     which the tables above have no numbers.
     """
-    if machine not in ARCHITECTURES:
-        raise OSError(f"no filter for {machine}")
-    column, architecture = ARCHITECTURES[machine]
+    column, program = filter_beginning(machine)
     refuse, allow = (RETURN, 0, 0, NOT_PERMITTED), (RETURN, 0, 0, ALLOW)
     argument = (LOAD, 0, 0, FIRST_ARGUMENT)
-    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), refuse]
-    program += [(LOAD, 0, 0, CALL_NUMBER), (AT_LEAST, 0, 1, 0x40000000), refuse]  # the x32 calls
     for numbers in (REFUSED if own_root else REFUSED | RIGHTS_AND_TIMES).values():
         if (number := numbers[column]) >= 0:
             program += [(EQUAL, 0, 1, number), refuse]
@@ -288,12 +299,8 @@ UNIX_SOCKET = 1
 
 def network_filter(machine: str) -> list[tuple[int, int, int, int]]:
     """Return a filter that refuses sockets, but for those between processes of this machine."""
-    if machine not in ARCHITECTURES:
-        raise OSError(f"no filter for {machine}")
-    column, architecture = ARCHITECTURES[machine]
+    column, program = filter_beginning(machine)
     refuse, allow = (RETURN, 0, 0, NOT_PERMITTED), (RETURN, 0, 0, ALLOW)
-    program = [(LOAD, 0, 0, ARCHITECTURE), (EQUAL, 1, 0, architecture), refuse]
-    program += [(LOAD, 0, 0, CALL_NUMBER), (AT_LEAST, 0, 1, 0x40000000), refuse]  # the x32 calls
     program += [(EQUAL, 0, 1, REFUSED["io_uring_setup"][column]), refuse]
     program += [(EQUAL, 1, 0, REFUSED["socket"][column]), allow]
     return program + [(LOAD, 0, 0, FIRST_ARGUMENT), (EQUAL, 0, 1, UNIX_SOCKET), allow, refuse]

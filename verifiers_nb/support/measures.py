@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'LONGEST_MEASURE', 'TEXT', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
+__all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'LONGEST_MEASURE', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
            'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER',
-           'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'unit_named', 'Measure', 'measured',
-           'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things', 'with_last_variable',
-           'numbers_in_units', 'differ_in_words']
+           'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'unit_named',
+           'without_text_commands', 'Measure', 'measured', 'read_measure', 'is_counted', 'things_named', 'singulars',
+           'are_same_things', 'with_last_variable', 'numbers_in_units', 'differ_in_words']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
@@ -85,6 +85,14 @@ def unit_named(text: str) -> str | None:
         units.append(UNIT_OF[factor[2]] + (f"^{power}" if power > 1 else ""))
     return "/".join(units)
 
+# %% ../../nbs/support/24_measures.ipynb #82047326
+TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathsf|operatorname)\s?\{([^{}]*)\}")
+
+
+def without_text_commands(answer: str) -> str:
+    r"""Return an answer with the words of `\text{}` and its like in place, and single spaces."""
+    return " ".join(TEXT.sub(r" \1 ", answer).split())
+
 # %% ../../nbs/support/24_measures.ipynb #68df969f
 @dataclass(frozen=True, slots=True)
 class Measure:
@@ -96,7 +104,6 @@ class Measure:
 
 # %% ../../nbs/support/24_measures.ipynb #aa079fc3
 LONGEST_MEASURE = 100  # characters
-TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathsf|operatorname)\s?\{([^{}]*)\}")
 EQUATION = re.compile(r"[A-Za-z]\s?=\s?(?=[^=]*$)")
 MONEY = re.compile(
     r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹])\s?([0-9.][0-9.,]*[0-9]|[0-9])(?: (?i:usd|dollars?))?"
@@ -118,7 +125,7 @@ def read_measure(answer: str) -> Measure | None:
 
     An answer is asked for twice, and the gold answer by each rollout of a prompt.
     """
-    plain = " ".join(TEXT.sub(r" \1 ", answer).split())
+    plain = without_text_commands(answer)
     plain = plain[equation.end() :] if (equation := EQUATION.match(plain)) else plain
     if money := MONEY.fullmatch(plain):
         return Measure(money[1] + money[3], unit_named(money[2]) or "")
@@ -141,7 +148,7 @@ def is_counted(answer: str) -> bool:
     """Return whether an answer is a number of things, such as `5 apples`, and has no unit."""
     if len(answer) > LONGEST_MEASURE:
         return False
-    counted = COUNTED.fullmatch(" ".join(TEXT.sub(r" \1 ", answer).split()))
+    counted = COUNTED.fullmatch(without_text_commands(answer))
     return counted is not None and not any(word in UNIT_OF for word in counted[1].lower().split())
 
 # %% ../../nbs/support/24_measures.ipynb #662eb231
@@ -163,7 +170,7 @@ SINGULARS = {
 
 def things_named(answer: str) -> tuple[str, list[str]]:
     """Return an answer without the words after its last number, and these words without units."""
-    plain = " ".join(TEXT.sub(r" \1 ", answer).split()) if len(answer) <= LONGEST_MEASURE else ""
+    plain = without_text_commands(answer) if len(answer) <= LONGEST_MEASURE else ""
     named = NAMED_THINGS.search(plain)
     words = named[1].lower().split() if named else []
     if named is None or not MATHEMATICAL.isdisjoint(words):
@@ -233,6 +240,6 @@ def differ_in_words(gold: str, response: str) -> bool:
     """Return whether two answers differ in words that math-verify skips, or what these count."""
     if max(len(gold), len(response)) > LONGEST_MEASURE or not TEXT.search(gold + response):
         return False
-    first, second = (" ".join(TEXT.sub(r" \1 ", each).split()) for each in (gold, response))
+    first, second = map(without_text_commands, (gold, response))
     words, others = CHANGING.findall(first.lower()), CHANGING.findall(second.lower())
     return words != others or numbers_in_units(first) != numbers_in_units(second)

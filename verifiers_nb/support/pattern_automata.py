@@ -24,6 +24,7 @@ from .automata import (
     Unexpressible,
     all_but,
     has,
+    in_any,
     only,
 )
 
@@ -44,7 +45,7 @@ def class_set(written: str) -> CharSet:
     r"""Return the characters of a class of `re`, such as `\w`."""
     everything = "".join(map(chr, range(CODE_END)))
     runs = re.finditer(f"{written}+", everything)
-    return all_but(all_but(tuple((run.start(), run.end() - 1) for run in runs)))
+    return in_any(tuple((run.start(), run.end() - 1) for run in runs))
 
 # %% ../../nbs/support/09_pattern_automata.ipynb #09a72c54
 def set_of(op: str, argument: Any) -> CharSet | None:
@@ -65,7 +66,7 @@ def set_of(op: str, argument: Any) -> CharSet | None:
             members = [
                 set_of(str(name), value) or () for name, value in argument if str(name) != "NEGATE"
             ]
-            return all_but(*members) if is_negated else all_but(all_but(*members))
+            return all_but(*members) if is_negated else in_any(*members)
     return None
 
 # %% ../../nbs/support/09_pattern_automata.ipynb #fb5e3653

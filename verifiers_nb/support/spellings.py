@@ -9,10 +9,11 @@ from __future__ import annotations
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
            'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON', 'PYTHON_BASES',
-           'PYTHON_BASE', 'TURNED', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS',
-           'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT', 'sign_in_latex', 'root_in_latex', 'signs_in_latex',
-           'without_marks', 'is_balanced', 'without_style', 'mixed_as_fraction', 'repeating_as_fraction',
-           'usual_number', 'with_parentheses', 'usual_spelling', 'is_same_text']
+           'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS',
+           'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT', 'sign_in_latex',
+           'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style', 'mixed_as_fraction',
+           'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words', 'usual_spelling',
+           'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -33,6 +34,7 @@ SIGNS_IN_LATEX = {
     "º": r"^\circ ",
     "˚": r"^\circ ",
     "∞": r"\infty ",
+    "∠": r"\angle ",
     "∪": r"\cup ",
     "∩": r"\cap ",
     "∖": r"\setminus ",
@@ -180,7 +182,7 @@ def repeating_as_fraction(number: re.Match[str]) -> str:
 # %% ../../nbs/support/23_spellings.ipynb #0ac9e202
 LATEX_SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
 BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
-GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?: [0-9]{3})+(?:\.[0-9]+)?")
+GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?:(?: [0-9]{3})+|(?:\\?_[0-9]{3})+)(?:\.[0-9]+)?")
 SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
 E_NOTATION = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
@@ -204,7 +206,7 @@ def usual_number(answer: str) -> str:
     answer = TIMES_TEN.sub(r"\\times ", answer)
     answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
     if GROUPS_OF_THREE.fullmatch(answer):
-        return answer.replace(" ", "")
+        return re.sub(r"\\?[ _]", "", answer)
     if number := E_NOTATION.fullmatch(answer):
         exponent = int(number[2] or number[3])
         return rf"{number[1].removesuffix('.')}\times 10^{{{exponent}}}"
@@ -229,6 +231,28 @@ def with_parentheses(answer: str) -> str:
         return f"{opening}{low},{high}{')' if closing == '[' else closing}"
 
     return TURNED.sub(turned, answer)
+
+# %% ../../nbs/support/23_spellings.ipynb #0fb3faad
+SIZES_WRITTEN_OUT = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+# A number and the words behind it, if the words don't go on, as in "2 hundred and five".
+WRITTEN_OUT = re.compile(
+    r"(?<![\w.,/^}\-])(-?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,15})(?:\.([0-9]{1,15}))?"
+    r"[ ~]?\\? ?(?:\\(?:text|mathrm|textrm|mbox)\{ ?)?"
+    r"((?:(?<![a-z])(?:hundred|thousand|million|billion|trillion)(?![A-Za-z]) ?)+)"
+    r"(?! ?(?:and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen"
+    r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b|[0-9])(\}?)"
+)
+
+
+def number_in_words(number: re.Match[str]) -> str:
+    """Return a number such as `2.5 million` in digits."""
+    sign, whole, places, words, brace = number.groups(default="")
+    if ("{" in number[0]) != bool(brace):
+        return number[0]
+    zeros = sum(SIZES_WRITTEN_OUT[word] for word in words.split())
+    whole, rest = whole.replace(",", "") + places[:zeros].ljust(zeros, "0"), places[zeros:]
+    after = " " if words.endswith(" ") else ""
+    return f"{sign}{whole.lstrip('0') or '0'}{f'.{rest}' if rest else ''}{after}"
 
 # %% ../../nbs/support/23_spellings.ipynb #bd09993a
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
@@ -264,6 +288,8 @@ def usual_spelling(answer: str) -> str:
     if not ONLY_DIGITS_AND_SIGNS.fullmatch(answer):  # nothing to rewrite
         for pattern, latex in COMPILED_REWRITINGS:
             answer = pattern.sub(latex, answer)
+        if "illion" in answer or "hundred" in answer or "thousand" in answer:
+            answer = WRITTEN_OUT.sub(number_in_words, answer)
     if r"\circ" in answer:
         answer = DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer)
     return with_parentheses(usual_number(without_marks(answer)))

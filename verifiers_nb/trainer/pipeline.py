@@ -149,11 +149,15 @@ logger = logging.getLogger(__name__)
 
 
 class TrainingRun(RolloutRun):
-    """Rollouts of training: a failed one is played once more, a full disk ends nothing."""
+    """Rollouts of training: a failed one is played once more, a full disk ends nothing.
+
+    `playing` and `begun` count rollouts. `over_at` and `scored_at`: when the last one was played
+    and scored, in seconds of `perf_counter`. `scoring_seconds`: how long only scoring was going on.
+    """
 
     playing = begun = 0
     over_at = scored_at = scoring_seconds = 0.0
-    turned = True
+    turned = True  # whether the event loop has run others since a rollout was played
 
     async def play(self, rollout: Rollout) -> None:
         """Play one rollout, and again with another seed if it failed."""
