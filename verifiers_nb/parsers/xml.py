@@ -569,9 +569,14 @@ def once_note(at: int, fields: FieldTags, mentions: bool, text: str, spans: Fiel
 def judge_once(
     note: NoteFunc, at: int, fields: FieldTags, mentions: bool, text: str, spans: FieldSpans
 ) -> Verdict:
-    """Judge whether field number `at` is there once."""
+    """Judge whether field number `at` is there once.
+
+    With `mentions` it must not begin in the field before, either.
+    """
     content = spans[at]
     once = content is not None and occurrences(text, fields[at], content, mentions) <= 1
+    if mentions and at and content and (before := spans[at - 1]):
+        once = once and (content[0] > before[1] or content[0] < before[0])
     return (1.0 if once else 0.0), note
 
 # %% ../../nbs/parsers/03_xml.ipynb #4fb6351c
