@@ -174,7 +174,7 @@ def search_rollouts(places: Sequence[Place], text: str) -> list[Place]:
     """
     wanted = json.dumps(text, ensure_ascii=False)[1:-1]
     spellings = {wanted, wanted.lower(), wanted.upper()}  # bytes.lower() changes ASCII only
-    needles = {each.encode("utf-8", "surrogatepass").lower() for each in spellings}
+    needles = {each.encode("utf-8", "backslashreplace").lower() for each in spellings}
     matches: list[Place] = []
     for path, stored in groupby(places, key=lambda place: place.path):
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

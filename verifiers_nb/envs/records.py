@@ -84,7 +84,8 @@ def to_line(record: dict[str, Any], run: bytes = b"") -> bytes:
         state = {str(key): repr(value) for key, value in record["state"].items()}
         parts = {**record, "state": state}
         text = dumps(parts, default=plain_value, ensure_ascii=False, skipkeys=True)
-    line = text.encode("utf-8", "surrogatepass")  # models may write half an emoji
+    # Models may write half an emoji. UTF-8 can't express it; this writes its escape in JSON.
+    line = text.encode("utf-8", "backslashreplace")
     return line[:-1] + b', "run": ' + run + b"}\n" if run else line + b"\n"
 
 # %% ../../nbs/envs/01_records.ipynb #1574bddb
