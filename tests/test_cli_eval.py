@@ -90,6 +90,7 @@ class Server(ThreadingHTTPServer):
     """A server on a free port that notes what it is asked."""
 
     daemon_threads = True
+    request_queue_size = 1024  # with the default of 5, the kernel drops connections of a burst
     pause, key, silent_after = 0.0, "", 1000
 
     def __init__(self) -> None:
