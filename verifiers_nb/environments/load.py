@@ -184,8 +184,9 @@ def explain_unknown(name: str) -> str:
 
     A continuation of a sentence.
     """
-    here = [path.stem for path in Path("environments").glob("[a-zA-Z]*")]
-    known = sorted({*shipped_environments(), *plugged_environments(), *here})
+    here = [path for path in Path("environments").glob("[a-zA-Z]*") if path.suffix in ("", ".py")]
+    names = {path.stem for path in here if path.suffix or path.is_dir()}
+    known = sorted({*shipped_environments(), *plugged_environments(), *names})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     missing = f"There is no installed module {name!r} with a load_environment function"

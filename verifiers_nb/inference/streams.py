@@ -56,7 +56,8 @@ def earlier_item(whole: Sequence[Any], item: Mapping[str, Any]) -> dict[str, Any
     """Return the item of a list that another goes on with, or `None` if it is a new one."""
     number = item.get("index")
     if number is not None:
-        return next((each for each in reversed(whole) if each.get("index") == number), None)
+        same = (e for e in reversed(whole) if isinstance(e, dict) and e.get("index") == number)
+        return next(same, None)
     last = whole[-1] if whole and item.get("type") in GROWING else None
     return last if isinstance(last, dict) and last.get("type") == item.get("type") else None
 
