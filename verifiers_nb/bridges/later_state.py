@@ -163,7 +163,7 @@ class TimeSpan:
         """How long it was; 0.0 before its end."""
         return self.end - self.start if self.end > 0 else 0.0
 
-
+# %% ../../nbs/bridges/03_later_state.ipynb #c0dd83a8
 @dataclass
 class TimeSpans:
     """Several times."""
