@@ -74,7 +74,12 @@ def load_environment():
             [{"name": "add", "arguments": "[1]"}],
             "end",
         ],
-        {"0.1.9": (1.0, {"says": 1.0, "num_turns": 4.0, "total_tool_calls": 3.0, "add_calls": 2.0})},
+        {
+            "0.1.9": (
+                1.0,
+                {"says": 1.0, "num_turns": 4.0, "total_tool_calls": 3.0, "add_calls": 2.0},
+            )
+        },
     ),
     "stops_at_unknown_tools": (
         """
@@ -88,7 +93,12 @@ def load_environment():
     return vf.ToolEnv(tools=[add], dataset=rows(""), stop_errors=[KeyError], rubric=vf.Rubric([ended]))
 """,
         [[{"name": "gone", "arguments": "{}"}], "end"],
-        {"0.1.9": (1.0, {"ended": 1.0, "num_turns": 1.0, "total_tool_calls": 1.0, "add_calls": 0.0})},
+        {
+            "0.1.9": (
+                1.0,
+                {"ended": 1.0, "num_turns": 1.0, "total_tool_calls": 1.0, "add_calls": 0.0},
+            )
+        },
     ),
     "stops_at_broken_calls": (
         """
@@ -102,7 +112,12 @@ def load_environment():
     return vf.ToolEnv(tools=[add], dataset=rows(""), stop_errors=[ValueError], rubric=vf.Rubric([ended]))
 """,
         [[{"name": "add", "arguments": "{bad"}], "end"],
-        {"0.1.9": (1.0, {"ended": 1.0, "num_turns": 1.0, "total_tool_calls": 1.0, "add_calls": 1.0})},
+        {
+            "0.1.9": (
+                1.0,
+                {"ended": 1.0, "num_turns": 1.0, "total_tool_calls": 1.0, "add_calls": 1.0},
+            )
+        },
     ),
     "results_in_parts": (
         """
@@ -117,8 +132,14 @@ def load_environment():
 """,
         [[{"name": "draw", "arguments": "{}"}], "end"],
         {
-            "0.1.9": (0.0, {"parts": 0.0, "num_turns": 2.0, "total_tool_calls": 1.0, "draw_calls": 1.0}),
-            "0.1.10": (1.0, {"parts": 1.0, "num_turns": 2.0, "total_tool_calls": 1.0, "draw_calls": 1.0}),
+            "0.1.9": (
+                0.0,
+                {"parts": 0.0, "num_turns": 2.0, "total_tool_calls": 1.0, "draw_calls": 1.0},
+            ),
+            "0.1.10": (
+                1.0,
+                {"parts": 1.0, "num_turns": 2.0, "total_tool_calls": 1.0, "draw_calls": 1.0},
+            ),
         },
     ),
     "evaluated_members": (
