@@ -68,7 +68,7 @@ async def call_score_hooks(rubric: Any, states: Sequence[State]) -> None:
                 wanted = inspect.signature(hook).parameters
                 await maybe_await(hook, **{each: known[each] for each in wanted if each in known})
 
-
+# %% ../../nbs/bridges/05_later_rubrics.ipynb #df316d50
 async def after_hooks(
     rubric: Any, states: Sequence[State], scores: Sequence[RolloutScore]
 ) -> list[RolloutScore]:

@@ -142,7 +142,7 @@ def as_tool_defs(oai_tools: Sequence[Any]) -> list[LaterMessage]:
     """Return tools of OpenAI's form in that of 0.1.11: their functions alone."""
     return [LaterMessage(each["function"]) for each in oai_tools]
 
-
+# %% ../../nbs/bridges/03_later_state.ipynb #c5671425
 def as_oai_tools(tool_defs: Sequence[Any]) -> list[dict[str, Any]]:
     """Return tools of the form of 0.1.11 in OpenAI's."""
     found = [
@@ -229,7 +229,7 @@ def tokens_of(response: Any) -> tuple[float, float]:
     usage = getattr(response, "usage", None)
     return getattr(usage, "prompt_tokens", 0) or 0, getattr(usage, "completion_tokens", 0) or 0
 
-
+# %% ../../nbs/bridges/03_later_state.ipynb #c1f3733b
 def count_tokens(state: State, read: float, written: float) -> None:
     """Add tokens to the usage in a state."""
     usage = state.setdefault("usage", {"input_tokens": 0.0, "output_tokens": 0.0})

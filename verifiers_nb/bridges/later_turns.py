@@ -129,7 +129,7 @@ async def play_rollout(env: Any, state: LaterState, **kwargs: Any) -> None:
         play = play_turns if env.is_later else older
         await play(env, state, **kwargs)
 
-
+# %% ../../nbs/bridges/06_later_turns.ipynb #795e6532
 async def render_rollout(env: Any, state: State) -> None:
     """Make the completion of a rollout that is over."""
     state["completion"] = as_messages(state["completion"], calls=env.is_later)
