@@ -407,6 +407,33 @@ WRITTEN_OTHERWISE = [
         ("500000", "5 hundred thousand"),
         ("1200000000", "1,200 million"),
     ],
+    *[
+        ("2pi", r"2\pi"),
+        ("–5", "-5"),
+        ("“12”", "12"),
+        ("3:4", r"3\colon 4"),
+        ("forty-five", "45"),
+        (r"\text{three}", "3"),
+        ("6:4:2", "3:2:1"),
+        (r"\arcsin\frac12", r"\frac\pi6"),
+        ("no solution", r"\text{No real solutions}"),
+        ("all real numbers", r"\mathbb R"),
+        (r"x \equiv 3 \pmod 7", r"x\equiv 3 \mod{7}"),
+    ],
+    *[
+        (r"\{x \mid x > 2\}", r"(2,\infty)"),
+        (r"\{x \in \mathbb{R} : x > 2\}", r"\left\{x \mid x > 2\right\}"),
+        (r"(-\infty, 2)", "x < 2"),
+        ("(-1,2]", r"-1 < x \le 2"),
+        ("x=2, y=3", "(2, 3)"),
+        ("p = 2 and q = 3", "q = 3, p = 2"),
+    ],
+    *[
+        (r"\textbf{(C)}\ 12", "C"),
+        (r"\textbf{(C)}\ 12", "12"),
+        ("C", "C) 12"),
+        (r"(B) \frac12", r"\text{(B)}"),
+    ],
 ]
 NOT_THE_SAME = [
     *[
@@ -483,6 +510,33 @@ NOT_THE_SAME = [
         ("5000000", "5 millionths"),
         ("25000000", "2,5 million"),
         ("35000000", "3-5 million"),
+    ],
+    *[
+        (r"\{x \mid x > 2\}", r"\{x \mid x < 2\}"),
+        (r"\{x \mid 1 < x < 2\}", r"\{x \mid 1 < x < 3\}"),
+        (r"x < 1 \text{ or } x > 3", r"x < 1 \text{ and } x > 3"),
+        ("(1,3)", "[1,3]"),
+        (r"(2,\infty)", r"x \ge 2"),
+        ("x=2, y=3", "(3, 2)"),
+        ("x=2, y=3", "x=3, y=2"),
+    ],
+    *[
+        ("1999-01-02", "1999-02-01"),
+        ("2020-05-05", "2010"),
+        ("3:2:1", "3:1:2"),
+        (r"1:\sqrt3:2", r"1:2:\sqrt3"),
+        ("IV", "VI"),
+        ("A^T", "A"),
+        (r"A^{\top}B", "AB"),
+        ("twelve", "20"),
+    ],
+    *[
+        ("C", "D) 12"),
+        ("(C) 12", "13"),
+        ("(C) 12", "(D) 12"),
+        (r"(A) \cup B", "A"),
+        ("no solution", "0"),
+        ("all real numbers", r"\mathbb{Q}"),
     ],
 ]
 

@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'SMALL', 'PLAIN_NOTATION', 'BASE', 'BASE_NAMES', 'BASES_BY_NAME', 'BASED', 'SIZES_OF_BRACKETS',
-           'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED',
-           'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE',
-           'MATH_BYTES', 'SENTENCE', 'DENIAL', 'MISREAD', 'parsed_answer', 'sizes_of', 'differ_in_size',
-           'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers', 'compare_at_sight',
-           'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms',
-           'compare_lists', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'compare_spellings', 'first_relation', 'primes_in', 'angles_in', 'differ_in_signs', 'parse_fast_first',
+__all__ = ['VERIFY_SECONDS', 'SMALL', 'INTERVAL', 'PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS',
+           'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO', 'RATIO', 'NUMBER_IN_RATIO', 'LARGEST_EXPONENT', 'EXPONENT',
+           'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'RELATION', 'NAMES_OF_RELATIONS', 'PRIME',
+           'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS', 'MATH_BYTES', 'SENTENCE', 'DENIAL',
+           'MISREAD', 'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'IN_PARENTHESES',
+           'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols',
+           'compare_answers', 'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage',
+           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios',
+           'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large', 'compare_spellings',
+           'first_relation', 'primes_in', 'angles_in', 'joints_of', 'differ_in_signs', 'parse_fast_first',
            'address_space', 'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process',
-           'MathProcess', 'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_first',
-           'equal_answers', 'MathRubric']
+           'MathProcess', 'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_choice',
+           'compare_choices', 'values_by_name', 'as_points', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -50,7 +52,12 @@ from ..support.measures import (
     things_named,
     with_last_variable,
 )
-from ..support.spellings import SIDE_BY_SIDE, is_same_text, usual_spelling
+from ..support.spellings import (
+    NAMED_NUMBERS,
+    SIDE_BY_SIDE,
+    is_same_text,
+    usual_spelling,
+)
 from ..types import Messages, RewardFunc
 
 # %% ../../nbs/rubrics/03_math.ipynb #fe5dbbce
@@ -119,6 +126,10 @@ def imaginary_symbols(*answers: Sequence[Any]) -> dict[Any, Any]:
     return {}
 
 # %% ../../nbs/rubrics/03_math.ipynb #52d0137f
+# What is surely no point, and may be written as a relation, such as `x < 2`, too.
+INTERVAL = re.compile(r"\\infty|\\cup|[(\[][^][(),]+,[^][(),]+\]|\[[^][(),]+,[^][(),]+\)")
+
+
 def compare_answers(gold: str, response: str) -> bool:
     """Return whether math-verify accepts a response, but for what it rounds away.
 
@@ -127,7 +138,13 @@ def compare_answers(gold: str, response: str) -> bool:
     from math_verify import verify
 
     answers = parsed_answer(gold), parsed_answer(response)
-    equal = bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
+    equal = bool(
+        verify(
+            *answers,
+            timeout_seconds=VERIFY_SECONDS,
+            allow_set_relation_comp=INTERVAL.search(gold) is not None,
+        )
+    )
     if equal:
         return not differ_in_size(*answers)
     symbols = positive_symbols(answers[0]) | imaginary_symbols(*answers)
@@ -209,10 +226,6 @@ BASE = re.compile(
     r"|\bbase[\s{}]{0,3}(\w{1,12})(?!\w)",
     re.ASCII,
 )
-BASE_NAMES = (
-    "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
-)
-BASES_BY_NAME = {word: str(number) for number, word in enumerate(BASE_NAMES.split(), start=2)}
 
 
 def bases_in(answer: str) -> list[str]:
@@ -222,7 +235,7 @@ def bases_in(answer: str) -> list[str]:
     """
     found = (next(filter(None, match.groups())) for match in BASE.finditer(answer))
     names = [re.sub(r"\\text|base|[^0-9a-z]", "", name.lower()) for name in found]
-    return sorted(BASES_BY_NAME.get(name, name) for name in names)
+    return sorted(NAMED_NUMBERS.get(name, name) for name in names)
 
 # %% ../../nbs/rubrics/03_math.ipynb #b29b5a1b
 BASED = re.compile(r"(-?[0-9A-Fa-f]{1,99})(?:_|\s?\\text\{\s?base|\s?base)")
@@ -268,6 +281,30 @@ def compare_lists(gold: str, response: str) -> bool | None:
         return False
     pairs = zip(first, second, strict=True)
     return all(one == other or compare_at_sight(one, other) for one, other in pairs)
+
+# %% ../../nbs/rubrics/03_math.ipynb #6abc0963
+TERM_OF_RATIO = r"[^\s:]{1,20}"
+RATIO = re.compile(rf"{TERM_OF_RATIO}(?:\s?:\s?{TERM_OF_RATIO}){{2,}}")
+NUMBER_IN_RATIO = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+def shares_of(terms: Sequence[str]) -> list[str] | list[Fraction]:
+    """Return the terms of a ratio divided by their sum, or as they are if they aren't numbers."""
+    if not all(map(NUMBER_IN_RATIO.fullmatch, terms)):
+        return [*terms]
+    numbers = [*map(Fraction, terms)]
+    total = sum(numbers)
+    return [number / total for number in numbers] if total else [*terms]
+
+# %% ../../nbs/rubrics/03_math.ipynb #dfeb6866
+def compare_ratios(gold: str, response: str) -> bool | None:
+    """Return whether two ratios of three terms or more are equal; None if neither is one."""
+    if not (RATIO.fullmatch(gold) or RATIO.fullmatch(response)):
+        return None
+    first, second = ([term.strip() for term in each.split(":")] for each in (gold, response))
+    if shares_of(first) == shares_of(second):
+        return True
+    return len(first) == len(second) and all(map(compare_at_sight, first, second))
 
 # %% ../../nbs/rubrics/03_math.ipynb #a037333b
 LARGEST_EXPONENT = 1_000_000  # math-verify evaluates 3^{1000000} in a third of a second
@@ -341,6 +378,8 @@ def compare_spellings(gold: str, response: str) -> bool | None:
         return compare_at_sight(gold, values[1]) is True
     verdict = compare_lists(gold, response)
     if verdict is None:
+        verdict = compare_ratios(gold, response)
+    if verdict is None:
         verdict = compare_at_sight(gold, response)
     return compare_percentage(gold, response) if verdict is None else verdict
 
@@ -381,10 +420,31 @@ def angles_in(answer: str) -> list[str]:
     """Return the angles that an answer names by three points, sorted; CBA is the angle ABC."""
     return sorted(min(name, name[::-1]) for name in ANGLE.findall(answer))
 
+# %% ../../nbs/rubrics/03_math.ipynb #35c00279
+TRANSPOSED = re.compile(
+    r"(?<=[A-Za-df-z)}\]])\s?\^\s?\{?\s?(?:\\(?:text|mathrm|mathsf|mathbf|rm)\s?\{?\s?)?"
+    r"(?:T|\\top|\\intercal)(?![a-z])"
+)
+JOINING_WORD = re.compile(r"(?<![A-Za-z])(and|or)(?![A-Za-z])|\\(land|lor|wedge|vee)(?![A-Za-z])")
+NAMES_OF_JOINTS = {"land": "and", "wedge": "and", "lor": "or", "vee": "or"}
+
+
+def joints_of(answer: str) -> set[str]:
+    """Return the words, "and" or "or", that join the relations of an answer, if it has any."""
+    if not re.search(r"[<>]|\\(?:[lg]e|[lg]eq|lt|gt)(?![A-Za-z])", answer):
+        return set()
+    words = (word or sign for word, sign in JOINING_WORD.findall(answer))
+    return {NAMES_OF_JOINTS.get(word, word) for word in words}
+
 # %% ../../nbs/rubrics/03_math.ipynb #7098d338
 def differ_in_signs(gold: str, response: str) -> bool:
     """Return whether two answers differ in a sign that math-verify skips."""
     if first_relation(gold) != first_relation(response):
+        return True
+    if bool(TRANSPOSED.search(gold)) != bool(TRANSPOSED.search(response)):
+        return True
+    joints = joints_of(gold), joints_of(response)
+    if all(joints) and joints[0] != joints[1]:
         return True
     both = gold + response
     if "angle" in both:
@@ -568,8 +628,10 @@ def is_statement(answer: str) -> bool:
     return SENTENCE.search(answer) is not None and DENIAL.search(answer) is None
 
 # %% ../../nbs/rubrics/03_math.ipynb #8fbe084d
-# A version or an address, of which it reads a part, and a derivative, which is 0 for it.
+# A version or an address, of which it reads a part, a derivative, which is 0 for it, and what it
+# takes for a difference, a quotient or a product: a date, a Roman numeral.
 MISREAD = re.compile(
+    r"(?<![0-9-])[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9-])|\A\(?[IVX]{2,4}\)?\Z|"
     r"(?<![0-9.])[0-9]{1,9}(?:\.[0-9]{1,9}){2}(?![0-9])"
     r"|\A\s?\\[dt]?frac\s?\{\s?d\s?[A-Za-z]\s?\}\s?\{\s?d\s?[A-Za-z]\s?\}\s?\Z"
 )
@@ -580,11 +642,68 @@ def is_unreadable(answer: str) -> bool:
     is_misread = SIDE_BY_SIDE.fullmatch(answer) or MISREAD.search(answer)
     return is_misread is not None or is_too_large(answer)
 
+# %% ../../nbs/rubrics/03_math.ipynb #79aaf6a0
+IN_STYLE = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s?\{\s?)?"
+LONE_LETTER = re.compile(rf"{IN_STYLE}\(?([A-J])\)?\s?\}}?")
+# The value begins as a number, an amount or a word does: `(A) \cup B` is no choice.
+CHOICE = re.compile(
+    rf"{IN_STYLE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))\s?\}}?(?:\s|\\q?quad(?![a-z]))*"
+    r"(-?(?:[0-9.]|\\?\$|\\(?:[dt]?frac|sqrt|pi|text|infty)(?![a-z])).*|[A-Za-z]{3}.*)",
+    re.DOTALL,
+)
+
+
+def read_choice(answer: str) -> tuple[str, str]:
+    """Return the letter and the value of a choice, "" for what it doesn't have."""
+    if letter := LONE_LETTER.fullmatch(answer):
+        return letter[1], ""
+    choice = CHOICE.fullmatch(answer)
+    return (choice[1] or choice[2], choice[3]) if choice else ("", answer)
+
+# %% ../../nbs/rubrics/03_math.ipynb #375419f4
+def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
+    """Return whether two choices are equal, or the texts that decide."""
+    (letter, value), (other, second) = read_choice(gold), read_choice(response)
+    if letter and other and bool(value) != bool(second):
+        return letter == other
+    if letter and other and letter != other:
+        return False
+    return (value, second) if value and second else (gold, response)
+
+# %% ../../nbs/rubrics/03_math.ipynb #8a304e16
+BETWEEN_VALUES = re.compile(r"\s*(?:,\s*and\b|[,;]|\band\b|\\text\{\s?and\s?\})\s*")
+NAMED_VALUE = re.compile(r"([A-Za-z])\s?=\s?([^=<>]{1,60})")
+IN_PARENTHESES = re.compile(r"\((.*,.*)\)", re.DOTALL)
+
+
+def values_by_name(answer: str) -> dict[str, str]:
+    """Return the values of an answer such as `x = 2, y = 3` by name, else nothing."""
+    named = [NAMED_VALUE.fullmatch(part) for part in BETWEEN_VALUES.split(answer)]
+    values = {each[1]: each[2] for each in named if each}
+    return values if 1 < len(values) == len(named) else {}
+
+# %% ../../nbs/rubrics/03_math.ipynb #87fae693
+def as_points(gold: str, response: str) -> tuple[str, str]:
+    """Return two answers, those with named values as points if they are compared as points."""
+    first, second = values_by_name(gold), values_by_name(response)
+    is_point = first or IN_PARENTHESES.fullmatch(gold), second or IN_PARENTHESES.fullmatch(response)
+    if not all(is_point) or (first and second and first.keys() != second.keys()):
+        return gold, response
+
+    def point(values: dict[str, str]) -> str:
+        return f"({','.join(values[name] for name in sorted(values))})"
+
+    return point(first) if first else gold, point(second) if second else response
+
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 @lru_cache(maxsize=2048)
 def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     """Return whether two answers are equal, or the texts of which math-verify must decide."""
     gold, response = usual_spelling(gold), usual_spelling(response)
+    verdict = compare_choices(gold, response)
+    if isinstance(verdict, bool):
+        return verdict
+    gold, response = as_points(*verdict)
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False
@@ -622,7 +741,7 @@ class MathRubric(Rubric):
     fraction or root, so 0.333333 is paid for 1/3, and 0.33 isn't. Units are
     compared if both answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples aren't 5 pears, but
     5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for
-    0.05, and either is paid for 5 %.
+    0.05, and either is paid for 5 %. A choice such as `(C) 12` is its letter and its value.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
     and math-verify all others. Raises `ImportError` without the package math-verify.
     """

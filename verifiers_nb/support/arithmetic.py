@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['Term', 'Sum', 'LARGEST_BITS', 'SUM_BITS', 'SYMBOLS', 'SPELLINGS', 'DECIMAL', 'IN_PYTHON', 'FOREIGN', 'JOINT',
-           'LONGEST_PLAIN', 'SIGN_OF', 'EXACT', 'NEARLY', 'PLAIN_NUMBER', 'SCIENTIFIC', 'NotPlain', 'constant', 'plus',
-           'size_of', 'times', 'root', 'inverse', 'as_fraction', 'in_python', 'power_sum', 'factorial_sum', 'read_sum',
-           'coefficients', 'compare_sums', 'PlainAnswer', 'read_lone_number', 'unit_of', 'read_numbers', 'read_plain',
-           'compare_plain']
+           'LONGEST_PLAIN', 'SIGN_OF', 'EXACT', 'NEARLY', 'PLAIN_NUMBER', 'SCIENTIFIC', 'DATE', 'NotPlain', 'constant',
+           'plus', 'size_of', 'times', 'root', 'inverse', 'as_fraction', 'in_python', 'power_sum', 'factorial_sum',
+           'read_sum', 'coefficients', 'compare_sums', 'PlainAnswer', 'read_lone_number', 'unit_of', 'read_numbers',
+           'read_plain', 'compare_plain']
 
 # %% ../../nbs/support/05_arithmetic.ipynb #77de68da
 import ast
@@ -219,6 +219,7 @@ SCIENTIFIC = re.compile(
     r"([+-]?(?:[0-9]+|[0-9]*\.[0-9]+)) *(?:\\times|\\cdot|\*) *10 *\^ "
     r"*(\{-?[0-9]{1,4}\}|[0-9](?![0-9]))"
 )
+DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}")  # which is no difference of numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +272,8 @@ def read_plain(text: str) -> PlainAnswer | None:
     """Return an answer in its exact form; None if it isn't plain."""
     if number := read_lone_number(text):
         return number
+    if DATE.fullmatch(text):
+        return None
     places = min((len(decimal[2]) for decimal in DECIMAL.finditer(text)), default=None)
     with suppress(SyntaxError, NotPlain):
         # In brackets, an answer of several numbers isn't a tuple unless it has parentheses.

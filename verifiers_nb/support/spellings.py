@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'ROOTS',
+__all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'DASH', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
            'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON', 'PYTHON_BASES',
-           'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'WORDLESS', 'OUR_ANSWER', 'REWRITINGS',
+           'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS', 'BELOW_100',
+           'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'OUR_ANSWER', 'IN_TEXT', 'SET_BUILDER', 'REWRITINGS',
            'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT', 'sign_in_latex',
            'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style', 'mixed_as_fraction',
            'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words', 'usual_spelling',
@@ -45,6 +46,10 @@ SIGNS_IN_LATEX = {
     "≠": r"\ne ",
     "≈": r"\approx ",
     "ℝ": r"\mathbb{R}",
+    "“": '"',
+    "”": '"',
+    "‘": "'",
+    "’": "'",
     "。": ".",
     "٫": ".",
     "٬": ",",
@@ -67,6 +72,8 @@ RAISED = re.compile(f"[{SUPERSCRIPTS}]+")
 LOWERED = re.compile(f"[{SUBSCRIPTS}]+")
 ON_THE_LINE = str.maketrans(SUPERSCRIPTS + SUBSCRIPTS, "0123456789+-()n" * 2)
 FRACTION_SIGN = re.compile("[¼-¾⅐-⅞]")  # such as ½
+# A dash is a minus sign, except between two digits, where it may be a range.
+DASH = re.compile("(?<![0-9])–|–(?![0-9])")
 ROOTS = {"√": "", "∛": "[3]", "∜": "[4]"}
 ROOT_SIGN = re.compile(r"([√∛∜])\s?(?:\{([^{}]*)\}|\(([^()]*)\)|([0-9]+|\\[a-z]+|[A-Za-z]))")
 
@@ -80,7 +87,7 @@ def signs_in_latex(answer: str) -> str:
     """Write the signs of Unicode in LaTeX: digits, powers, indices, fractions and roots."""
     if answer.isascii():
         return answer
-    answer = "".join(map(sign_in_latex, answer))
+    answer = DASH.sub("-", "".join(map(sign_in_latex, answer)))
     answer = RAISED.sub(lambda power: f"^{{{power[0].translate(ON_THE_LINE)}}}", answer)
     answer = LOWERED.sub(lambda index: f"_{{{index[0].translate(ON_THE_LINE)}}}", answer)
     answer = ROOT_SIGN.sub(root_in_latex, answer)
@@ -90,7 +97,7 @@ def signs_in_latex(answer: str) -> str:
     return answer
 
 # %% ../../nbs/support/23_spellings.ipynb #a3c4e88c
-MARKS = ("**", "__", "`", "$", "*", "_")  # a pair of them around an answer is no part of it
+MARKS = ("**", "__", "`", "$", "*", "_", '"')  # a pair of them around an answer is no part of it
 IN_HTML = re.compile(r"<(b|strong|i|em)>(.*)</\1>", re.DOTALL)
 
 
@@ -254,24 +261,61 @@ def number_in_words(number: re.Match[str]) -> str:
     after = " " if words.endswith(" ") else ""
     return f"{sign}{whole.lstrip('0') or '0'}{f'.{rest}' if rest else ''}{after}"
 
+# %% ../../nbs/support/23_spellings.ipynb #58838033
+ONES = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+TEENS = [
+    "ten",
+    "eleven",
+    "twelve",
+    "thirteen",
+    "fourteen",
+    "fifteen",
+    "sixteen",
+    "seventeen",
+    "eighteen",
+    "nineteen",
+]
+TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
+BELOW_100 = ["zero", *ONES, *TEENS]
+BELOW_100 += [ten + one for ten in TENS for one in ("", *(f"-{one}" for one in ONES))]
+NAMED_NUMBERS = {name: str(number) for number, name in enumerate(BELOW_100)}
+NAME_OF_NUMBER = re.compile(
+    r"(?:\\(?:text|textbf|textrm|mathrm|mbox)\{ ?)?([A-Za-z]{3,9}(?:[ -][a-z]{3,5})?) ?\}?"
+)
+
 # %% ../../nbs/support/23_spellings.ipynb #bd09993a
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
 OUR_ANSWER = (
     r"(?:(?:[Tt]he|[Mm]y|[Oo]ur) )?(?:[Ff]inal |[Cc]orrect )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)"
+)
+IN_TEXT = r"(?:\\[a-z]{4,8}\{)?\s?"
+# The real numbers that have a relation, such as `{x | x > 2}`, without any further condition.
+SET_BUILDER = (
+    r"^(?:\\left)?\s?\\\{\s?([A-Za-z])(?:\s?\\in\s?\\mathbb\s?\{?R\}?)?"
+    r"\s?(?:\\(?:mid|vert|middle\s?\|)(?![A-Za-z])|[|:])"
+    r"\s?([^,:|]*(?:[<>=]|\\(?:[lg]e|ne|[lg]eq|neq|lt|gt)(?![A-Za-z]))[^,:|]*?)"
+    r"\s?(?:\\right)?\s?\\\}$"
 )
 REWRITINGS = {
     rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
     r"(?<![0-9A-Za-z.)}])\\(?:boldsymbol|bm|pmb)\s?\{([A-Za-z]|[0-9.]+)\}(?![0-9])": r"\1",
     r"\\(?:text)?color\s?\{[a-z]*\}": "",
-    r"^(?:\\[a-z]{4,8}\{)?\s?[Tt](?:rue|RUE)\s?\}?$": r"\\text{true}",
-    r"^(?:\\[a-z]{4,8}\{)?\s?[Ff](?:alse|ALSE)\s?\}?$": r"\\text{false}",
+    rf"^{IN_TEXT}[Tt](?:rue|RUE)\s?\}}?$": r"\\text{true}",
+    rf"^{IN_TEXT}[Ff](?:alse|ALSE)\s?\}}?$": r"\\text{false}",
     r"\\(?:varnothing|empty)(?![A-Za-z])": r"\\emptyset ",
     r"\\degree(?![A-Za-z])": r"^\\circ ",
     r"\\langle(?![A-Za-z])": "(",
     r"\\rangle(?![A-Za-z])": ")",
     r"\\!": "",
     r"\\not\s?=": r"\\ne ",
+    r"\\([dt]?frac)\s?\\pi\s?([0-9])(?![0-9])": r"\\\1{\\pi}{\2}",
+    r"\\colon(?![A-Za-z])\s?": ":",
+    r"\\mathbb\s?([A-Z])(?![A-Za-z])": r"\\mathbb{\1}",
+    r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
+    rf"^{IN_TEXT}[Nn]o (?:real )?solutions?\s?\}}?$": r"\\emptyset ",
+    rf"^{IN_TEXT}[Aa]ll (?:real numbers|reals)\s?\}}?$": r"\\mathbb{R}",
+    SET_BUILDER: r"\2",
 }
 # An angle in degrees that follows a function directly; math-verify drops the sign.
 DEGREES = re.compile(
@@ -290,6 +334,8 @@ def usual_spelling(answer: str) -> str:
             answer = pattern.sub(latex, answer)
         if "illion" in answer or "hundred" in answer or "thousand" in answer:
             answer = WRITTEN_OUT.sub(number_in_words, answer)
+        if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
+            answer = NAMED_NUMBERS.get(name[1].lower().replace(" ", "-"), answer)
     if r"\circ" in answer:
         answer = DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer)
     return with_parentheses(usual_number(without_marks(answer)))
@@ -301,7 +347,7 @@ LAYOUT = {
     r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
     r"\\frac\s?([0-9])\s?([0-9])(?![0-9])": r"\\frac{\1}{\2}",
     r"([_^])\s?\{([A-Za-z0-9])\}": r"\1\2",
-    r"\\(p?mod)\s?\{([A-Za-z0-9]+)\}": r"\\\1 \2",
+    r"\(\s?\\?mod\s?([A-Za-z0-9]+)\)|\\[pb]?mod\s?\{?\s?([A-Za-z0-9]+)\}?": r"\\mod \1\2",
     r" (?![A-Za-z0-9])|(?<![A-Za-z0-9,]) |(?<=,) (?![0-9])": "",
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
