@@ -175,6 +175,8 @@ class LaterOutputs(dict[str, Any]):
 
     def __init__(self, results: GenerateOutputs) -> None:
         names = ("prompt", "completion", "answer", "task", "info", "reward")
+        if not results.reward:  # nothing was scored
+            results.reward = [0.0] * len(results.state)
         columns = zip(*(results[name] for name in names), strict=True)
         rows: list[Any] = [dict(zip(names, row, strict=True)) for row in columns]
         for index, (row, state) in enumerate(zip(rows, results.state, strict=True)):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
-           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'LaterEnvGroup',
-           'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
+           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'evaluated_rows',
+           'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -59,19 +59,23 @@ from .later_state import (
     ERRORS,
     LaterState,
     RolloutError,
+    as_oai_tools,
+    as_tool_defs,
     check_not_empty,
+    count_tokens,
     in_evaluation,
     later_state,
     messages_so_far,
     note_completion,
     note_end,
+    tokens_of,
     turn_of,
+    within,
 )
 from .later_turns import (
     answer_of,
-    play_context,
-    play_older_turns,
-    play_turns,
+    play_rollout,
+    render_rollout,
     request_of,
 )
 from .later_versions import (
@@ -85,11 +89,10 @@ from .later_versions import (
     teardown,
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
-from ..envs.group import EnvGroup
+from ..envs.group import EnvGroup, evaluation_rows
 from ..envs.multiturn import (
     MultiTurnEnv,
     SingleTurnEnv,
-    check_state,
     take_response,
 )
 from ..envs.textarena import make_game
@@ -127,12 +130,16 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     version = "0.1.3"
     env_id, env_args = "", None  # set by load_environment
     score_rollouts, pass_threshold, max_seq_len = True, 0.5, None  # read by subclasses
+    max_total_completion_tokens, timeout_seconds = -1, None
     has_own_ids = False
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         self.version = current_version()
         self.own_rows, self.numbered_rows = OwnRows(), OwnRows()
         self.is_later = type(self).is_later or has_change(self.version, "later style")
+        self.timeout_seconds = kwargs.pop("timeout_seconds", None)
+        if tool_defs := kwargs.pop("tool_defs", None):
+            kwargs["oai_tools"] = as_oai_tools(tool_defs)
         super().__init__(max_turns=max_turns, **kwargs)
         needs_thinking = not (self.is_later or has_change(self.version, "optional thinking"))
         owners: list[Any] = [self, self.rubric, *self.rubric.members]
@@ -142,8 +149,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
             member.class_objects["apply_weights"] = True  # functions get it there
         if has_change(self.version, "turn metrics"):
             self.add_rubric(turn_metrics())
-        if marked_hooks(type(self), "teardown"):
-            atexit.register(lambda: asyncio.run(call_hooks(self, "teardown")))
+        hooked = [self.rubric, *self.rubric.members] if self.has_hooks_of_rubrics else []
+        for owner in {id(each): each for each in [self, *hooked]}.values():
+            if marked_hooks(type(owner), "teardown"):
+                atexit.register(lambda owner=owner: asyncio.run(call_hooks(owner, "teardown")))
 
     def __init_subclass__(cls, either: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -157,6 +166,25 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def has_example_ids(self) -> bool:
         """Whether rows and states have the number of their row, as from 0.1.6 on."""
         return has_change(self.version, "example ids")
+
+    @property
+    def has_hooks_of_rubrics(self) -> bool:
+        """Whether rubrics have hooks, too, as from 0.1.12 on."""
+        return has_change(self.version, "hooks of rubrics")
+
+    @property
+    def tool_defs(self) -> Any:
+        """The tools in the form of 0.1.11; before, an attribute of a subclass."""
+        if "tool_defs" in vars(self) or not has_change(self.version, "tool definitions"):
+            return vars(self).get("tool_defs")
+        return as_tool_defs(self.oai_tools) if self.oai_tools else None
+
+    @tool_defs.setter
+    def tool_defs(self, tools: Any) -> None:
+        if has_change(self.version, "tool definitions"):
+            self.oai_tools = as_oai_tools(tools or ())
+        else:
+            vars(self)["tool_defs"] = tools
 
     def format_dataset(
         self, dataset: Any, system_prompt: Any = None, *args: Any, **kwargs: Any
@@ -187,6 +215,20 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         """Set the largest number of tokens of a sequence."""
         self.max_seq_len = max_seq_len
 
+    def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
+        """Set after how many tokens of completions a rollout ends."""
+        self.max_total_completion_tokens = max_total_completion_tokens
+
+    def get_state_usage(self, state: State) -> Any:
+        """Return how many tokens a rollout has read and written, or None."""
+        return dict(state["usage"]) if "usage" in state else None
+
+    def increment_state_usage(
+        self, state: State, input_tokens: float = 0, output_tokens: float = 0
+    ) -> None:
+        """Add tokens to those of a rollout."""
+        count_tokens(state, input_tokens, output_tokens)
+
     def set_score_rollouts(self, score_rollouts: bool) -> None:
         """Set whether rollouts are scored."""
         self.score_rollouts = score_rollouts
@@ -199,7 +241,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     def add_rubric(self, rubric: Any) -> None:
         """Add the rewards of one more rubric."""
-        self.rubric = RubricGroup([*getattr(self.rubric, "rubrics", [self.rubric]), rubric])
+        rubrics = [*getattr(self.rubric, "rubrics", [self.rubric]), rubric]
+        self.rubric = RubricGroup(rubrics, parallelize_scoring=self.rubric.parallelize_scoring)
 
     @stop(priority=100)
     async def has_error(self, state: State) -> bool:
@@ -220,6 +263,13 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         return 0 < self.max_turns <= state["turn"]
 
     @stop
+    async def max_total_completion_tokens_reached(self, state: State) -> bool:
+        """Stop after a number of tokens."""
+        written = (state.get("usage") or {}).get("output_tokens", 0.0)
+        limit = self.max_total_completion_tokens
+        return 0 < limit <= written and has_change(self.version, "limit of tokens")
+
+    @stop
     async def has_final_env_response(self, state: State) -> bool:
         """Stop after the environment's last answer."""
         return state.get("final_env_response") is not None
@@ -238,9 +288,12 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     async def get_model_response(self, *given: Any, **kwargs: Any) -> Any:
         """Send a request to the model; takes a state and a prompt, or the arguments of 0.1.3."""
-        if "state" in kwargs or isinstance(given[0] if given else None, dict):
+        state = kwargs.get("state", given[0] if given else None)
+        if is_of_state := isinstance(state, dict):
             given, kwargs = (), request_of(*given, **kwargs)
         response = await super().get_model_response(*given, **kwargs)
+        if is_of_state and has_change(self.version, "usage"):
+            count_tokens(state, *tokens_of(response))
         if has_change(self.version, "refused empty responses"):
             check_not_empty(response)
         return response
@@ -274,6 +327,12 @@ class LaterMultiTurnEnv(MultiTurnEnv):
             whole = followed_by(messages_so_far(state), last)
             state["completion"] = whole[len(state["prompt"]) :]
 
+    @cleanup(priority=100)
+    async def render_state(self, state: State) -> None:
+        """From 0.1.14 on, make the completion before other hooks of this kind are called."""
+        if has_change(self.version, "completion before cleanup"):
+            await render_rollout(self, state)
+
     async def get_context_messages(self, state: State) -> Any:
         """Return what the model reads next, in 0.1.6 and 0.1.7; an override may change it."""
         return state["prompt"] + state["completion"]
@@ -306,11 +365,9 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         state: Any = await first_state(self, input, client, model, sampling_args)
         try:
             try:
-                prepared = await maybe_await(self.setup_state, state, **kwargs)
-                state.update(check_state(prepared or state, "setup_state"))
-                older = play_context if self.has_example_ids else play_older_turns
-                play = play_turns if self.is_later else older
-                await play(self, state, **kwargs)
+                has_limit = has_change(self.version, "limit of time")
+                async with within(self.timeout_seconds if has_limit else None, state):
+                    await play_rollout(self, state, **kwargs)
             except RolloutError as error:
                 note_end(state, error)
                 if self.is_later:  # without what the environment said to the failed turn
@@ -318,8 +375,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
             note_completion(state)
         finally:
             await call_hooks(self, "cleanup", state)
-        state["completion"] = as_messages(state["completion"], calls=self.is_later)
-        await maybe_await(self.render_completion, state)
+        if not has_change(self.version, "completion before cleanup"):
+            await render_rollout(self, state)
         return state
 
     async def run_rollout(self, input: Any, client: Any, model: str, *args: Any) -> Any:
@@ -445,18 +502,40 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
         """
         asked = tool_call_dict(call)
         name, text = asked["function"]["name"], asked["function"]["arguments"]
+        has_own = type(self).call_tool is not ToolEnv.call_tool
+        if self.is_later and (error := self.error_in(name, text, has_own)):
+            if isinstance(error, ValueError) and self._should_stop_for_error(error):
+                raise ERRORS["ToolParseError"](f"{type(error).__name__}: {error}") from error
+            return self.failure(error, asked["id"], state)
         if name in self.tool_map:
             self.tool_map[name] = plain_tool(name, self.tool_map[name])
-        elif type(self).call_tool is not ToolEnv.call_tool:
+        elif has_own:
             return await maybe_await(self.call_tool, name, json.loads(text or "{}"), asked["id"])
         return await super().answer_call(call, messages, state)
+
+    def error_in(self, name: str, text: str, takes_any: bool) -> Exception | None:
+        """Return what is wrong with a call, of the kind that stop_errors and formatters know."""
+        try:
+            arguments = json.loads(text or "{}")
+        except (ValueError, RecursionError) as error:
+            return error
+        if not isinstance(arguments, dict):
+            return self.not_named(arguments)
+        return None if name in self.tool_map or takes_any else KeyError(name)
+
+    def not_named(self, arguments: Any) -> Exception:
+        """Return the error about arguments that are not an object."""
+        kind, place = type(arguments).__name__, "verifiers.utils.async_utils.maybe_await()"
+        return TypeError(f"{place} argument after ** must be a mapping, not {kind}")
 
     def content_of(self, result: Any) -> Any:
         """Return a tool's result as the content of a message.
 
-        In the later style, its parts are kept.
+        In the later style, its parts are kept, but for 0.1.8 and 0.1.9.
         """
-        parts = result if self.is_later and isinstance(result, list) else [None]
+        before = has_change(self.version, "later style")
+        keeps = self.is_later and (not before or has_change(self.version, "parts of results"))
+        parts = result if keeps and isinstance(result, list) else [None]
         is_kept = all(isinstance(each, dict) and each.get("type") in PARTS for each in parts)
         return result if is_kept else super().content_of(result)
 
@@ -472,6 +551,11 @@ class LaterStatefulToolEnv(LaterToolEnv, StatefulToolEnv, either=True):
 
     `update_tool_args` may take the tool's name first.
     """
+
+    def not_named(self, arguments: Any) -> Exception:
+        """Return the error about arguments that are not an object."""
+        found = f"got {type(arguments).__name__}: {arguments}"
+        return ValueError(f"Expected tool arguments to be a dict, {found}")
 
     async def prepare_args(self, tool: Tool, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return a call's arguments as `update_tool_args` changes them."""
@@ -553,11 +637,25 @@ class LaterTextArenaEnv(LaterMultiTurnEnv, either=True):
             state["final_env_response"] = answered
         return answered if self.is_later else (answered, state)
 
+# %% ../../nbs/bridges/08_later_environments.ipynb #0614a832
+def evaluated_rows(envs: Mapping[str, Any]) -> Any:
+    """Return the evaluation rows of the members that have an evaluation set."""
+    members = {name: env for name, env in envs.items() if env.has_eval_dataset}
+    return evaluation_rows(members)
+
 # %% ../../nbs/bridges/08_later_environments.ipynb #7ab46389
 class LaterEnvGroup(EnvGroup):
-    """A group of environments, with its later names of sync calls."""
+    """A group of environments, with its later names of sync calls.
+
+    From 0.1.10 on, an evaluation asks only the members that have an evaluation set, if any has.
+    """
 
     generate_sync, evaluate_sync = EnvGroup.generate, EnvGroup.evaluate
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if has_change(current_version(), "evaluated members"):
+            self.rows_to_evaluate = evaluated_rows
+        super().__init__(*args, **kwargs)
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #e4d2aa60
 class MissingKeyError(ValueError):

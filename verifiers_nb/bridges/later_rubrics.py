@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['RUBRICS', 'scoring_options', 'score_states', 'with_seen_prompt', 'rollout_of', 'other_name', 'NamedRubric',
-           'last_scores', 'LaterRubric', 'AwaitableFloat', 'awaitable', 'LaterToolRubric', 'model_turns',
-           'turn_metrics', 'LaterMathRubric']
+__all__ = ['RUBRICS', 'scoring_options', 'call_score_hooks', 'after_hooks', 'score_states', 'with_seen_prompt', 'rollout_of',
+           'other_name', 'NamedRubric', 'check_weights', 'last_scores', 'LaterRubric', 'AwaitableFloat', 'awaitable',
+           'LaterToolRubric', 'model_turns', 'turn_metrics', 'LaterMathRubric']
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #6247c0b0
 import inspect
@@ -22,7 +22,7 @@ from typing import Any
 
 from .later_parsers import LaterBoxedParser, boxed_reader
 from .later_state import LaterState, with_scored_errors
-from .later_versions import first_argument, has_change
+from .later_versions import first_argument, has_change, marked_hooks
 from ..envs.tool_env import ToolRubric, counter_of, total_tool_calls
 from ..envs.verifiers import current_version
 from ..parsers.base import Parser
@@ -32,6 +32,8 @@ from ..rubrics.math import MathRubric
 from ..rubrics.rubric import (
     ROW,
     Rubric,
+    call_func,
+    indices_of,
     overrides,
     reward_name,
     row_of,
@@ -39,13 +41,45 @@ from ..rubrics.rubric import (
     score_columns,
     sees_group,
 )
-from ..types import Messages, RewardFunc, Rollout, RolloutScore, RolloutScores, State
+from ..types import (
+    Messages,
+    RewardFunc,
+    Rollout,
+    RolloutScore,
+    RolloutScores,
+    State,
+    maybe_await,
+)
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #b63a5eb8
 def scoring_options(method: Callable[..., Any]) -> dict[str, Any]:
     """Return the semaphore that the methods of 0.1.8 and 0.1.9 take, for one that asks for it."""
     asks = "score_sem" in inspect.signature(method).parameters
     return {"score_sem": nullcontext()} if asks else {}
+
+# %% ../../nbs/bridges/05_later_rubrics.ipynb #51abd9c3
+async def call_score_hooks(rubric: Any, states: Sequence[State]) -> None:
+    """Call the hooks of a rubric with each state that it has scored, from 0.1.12 on."""
+    if has_change(rubric.version, "hooks of rubrics"):
+        for name in marked_hooks(type(rubric), "cleanup"):
+            for state in states:
+                known = {"state": state, **rubric.class_objects, **state}
+                hook = getattr(rubric, name)
+                wanted = inspect.signature(hook).parameters
+                await maybe_await(hook, **{each: known[each] for each in wanted if each in known})
+
+# %% ../../nbs/bridges/05_later_rubrics.ipynb #df316d50
+async def after_hooks(
+    rubric: Any, states: Sequence[State], scores: Sequence[RolloutScore]
+) -> list[RolloutScore]:
+    """Return scores as the hooks of a rubric have changed them in the states."""
+    has_hooks = has_change(rubric.version, "hooks of rubrics")
+    if not has_hooks or not marked_hooks(type(rubric), "cleanup"):
+        return [*scores]
+    for state, score in zip(states, scores, strict=True):
+        state.update(reward=score.reward, metrics=dict(score.metrics))
+    await call_score_hooks(rubric, states)
+    return [RolloutScore(reward=s["reward"], metrics=s["metrics"]) for s in states]
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #ad703f82
 async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> RolloutScores:
@@ -59,6 +93,7 @@ async def score_states(rubric: Any, *columns: Sequence[Any], **kwargs: Any) -> R
         else:
             for state in states:
                 await rubric.score_rollout(state)
+        await call_score_hooks(rubric, states)
     scored = [(state.get("reward") or 0.0, state.get("metrics") or {}) for state in states]
     return score_columns([RolloutScore(reward=total, metrics=each) for total, each in scored], ())
 
@@ -113,6 +148,14 @@ class NamedRubric(Rubric):
         for state in states:
             await self.dummy_score_rollout(state)
 
+# %% ../../nbs/bridges/05_later_rubrics.ipynb #a960da49
+def check_weights(funcs: Any, weights: Any) -> None:
+    """Raise `ValueError` if there are weights, and not one for each function."""
+    if weights and len(weights) != len(funcs or ()):
+        raise ValueError(
+            f"{len(weights)} weights for {len(funcs or ())} functions: give one for each function."
+        )
+
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #a3c0de05
 def last_scores(names: list[str], scores: list[float], weights: list[float]) -> RolloutScore:
     """Return scores by name, of which the last of a name counts, and their weighted sum."""
@@ -132,10 +175,16 @@ class LaterRubric(NamedRubric):
         if own_group or first_argument(cls.score_rollout) == "state":
             cls.score_rollouts = score_states  # type: ignore[method-assign, assignment]
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.has_own_parser = True  # it does not get that of the environment
+    def __init__(self, funcs: Any = None, weights: Any = None, *args: Any, **kwargs: Any) -> None:
         self.version = current_version()
+        self.score_object_providers: list[Callable[..., Any]] = []
+        self.group_score_object_providers: list[Callable[..., Any]] = []
+        if has_change(self.version, "later style"):
+            check_weights(funcs, weights)
+        super().__init__(funcs, weights, *args, **kwargs)
+        if has_change(self.version, "later style"):  # there, in order: one may read another's score
+            self.parallelize_scoring = False
+        self.has_own_parser = True  # it does not get that of the environment
         if self.gets_example_id:
             self.class_objects["example_id"] = 0
 
@@ -165,9 +214,68 @@ class LaterRubric(NamedRubric):
             funcs, row = self.get_reward_funcs(), row_of(with_seen_prompt(rollout))
             if self.gets_example_id:
                 kwargs.setdefault("example_id", rollout.state.get("example_id", 0))
+            row, kwargs = self.offer(row, kwargs)
             calls = [self.call_reward_func(func, *row, **kwargs) for func in funcs]
             scores = await run_calls(calls, self.parallelize_scoring and self.overlaps())
-        return last_scores([*map(reward_name, funcs)], scores, self.get_reward_weights())
+        score = last_scores([*map(reward_name, funcs)], scores, self.get_reward_weights())
+        (score,) = await after_hooks(self, [rollout.state], [score])
+        return score
+
+    def offer(self, row: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return a row and further arguments of its functions; from 0.1.14 on, `score_objects`."""
+        state = row[ROW.index("state")]
+        if not has_change(self.version, "score objects") or not isinstance(state, LaterState):
+            return row, kwargs
+        objects = {**self.score_objects(state), **kwargs}
+        return tuple(objects.pop(name) for name in ROW), objects
+
+    def score_objects(self, state: State) -> dict[str, Any]:
+        """Return what reward functions may ask for: also all columns of the row, from 0.1.14 on."""
+        row = {"task": state.get("task"), **state["input"]}
+        objects = dict(row)
+        objects |= {name: state.get(name) for name in ROW if name not in ("state", "task")}
+        task = row["task"] if isinstance(row["task"], dict) else row
+        objects |= {"state": state, **self.class_objects, "task": task}
+        for provide in self.score_object_providers:
+            objects |= provide(state)
+        return objects
+
+    def group_score_objects(self, states: Sequence[State]) -> dict[str, Any]:
+        """Return what functions of a prompt's rollouts may ask for."""
+        rows = [self.score_objects(state) for state in states]
+        objects = {f"{name}s": [row.get(name) for row in rows] for name in ROW}
+        objects |= self.class_objects
+        for provide in self.group_score_object_providers:
+            objects |= provide(states)
+        return objects
+
+    def add_score_object_provider(self, provider: Callable[..., Any]) -> None:
+        """Add a function of a state that returns objects for reward functions, by name."""
+        for member in self.members:
+            member.score_object_providers.append(provider)
+
+    def add_group_score_object_provider(self, provider: Callable[..., Any]) -> None:
+        """Add a function of states that returns objects for functions of a prompt's rollouts."""
+        for member in self.members:
+            member.group_score_object_providers.append(provider)
+
+    async def _score_column(
+        self, func: RewardFunc, rollouts: Sequence[Rollout], **kwargs: Any
+    ) -> list[float]:
+        if not has_change(self.version, "score objects"):
+            return await super()._score_column(func, rollouts, **kwargs)
+        if not sees_group(func):
+            offers = [self.offer(row_of(each), kwargs) for each in rollouts]
+            calls = [self.call_reward_func(func, *row, **more) for row, more in offers]
+            return await run_calls(calls, self.overlaps())
+        scores = [0.0] * len(rollouts)
+        for members in indices_of(rollout.group for rollout in rollouts).values():
+            given = self.group_score_objects([rollouts[at].state for at in members])
+            rows = [row_of(rollouts[at]) for at in members]
+            found = await call_func(self, func, rows, **given, **kwargs)
+            for at, score in zip(members, found, strict=True):
+                scores[at] = score
+        return scores
 
     async def _score_columns(
         self, rollouts: Sequence[Rollout], **kwargs: Any
@@ -178,7 +286,8 @@ class LaterRubric(NamedRubric):
             by_func = await run_calls(columns, self.parallelize_scoring and self.overlaps())
         names, weights = self.get_reward_func_names(), self.reward_weights
         by_rollout = zip(*by_func, strict=True) if names else [()] * len(seen)
-        return [last_scores(names, list(row), weights) for row in by_rollout]
+        scores = [last_scores(names, list(row), weights) for row in by_rollout]
+        return await after_hooks(self, [rollout.state for rollout in rollouts], scores)
 
     async def score_rollout(self, *given: Any, **named: Any) -> Any:
         """Return the score of a rollout, given as in 0.1.3, or put it into a state."""

@@ -7,18 +7,23 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['KIND_OF_ERROR', 'ERRORS', 'in_evaluation', 'RolloutError', 'note_end', 'check_not_empty', 'LaterState', 'put_aside',
-           'with_scored_errors', 'messages_so_far', 'set_request', 'later_state', 'note_completion', 'turn_of']
+           'with_scored_errors', 'messages_so_far', 'as_tool_defs', 'as_oai_tools', 'TimeSpan', 'TimeSpans',
+           'SpanTiming', 'timed', 'within', 'tokens_of', 'count_tokens', 'set_request', 'later_state',
+           'add_later_fields', 'note_completion', 'turn_of']
 
 # %% ../../nbs/bridges/03_later_state.ipynb #5f2f9830
+import asyncio
 import copy
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
 from .later_messages import LaterMessage, as_message, followed_by
+from .later_versions import has_change
 from ..envs.multiturn import AwaitableState, initial_state
 from ..envs.prompts import DEFAULTS
 from ..envs.rollouts import run_group
@@ -132,6 +137,105 @@ def messages_so_far(state: State) -> Any:
     last = state["trajectory"][-1:]
     return last[0]["prompt"] + last[0]["completion"] if last else state["prompt"]
 
+# %% ../../nbs/bridges/03_later_state.ipynb #959b4389
+def as_tool_defs(oai_tools: Sequence[Any]) -> list[LaterMessage]:
+    """Return tools of OpenAI's form in that of 0.1.11: their functions alone."""
+    return [LaterMessage(each["function"]) for each in oai_tools]
+
+# %% ../../nbs/bridges/03_later_state.ipynb #c5671425
+def as_oai_tools(tool_defs: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return tools of the form of 0.1.11 in OpenAI's."""
+    found = [
+        {name: value for name, value in each.items() if value is not None} for each in tool_defs
+    ]
+    return [{"type": "function", "function": each} for each in found]
+
+# %% ../../nbs/bridges/03_later_state.ipynb #9bab049c
+@dataclass
+class TimeSpan:
+    """A time from `start` to `end`, in seconds."""
+
+    start: float = 0.0
+    end: float = 0.0
+
+    @property
+    def duration(self) -> float:
+        """How long it was; 0.0 before its end."""
+        return self.end - self.start if self.end > 0 else 0.0
+
+# %% ../../nbs/bridges/03_later_state.ipynb #c0dd83a8
+@dataclass
+class TimeSpans:
+    """Several times."""
+
+    spans: list[TimeSpan] = field(default_factory=list)
+
+    @property
+    def duration(self) -> float:
+        """How long they were together."""
+        return sum(span.duration for span in self.spans)
+
+# %% ../../nbs/bridges/03_later_state.ipynb #0919c2af
+class SpanTiming(dict[str, Any]):
+    """The times of a rollout; as attributes, the spans that they have from 0.1.14 on."""
+
+    def __init__(self, *given: Any, **times: Any) -> None:
+        super().__init__(*given, **times)
+        self.start_time = self.get("start_time", 0.0)
+        self.setup, self.generation, self.scoring = TimeSpan(), TimeSpan(), TimeSpan()
+        self.model, self.env = TimeSpans(), TimeSpans()
+
+    @property
+    def total(self) -> float:
+        """The time up to the end of the scoring; 0.0 before it."""
+        return self.scoring.end - self.generation.start if self.scoring.end > 0 else 0.0
+
+    @property
+    def overhead(self) -> float:
+        """What is left of the total."""
+        parts = (self.setup, self.model, self.env, self.scoring)
+        return self.total - sum(part.duration for part in parts)
+
+# %% ../../nbs/bridges/03_later_state.ipynb #0ed82315
+@contextmanager
+def timed(state: State, phase: str) -> Iterator[None]:
+    """Note in the state's spans, if it has any, the time within `with`."""
+    noted = getattr(state.get("timing"), phase, None)
+    span = noted if isinstance(noted, TimeSpan) else TimeSpan()
+    span.start = time.time()
+    try:
+        yield
+    finally:
+        span.end = time.time()
+        if isinstance(noted, TimeSpans):
+            noted.spans.append(span)
+
+# %% ../../nbs/bridges/03_later_state.ipynb #b23b6305
+@asynccontextmanager
+async def within(seconds: float | None, state: State) -> AsyncIterator[None]:
+    """End what is within `async with` after some seconds, and record that in the state."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        state.update(timed_out=True, is_completed=True, stop_condition="timeout_reached")
+
+# %% ../../nbs/bridges/03_later_state.ipynb #7edcede7
+def tokens_of(response: Any) -> tuple[float, float]:
+    """Return how many tokens a response has read and written; 0 if it does not say."""
+    usage = getattr(response, "usage", None)
+    return getattr(usage, "prompt_tokens", 0) or 0, getattr(usage, "completion_tokens", 0) or 0
+
+# %% ../../nbs/bridges/03_later_state.ipynb #c1f3733b
+def count_tokens(state: State, read: float, written: float) -> None:
+    """Add tokens to the usage in a state."""
+    usage = state.setdefault("usage", {"input_tokens": 0.0, "output_tokens": 0.0})
+    usage["input_tokens"] += read
+    usage["output_tokens"] += written
+
 # %% ../../nbs/bridges/03_later_state.ipynb #709078c0
 def set_request(
     state: LaterState, client: Any, model: str, sampling_args: SamplingArgs | None
@@ -168,7 +272,22 @@ async def later_state(
     state["oai_tools"] = state["info"].get("oai_tools") or env.oai_tools
     state["timing"] = dict(start_time=time.time(), generation_ms=0.0, scoring_ms=0.0, total_ms=0.0)
     state.update(is_completed=False, is_truncated=False, error=None, final_env_response=None)
+    add_later_fields(state, getattr(env, "version", "0.1.3"))
     return state
+
+# %% ../../nbs/bridges/03_later_state.ipynb #0b0f7c0b
+def add_later_fields(state: LaterState, version: str) -> None:
+    """Put into a state what a version of `verifiers` has there: tools, tokens and times."""
+    if has_change(version, "tool definitions"):
+        given = state["info"].get("tool_defs")
+        state["tool_defs"] = as_tool_defs(state["oai_tools"] or ())
+        if given is not None:
+            state["tool_defs"] = [LaterMessage(each) for each in given]
+            state["oai_tools"] = as_oai_tools(given)
+    if has_change(version, "usage"):
+        count_tokens(state, 0, 0)
+    if has_change(version, "spans of time"):
+        state["timing"] = SpanTiming(state["timing"])
 
 # %% ../../nbs/bridges/03_later_state.ipynb #16c73264
 def note_completion(state: State) -> None:

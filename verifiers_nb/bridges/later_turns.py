@@ -6,17 +6,26 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['REQUEST', 'request_of', 'play_turns', 'answer_of', 'play_older_turns', 'play_context']
+__all__ = ['REQUEST', 'tokens_asked', 'request_of', 'play_turns', 'answer_of', 'play_older_turns', 'play_context', 'play_rollout',
+           'render_rollout']
 
 # %% ../../nbs/bridges/06_later_turns.ipynb #af6ca997
+from contextlib import nullcontext
 from typing import Any
 
 from .later_messages import as_messages, followed_by
-from .later_state import LaterState, messages_so_far, turn_of
+from .later_state import LaterState, messages_so_far, timed, turn_of
 from ..envs.environment import merge_sampling_args
-from ..envs.multiturn import check_answer, take_response
+from ..envs.multiturn import check_answer, check_state, take_response
 from ..envs.rollouts import with_seed
-from ..types import State, maybe_await
+from ..types import SamplingArgs, State, maybe_await
+
+# %% ../../nbs/bridges/06_later_turns.ipynb #16749e8b
+def tokens_asked(args: SamplingArgs) -> SamplingArgs:
+    """Return the sampling arguments that ask for tokens and log-probabilities alone."""
+    kept = {name: args[name] for name in ("logprobs", "top_logprobs") if name in args}
+    extra = args.get("extra_body") or {}
+    return kept | {"extra_body": {n: extra[n] for n in ("return_token_ids",) if n in extra}}
 
 # %% ../../nbs/bridges/06_later_turns.ipynb #206e565b
 REQUEST = ["state", "prompt", "client", "model", "oai_tools", "sampling_args"]
@@ -25,7 +34,8 @@ REQUEST = ["state", "prompt", "client", "model", "oai_tools", "sampling_args"]
 def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, Any]:
     """Return the arguments of a request: of a call in the later style, else in its state.
 
-    Sampling arguments are added to the run's, which also ask for tokens and log-probabilities.
+    Sampling arguments are added to the run's, which also ask for tokens and log-probabilities; in
+    the later style, only to these.
     """
     call = {**dict(zip(REQUEST, given, strict=False)), **named}
     state = call.pop("state")
@@ -34,7 +44,9 @@ def request_of(*given: Any, tool_defs: Any = None, **named: Any) -> dict[str, An
     if not getattr(state, "is_later", True):  # setup_state may set the tools there
         state["oai_tools"] = state["info"].get("oai_tools") or state["oai_tools"]
     call |= {name: call.get(name) or state[name] for name in REQUEST[2:]}
-    arguments = merge_sampling_args(getattr(state, "run_args", None), call["sampling_args"])
+    run_args = getattr(state, "run_args", None) or {}
+    kept = tokens_asked(run_args) if getattr(state, "is_later", False) else run_args
+    arguments = merge_sampling_args(kept, call["sampling_args"])
     return {**call, "sampling_args": with_seed(arguments, state["turn"])}
 
 # %% ../../nbs/bridges/06_later_turns.ipynb #fb8c8ec9
@@ -47,15 +59,17 @@ async def play_turns(env: Any, state: State, **kwargs: Any) -> None:
         return await maybe_await(env.is_completed, *given, **kwargs)
 
     while not await is_over():
-        prompt = as_messages(await maybe_await(env.get_prompt_messages, state, **kwargs))
+        with timed(state, "env") if state["trajectory"] else nullcontext():
+            prompt = as_messages(await maybe_await(env.get_prompt_messages, state, **kwargs))
         if state.get("final_env_response") is not None:
             state["stop_condition"] = "has_final_env_response"
             return
         state["completion"] = prompt[start:]
-        if env.wants_state:
-            response = await env.get_model_response(state, prompt)
-        else:
-            response = await env.get_model_response(**request_of(state, prompt))
+        with timed(state, "model"):
+            if env.wants_state:
+                response = await env.get_model_response(state, prompt)
+            else:
+                response = await env.get_model_response(**request_of(state, prompt))
         await maybe_await(env.add_model_response, state, prompt, response)
 
 # %% ../../nbs/bridges/06_later_turns.ipynb #a3c0de02
@@ -103,3 +117,20 @@ async def play_context(env: Any, state: LaterState, **kwargs: Any) -> None:
         messages = await maybe_await(env.get_context_messages, state)
         answered = await answer_of(env, messages, state, **kwargs)
         state["completion"] += followed_by(messages[:0], answered, calls=False)
+
+# %% ../../nbs/bridges/06_later_turns.ipynb #e8350c15
+async def play_rollout(env: Any, state: LaterState, **kwargs: Any) -> None:
+    """Set up a state, and play its turns in the style of its environment."""
+    with timed(state, "generation"):
+        with timed(state, "setup"):
+            prepared = await maybe_await(env.setup_state, state, **kwargs)
+        state.update(check_state(prepared or state, "setup_state"))
+        older = play_context if env.has_example_ids else play_older_turns
+        play = play_turns if env.is_later else older
+        await play(env, state, **kwargs)
+
+# %% ../../nbs/bridges/06_later_turns.ipynb #795e6532
+async def render_rollout(env: Any, state: State) -> None:
+    """Make the completion of a rollout that is over."""
+    state["completion"] = as_messages(state["completion"], calls=env.is_later)
+    await maybe_await(env.render_completion, state)

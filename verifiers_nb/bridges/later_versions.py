@@ -32,6 +32,16 @@ CHANGED_IN = {
     "short names": (0, 1, 9),  # the metric of `MathRubric` is called `correct_answer`
     "refused empty responses": (0, 1, 10),
     "dicts of outputs": (0, 1, 10),  # `generate` returns a dict for each rollout
+    "evaluated members": (0, 1, 10),  # of a group: only those with an evaluation set
+    "usage": (0, 1, 10),  # the state counts its tokens
+    "parts of results": (0, 1, 10),  # of tools: a list of parts stays one
+    "tool definitions": (0, 1, 11),  # `tool_defs`, in place of `oai_tools`
+    "hooks of rubrics": (0, 1, 12),  # are called with each state after its scoring
+    "limit of tokens": (0, 1, 12),  # `max_total_completion_tokens`
+    "score objects": (0, 1, 14),  # functions get the row's columns, and the row as `task`
+    "completion before cleanup": (0, 1, 14),
+    "limit of time": (0, 1, 14),  # `timeout_seconds`
+    "spans of time": (0, 1, 14),  # `state["timing"]` has them as attributes
 }
 
 

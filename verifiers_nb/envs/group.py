@@ -10,7 +10,7 @@ __all__ = ['task_columns', 'join_tasks', 'check_members', 'training_rows', 'eval
 
 # %% ../../nbs/envs/12_group.ipynb #77de68da
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,8 @@ class EnvGroup(Environment):
     an evaluation set. The sampling arguments of a member are the defaults of its rollouts.
     """
 
+    rows_to_evaluate: Callable[..., Dataset] = staticmethod(evaluation_rows)
+
     def __init__(
         self, envs: Sequence[Environment], env_names: Sequence[str] | None = None, **kwargs: Any
     ) -> None:
@@ -95,7 +97,7 @@ class EnvGroup(Environment):
         has_eval = any(env.has_eval_dataset for env in envs)
         super().__init__(
             dataset=partial(training_rows, self.env_map) if has_train else None,
-            eval_dataset=partial(evaluation_rows, self.env_map) if has_eval else None,
+            eval_dataset=partial(self.rows_to_evaluate, self.env_map) if has_eval else None,
             rubric=kwargs.pop("rubric", None) or EnvGroupRubric(self.env_map),
             message_type=envs[0].message_type,
             **kwargs,
