@@ -240,7 +240,7 @@ class Environment(ABC):
     ) -> None:
         if dataset is None and eval_dataset is None:
             raise ValueError("Either dataset or eval_dataset must be provided")
-        check_protocol(message_type, bool(system_prompt or few_shot))
+        check_protocol(message_type, system_prompt, few_shot)
         self.message_type = message_type
         self.system_prompt = system_prompt
         self.few_shot = few_shot

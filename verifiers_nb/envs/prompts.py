@@ -66,7 +66,8 @@ def with_prompts(
 ) -> Dataset:
     """Return `dataset` with a `prompt` column made from its questions; keep an existing one.
 
-    Raises `ValueError` if the dataset has no rows, or neither a prompt nor a question column.
+    Raises `ValueError` if the dataset has no rows, or neither a prompt nor a question column, and
+    `TypeError` for a question that is no text.
     """
     import pyarrow as pa
 
@@ -86,6 +87,10 @@ def with_prompts(
         raise ValueError(f"The dataset needs a 'prompt' or a {question_key!r} column; {found}.")
     system_prompt, few_shot = without_surrogates(system_prompt), without_surrogates(few_shot)
     questions = dataset[question_key][:]  # at once: one by one takes ten times as long
+    for row, question in enumerate(questions):
+        if not isinstance(question, (str, list)):  # a list has the parts of a message's content
+            problem = f"Row {row} has {question!r:.80} as {question_key!r}"
+            raise TypeError(f"{problem}: a question must be a text.")
     prompts = [chat_prompt(question, system_prompt, few_shot) for question in questions]
     # As Arrow's array: of a list, datasets makes a fingerprint that takes ten times as long.
     return dataset.add_column("prompt", pa.array(prompts))
@@ -97,13 +102,21 @@ def pick_rows(dataset: Dataset, n: int = -1, seed: int | None = None) -> Dataset
     return dataset.select(range(min(n, len(dataset)))) if n > 0 else dataset
 
 # %% ../../nbs/envs/00_prompts.ipynb #472b07b9
-def check_protocol(message_type: str, has_chat_parts: bool) -> None:
-    """Raise `ValueError` if the message type is unknown, or a completion task has chat parts."""
+def check_protocol(message_type: str, system_prompt: Any = None, few_shot: Any = None) -> None:
+    """Raise `ValueError` if the message type is unknown, or a completion task has chat parts.
+
+    Raises `TypeError` for chat parts of other types.
+    """
     if message_type not in ("chat", "completion"):
         raise ValueError(f"message_type must be 'chat' or 'completion', not {message_type!r}.")
-    if message_type == "completion" and has_chat_parts:
+    if message_type == "completion" and (system_prompt or few_shot):
         problem = "system_prompt and few_shot are not supported for completion tasks"
         raise ValueError(f"{problem}: write them into the prompt.")
+    if not isinstance(system_prompt, (str, type(None))):
+        raise TypeError(f"system_prompt must be a text, not a {type(system_prompt).__name__}.")
+    examples = [] if few_shot is None else few_shot
+    if isinstance(examples, str) or not all(isinstance(each, Mapping) for each in examples):
+        raise TypeError(f"few_shot must be a list of messages, not {few_shot!r:.80}.")
 
 # %% ../../nbs/envs/00_prompts.ipynb #4d134bc0
 DatasetBuilder: TypeAlias = "Callable[[], Dataset]"

@@ -100,7 +100,11 @@ def tool_parameters(tool: Callable[..., Any], hidden: Collection[str] = ()) -> d
     if fixed := [n for n, p in offered.items() if p.kind is p.POSITIONAL_ONLY]:
         problem = f"Tool {name!r} takes {', '.join(fixed)} by position only, but a model uses names"
         raise TypeError(f"{problem}: wrap it in a function without the '/'.")
-    return {n: p for n, p in offered.items() if p.kind is not p.VAR_POSITIONAL}
+    named = {n: p for n, p in offered.items() if p.kind is not p.VAR_POSITIONAL}
+    if offered and not named:
+        problem = f"Tool {name!r} takes only *{next(iter(offered))}, but a model uses names"
+        raise TypeError(f"{problem}: take a list instead.")
+    return named
 
 # %% ../../nbs/envs/09_tools.ipynb #fa35e192
 class BriefSchema(GenerateJsonSchema):
