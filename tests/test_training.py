@@ -988,8 +988,7 @@ def test_trackio_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "env = vf.load_environment('addition')\n"
         "vf.GRPOTrainer('verifiers_nb/adder-1m', env, args, peft_config=vf.lora_defaults()).train()\n"
     )
-    run = [sys.executable, "-c", script, str(tmp_path / "run")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    done = forked.run([sys.executable, "-c", script, str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr[-2000:]
     with sqlite3.connect(tmp_path / "trackio" / "sums.db") as database:
         rows = database.execute("select metrics from metrics order by step").fetchall()
