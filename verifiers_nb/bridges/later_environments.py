@@ -8,7 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
            'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'evaluated_rows',
-           'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
+           'AnyEnvironment', 'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition',
+           'names_since']
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -17,6 +18,7 @@ import copy
 import inspect
 import json
 import os
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial, wraps
@@ -649,18 +651,22 @@ def evaluated_rows(envs: Mapping[str, Any]) -> Any:
     members = {name: env for name, env in envs.items() if env.has_eval_dataset}
     return evaluation_rows(members)
 
+# %% ../../nbs/bridges/08_later_environments.ipynb #5864352f
+class AnyEnvironment(ABCMeta):
+    """The kind of a base class whose instances are all environments."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        is_base = cls.__bases__ == (LaterMultiTurnEnv,) and cls.__name__ == "LaterEnvironment"
+        return isinstance(instance, Environment) if is_base else super().__instancecheck__(instance)
+
 # %% ../../nbs/bridges/08_later_environments.ipynb #ffdec67f
-class LaterEnvironment(LaterMultiTurnEnv, either=True):
+class LaterEnvironment(LaterMultiTurnEnv, either=True, metaclass=AnyEnvironment):
     """The base of environments that play rollouts of their own; there are no turns to count.
 
     All environments are instances of it.
     """
 
     counts_turns = False
-
-    @classmethod
-    def __subclasshook__(cls, subclass: type) -> Any:
-        return issubclass(subclass, Environment) if cls is LaterEnvironment else NotImplemented
 
     def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
         """Raise `NotImplementedError`: its rollouts are its own."""

@@ -133,12 +133,12 @@ def content_of_box(text: str, start: int, missing: str | None = None) -> str:
             return text[content : content + brace.start()]
     return text if missing is None else missing
 
-
+# %% ../../nbs/bridges/04_later_parsers.ipynb #386beb4a
 def first_boxed_answer(text: str) -> str:
     """Return the content of the first `\\boxed{}`, as 0.1.3 does."""
     return content_of_box(text, text.find(BOX))
 
-
+# %% ../../nbs/bridges/04_later_parsers.ipynb #f562ef66
 def last_boxed_answer(text: str, strict: bool = False) -> str:
     """Return the content of the last `\\boxed{}`, as 0.1.4 and later do.
 
@@ -146,12 +146,12 @@ def last_boxed_answer(text: str, strict: bool = False) -> str:
     """
     return content_of_box(text, text.rfind(BOX), "" if strict else None)
 
-
+# %% ../../nbs/bridges/04_later_parsers.ipynb #b64dd0af
 def boxed_reader(version: str) -> Callable[[str], str]:
     """Return the function that reads a `\\boxed{}` as a version of `verifiers` does."""
     return last_boxed_answer if has_change(version, "last box") else first_boxed_answer
 
-
+# %% ../../nbs/bridges/04_later_parsers.ipynb #90702b6e
 def first_hash_answer(text: str) -> str:
     """Return the stripped text after the first `####`, up to the next; without one, the text."""
     return text.split("####")[1].strip() if "####" in text else text
