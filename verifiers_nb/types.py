@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'Rollouts', 'OPENAI_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_PARTS', 'PAYLOADS', 'Turn',
-           'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs',
+           'Rollouts', 'OPENAI_TYPES', 'NO_CONTENT', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_PARTS', 'PAYLOADS',
+           'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs',
            'part_text', 'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields', 'thought_text',
            'is_thought', 'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label', 'messages_to_printable',
            'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'plain_messages',
@@ -192,17 +192,30 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 # %% ../nbs/00_types.ipynb #3b65cec0
+NO_CONTENT = (
+    "This is a message, not its content: pass message['content'], or give the whole completion to "
+    "parse_answer."
+)
+
+
 def part_text(part: str | Mapping[str, Any]) -> str | None:
-    """Return the text of a content part, or None if it isn't text."""
+    """Return the text of a content part, or None if it isn't text; raises for a message."""
     if isinstance(part, str):
         return part
+    if "role" in part:
+        raise TypeError(NO_CONTENT)
     return part.get("text") if part.get("type") == "text" else None
 
 # %% ../nbs/00_types.ipynb #b6bc1fdb
 def content_text(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:
-    """Return the text of a message's content; `None` and parts that are not text count as empty."""
+    """Return the text of a message's content; `None` and parts that are not text count as empty.
+
+    Raises `TypeError` for a message or a list of messages.
+    """
     if isinstance(content, str):
         return content
+    if isinstance(content, Mapping):
+        raise TypeError(NO_CONTENT)
     return "".join(part_text(part) or "" for part in content or ())
 
 # %% ../nbs/00_types.ipynb #9f0f1f84

@@ -153,7 +153,9 @@ def unknown_word(word: str, known: Sequence[str]) -> str:
     given = word.partition("=")[0]
     shorter = [each for each in known if len(each) > 4 and given.startswith(each)]
     longer = [each for each in known if len(given) > 3 and each.startswith(given)]
-    near = sorted(shorter, key=len)[-1:] + longer[:1] or get_close_matches(given, known, n=1)
+    initials = [each for each in known if given == f"--{''.join(re.findall('-([a-z])', each))}"]
+    near = initials or sorted(shorter, key=len)[-1:] + longer[:1]
+    near = near or get_close_matches(given, known, n=1)
     return f"{word} is unknown" + (f"; did you mean {' or '.join(near)}?" if near else "")
 
 # %% ../../nbs/cli/00_command.ipynb #c1dfd96e

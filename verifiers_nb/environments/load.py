@@ -73,7 +73,8 @@ def shipped_environments() -> dict[str, dict[str, Any]]:
 def plugged_environments() -> dict[str, EntryPoint]:
     """Return the entry points of environments in installed packages, by name with underscores."""
     groups = ("verifiers.environments", "verifiers_nb.environments")
-    points = [point for group in groups for point in entry_points(group=group)]
+    found = entry_points()  # once, because it reads a file of each installed package
+    points = [point for group in groups for point in found.select(group=group)]
     return {point.name.replace("-", "_"): point for point in points}
 
 # %% ../../nbs/environments/00_load.ipynb #62f29b66
@@ -105,13 +106,13 @@ def has_module(name: str) -> bool:
         raise  # a package that it is in lacks something else
 
 # %% ../../nbs/environments/00_load.ipynb #1d985453
-def search_environment(name: str) -> Callable[..., Environment] | None:
+def search_environment(name: str, point: EntryPoint | None) -> Callable[..., Environment] | None:
     """Return the `load_environment` of a name: an installed module's, a package's, or ours."""
     if has_module(name):
         module = importlib.import_module(name)
         if hasattr(module, "load_environment"):
             return module.load_environment
-    if point := plugged_environments().get(name):
+    if point:
         found = point.load()
         return getattr(found, "load_environment", found)
     if facts := shipped_environments().get(name):
@@ -121,20 +122,23 @@ def search_environment(name: str) -> Callable[..., Environment] | None:
 
 # %% ../../nbs/environments/00_load.ipynb #1d985454
 @contextmanager
-def with_import_hooks(name: str) -> Iterator[None]:
-    """Enter each hook's `importing`, which gets modules that may define an environment."""
+def with_import_hooks(name: str) -> Iterator[EntryPoint | None]:
+    """Enter each hook's `importing`, which gets modules that may define an environment.
+
+    Gives the entry point of the environment, if there is one.
+    """
     point = plugged_environments().get(name)
     modules = [name, point.module] if point else [name]
     with ExitStack() as stack:
         for hook in registered_hooks("imports"):
             stack.enter_context(hook.importing(modules))
-        yield
+        yield point
 
 # %% ../../nbs/environments/00_load.ipynb #1d985455
 def find_environment(name: str) -> Callable[..., Environment] | None:
     """Return the `load_environment` of a name; hooks may change what its module imports."""
-    with with_import_hooks(name):
-        return search_environment(name)
+    with with_import_hooks(name) as point:
+        return search_environment(name, point)
 
 # %% ../../nbs/environments/00_load.ipynb #af6139f4
 logger = logging.getLogger(__name__)
@@ -213,8 +217,8 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     """
     name = environment_module(env_id)
     try:
-        with with_import_hooks(name):
-            if load := search_environment(name):
+        with with_import_hooks(name) as point:
+            if load := search_environment(name, point):
                 check_taken(load, [*env_args])
                 made: Any = load(**env_args)
                 warn_of_unread(load, made, [*env_args])

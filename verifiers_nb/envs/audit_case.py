@@ -46,7 +46,10 @@ Write: TypeAlias = Callable[[str], str]
 def write_fields(parser: Any, answer: str, thought: str = "Let me think.") -> str:
     """Return an answer in the format of an XML parser, with a thought in each other field."""
     fields = dict.fromkeys(parser.get_fields(), thought)
-    return parser.format(**{**fields, parser.answer_field: answer})
+    try:
+        return parser.format(**{**fields, parser.answer_field: answer})
+    except ValueError:  # the answer's field is none of the parser's
+        return parser.format(**{**fields, parser.get_fields()[-1]: answer})
 
 # %% ../../nbs/envs/21_audit_case.ipynb #435945d4
 def has_fields(parser: Any) -> bool:

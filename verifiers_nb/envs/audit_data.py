@@ -16,7 +16,6 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from hashlib import blake2b
-from itertools import islice
 from typing import Any
 from unicodedata import normalize
 
@@ -49,8 +48,10 @@ def digest(text: str) -> bytes:
 def answers_by_prompt(dataset: Any, most: int = MOST_ROWS) -> dict[bytes, list[str]]:
     """Return the answers of each prompt of the first `most` rows, by the prompt's digest."""
     found: dict[bytes, list[str]] = defaultdict(list)
-    for row in islice(repeated_rows(dataset), most):
-        found[digest(prompt_text(row.prompt))].append(str(row.answer))
+    rows = repeated_rows(dataset)
+    for number in range(min(most, len(rows))):
+        row = rows.read(number)  # as a rollout it takes twice as long
+        found[digest(prompt_text(row["prompt"]))].append(str(row.get("answer", "")))
     return found
 
 # %% ../../nbs/envs/20_audit_data.ipynb #1b746e0a

@@ -85,7 +85,8 @@ def with_prompts(
         found = f"it has {sorted(columns)}"
         raise ValueError(f"The dataset needs a 'prompt' or a {question_key!r} column; {found}.")
     system_prompt, few_shot = without_surrogates(system_prompt), without_surrogates(few_shot)
-    prompts = [chat_prompt(question, system_prompt, few_shot) for question in dataset[question_key]]
+    questions = dataset[question_key][:]  # at once: one by one takes ten times as long
+    prompts = [chat_prompt(question, system_prompt, few_shot) for question in questions]
     # As Arrow's array: of a list, datasets makes a fingerprint that takes ten times as long.
     return dataset.add_column("prompt", pa.array(prompts))
 

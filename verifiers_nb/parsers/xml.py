@@ -17,6 +17,7 @@ __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
 import re
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -508,6 +509,10 @@ class XMLParser(Parser):
         for text in assistant_texts(completion)[::-1]:
             if (answer := self._last_answer(text)) is not None:
                 return answer
+        if self.answer_field not in self._tags_of and type(self).parse is XMLParser.parse:
+            fields = ", ".join(self.get_fields())
+            problem = f"parse_answer reads <{self.answer_field}>, which is no field of this parser"
+            warnings.warn(f"{problem}: set answer_field to one of {fields}.", stacklevel=2)
         return None
 
     def _last_answer(self, text: str) -> Any:

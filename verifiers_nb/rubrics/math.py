@@ -8,17 +8,18 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'INTERVAL', 'PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS',
            'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO', 'RATIO', 'NUMBER_IN_RATIO', 'LARGEST_EXPONENT', 'EXPONENT',
-           'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'RELATION', 'NAMES_OF_RELATIONS', 'PRIME',
-           'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS', 'MATH_BYTES', 'SENTENCE', 'DENIAL',
-           'MISREAD', 'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'IN_PARENTHESES',
-           'parsed_answer', 'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols',
-           'compare_answers', 'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage',
-           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios',
-           'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large', 'compare_spellings',
-           'first_relation', 'primes_in', 'angles_in', 'joints_of', 'differ_in_signs', 'parse_fast_first',
+           'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'NAME_OF_LETTERS', 'RELATION',
+           'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
+           'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'MATH_BYTES', 'SENTENCE', 'DENIAL', 'MISREAD',
+           'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'parsed_answer', 'sizes_of',
+           'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers',
+           'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
+           'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'pairs_of_brackets', 'power_of_digits',
+           'is_large_number', 'is_too_large', 'compare_spellings', 'first_relation', 'primes_in', 'angles_in',
+           'joints_of', 'sides_of', 'factors_of_cross_products', 'inverses_in', 'differ_in_signs', 'parse_fast_first',
            'address_space', 'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process',
            'MathProcess', 'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_choice',
-           'compare_choices', 'values_by_name', 'as_points', 'read_first', 'equal_answers', 'MathRubric']
+           'compare_choices', 'values_by_name', 'is_point', 'as_points', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -309,7 +310,7 @@ def compare_ratios(gold: str, response: str) -> bool | None:
 # %% ../../nbs/rubrics/03_math.ipynb #a037333b
 LARGEST_EXPONENT = 1_000_000  # math-verify evaluates 3^{1000000} in a third of a second
 EXPONENT = re.compile(r"(?:\^|\\binom|\\choose)\s?([{(])")
-FACTORIAL = re.compile(r"[0-9]{6,}\s?!|([)}])\s?!|!\s?!\s?!")
+FACTORIAL = re.compile(r"(?<![0-9])[0-9]{6,}+\s?!|([)}])\s?!|!\s?!\s?!")
 NESTED = re.compile(r"[\^!]|[0-9]{7}")
 
 
@@ -364,10 +365,19 @@ def is_too_large(answer: str) -> bool:
     return any(is_large_number(answer[at + 1 : end]) for at, end in zip(opened, ends, strict=True))
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
+# Names of three points or choices, Roman numerals, and words with a letter twice: math-verify
+# multiplies their letters, in any order.
+NAME_OF_LETTERS = re.compile(
+    r"\(?(?:[A-Z]{3,8}|[IVX]{2}|(?=[a-z]{0,9}([a-z])[a-z]{0,9}\1)[a-z]{3,12})\)?"
+)
+
+
 def compare_spellings(gold: str, response: str) -> bool | None:
     """Return whether two answers are equal, or None if only math-verify can decide."""
     if is_same_text(gold, response):
         return True
+    if NAME_OF_LETTERS.fullmatch(gold) and NAME_OF_LETTERS.fullmatch(response):
+        return False
     bases = bases_in(gold), bases_in(response)
     if all(bases) and bases[0] != bases[1]:
         return False
@@ -436,6 +446,31 @@ def joints_of(answer: str) -> set[str]:
     words = (word or sign for word, sign in JOINING_WORD.findall(answer))
     return {NAMES_OF_JOINTS.get(word, word) for word in words}
 
+# %% ../../nbs/rubrics/03_math.ipynb #ab3f069d
+ONE_SIDE = re.compile(r"\^\s?(?:\{\s?([+-])\s?\}|([+-])(?![0-9A-Za-z\\]))")
+
+
+def sides_of(answer: str) -> list[str]:
+    """Return the signs that stand alone as powers, as in the limit at `0^+`."""
+    return [braced or bare for braced, bare in ONE_SIDE.findall(answer)]
+
+# %% ../../nbs/rubrics/03_math.ipynb #2864c964
+VECTOR = r"\\(?:vec|mathbf|boldsymbol|bm|overrightarrow|hat)\s?\{?\s?([A-Za-z]+)\s?\}?"
+CROSS_PRODUCT = re.compile(rf"{VECTOR}\s?\\times\s?{VECTOR}")
+
+
+def factors_of_cross_products(answer: str) -> list[tuple[str, str]]:
+    """Return the names of the vectors of each cross product."""
+    return CROSS_PRODUCT.findall(answer)
+
+# %% ../../nbs/rubrics/03_math.ipynb #c7a9d69f
+INVERSE_FUNCTION = re.compile(r"(?<![A-Za-z\\])[f-h]\s?\^\s?\{\s?-\s?1\s?\}\s?(?:\\left)?\s?\(")
+
+
+def inverses_in(answer: str) -> int:
+    """Return the number of inverse functions after the last equals sign."""
+    return len(INVERSE_FUNCTION.findall(answer.rpartition("=")[2]))
+
 # %% ../../nbs/rubrics/03_math.ipynb #7098d338
 def differ_in_signs(gold: str, response: str) -> bool:
     """Return whether two answers differ in a sign that math-verify skips."""
@@ -443,8 +478,11 @@ def differ_in_signs(gold: str, response: str) -> bool:
         return True
     if bool(TRANSPOSED.search(gold)) != bool(TRANSPOSED.search(response)):
         return True
-    joints = joints_of(gold), joints_of(response)
-    if all(joints) and joints[0] != joints[1]:
+    for signs_of in (joints_of, sides_of, factors_of_cross_products):
+        first, second = signs_of(gold), signs_of(response)
+        if first and second and first != second:
+            return True
+    if inverses_in(gold) != inverses_in(response):
         return True
     both = gold + response
     if "angle" in both:
@@ -455,11 +493,11 @@ def differ_in_signs(gold: str, response: str) -> bool:
         return False
     if primes_in(gold) != primes_in(response):
         return True
-    first, second = (
+    marks, others = (
         [mark.lstrip("^{\\ ") for mark in OF_AN_ANGLE.findall(answer)]
         for answer in (gold, response)
     )
-    return bool(first and second) and first != second
+    return bool(marks and others) and marks != others
 
 # %% ../../nbs/rubrics/03_math.ipynb #b3f0c7f6
 def parse_fast_first() -> None:
@@ -628,10 +666,11 @@ def is_statement(answer: str) -> bool:
     return SENTENCE.search(answer) is not None and DENIAL.search(answer) is None
 
 # %% ../../nbs/rubrics/03_math.ipynb #8fbe084d
-# A version or an address, of which it reads a part, a derivative, which is 0 for it, and what it
-# takes for a difference, a quotient or a product: a date, a Roman numeral.
+# A version or an address, of which it reads a part, a derivative, which is 0 for it or has no
+# direction, and what it takes for a difference or a quotient: a date or a time.
 MISREAD = re.compile(
-    r"(?<![0-9-])[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9-])|\A\(?[IVX]{2,4}\)?\Z|"
+    r"(?<![0-9-])[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9-])|\A[0-9]{1,2}:0[0-9]\Z"
+    r"|\\(?:partial|nabla)(?![A-Za-z])|"
     r"(?<![0-9.])[0-9]{1,9}(?:\.[0-9]{1,9}){2}(?![0-9])"
     r"|\A\s?\\[dt]?frac\s?\{\s?d\s?[A-Za-z]\s?\}\s?\{\s?d\s?[A-Za-z]\s?\}\s?\Z"
 )
@@ -671,23 +710,27 @@ def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
     return (value, second) if value and second else (gold, response)
 
 # %% ../../nbs/rubrics/03_math.ipynb #8a304e16
-BETWEEN_VALUES = re.compile(r"\s*(?:,\s*and\b|[,;]|\band\b|\\text\{\s?and\s?\})\s*")
+BETWEEN_VALUES = re.compile(r",\s?and\b|[,;]|\band\b|\\text\{\s?and\s?\}")
 NAMED_VALUE = re.compile(r"([A-Za-z])\s?=\s?([^=<>]{1,60})")
-IN_PARENTHESES = re.compile(r"\((.*,.*)\)", re.DOTALL)
 
 
 def values_by_name(answer: str) -> dict[str, str]:
     """Return the values of an answer such as `x = 2, y = 3` by name, else nothing."""
-    named = [NAMED_VALUE.fullmatch(part) for part in BETWEEN_VALUES.split(answer)]
+    named = [NAMED_VALUE.fullmatch(part.strip()) for part in BETWEEN_VALUES.split(answer)]
     values = {each[1]: each[2] for each in named if each}
     return values if 1 < len(values) == len(named) else {}
+
+# %% ../../nbs/rubrics/03_math.ipynb #f85942c8
+def is_point(answer: str) -> bool:
+    """Return whether an answer looks like a point, such as `(2, 3)`."""
+    return answer.startswith("(") and answer.endswith(")") and "," in answer
 
 # %% ../../nbs/rubrics/03_math.ipynb #87fae693
 def as_points(gold: str, response: str) -> tuple[str, str]:
     """Return two answers, those with named values as points if they are compared as points."""
     first, second = values_by_name(gold), values_by_name(response)
-    is_point = first or IN_PARENTHESES.fullmatch(gold), second or IN_PARENTHESES.fullmatch(response)
-    if not all(is_point) or (first and second and first.keys() != second.keys()):
+    are_points = first or is_point(gold), second or is_point(response)
+    if not all(are_points) or (first and second and first.keys() != second.keys()):
         return gold, response
 
     def point(values: dict[str, str]) -> str:

@@ -54,6 +54,12 @@ unit units
 rad radian radians
 mi/h mph
 km/h kph kmh
+N newton newtons
+J joule joules
+W watt watts
+V volt volts
+K kelvin kelvins
+Hz hertz
 % percent pct
 """
 UNIT_OF = {name: line.split()[0] for line in UNITS.strip().splitlines() for name in line.split()}
@@ -73,7 +79,7 @@ IN_A_UNIT = {
 
 def unit_named(text: str) -> str | None:
     """Return the usual name of a unit, or None if we don't know it."""
-    text = text.lower()
+    text = text if text in UNIT_OF else text.lower()
     for pattern, usual in IN_A_UNIT.items():
         text = re.sub(pattern, usual, text)
     units = []

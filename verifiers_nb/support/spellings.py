@@ -10,11 +10,11 @@ __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
            'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON', 'PYTHON_BASES',
            'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS', 'BELOW_100',
-           'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'OUR_ANSWER', 'IN_TEXT', 'SET_BUILDER', 'REWRITINGS',
-           'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT', 'sign_in_latex',
-           'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style', 'mixed_as_fraction',
-           'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words', 'usual_spelling',
-           'is_same_text']
+           'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIED', 'OUR_ANSWER', 'IN_TEXT', 'SET_BUILDER',
+           'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT',
+           'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
+           'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
+           'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -97,8 +97,17 @@ def signs_in_latex(answer: str) -> str:
     return answer
 
 # %% ../../nbs/support/23_spellings.ipynb #a3c4e88c
-MARKS = ("**", "__", "`", "$", "*", "_", '"')  # a pair of them around an answer is no part of it
-IN_HTML = re.compile(r"<(b|strong|i|em)>(.*)</\1>", re.DOTALL)
+MARKS = (
+    "**",
+    "__",
+    "```",
+    "`",
+    "$",
+    "*",
+    "_",
+    '"',
+)  # a pair of them around an answer is no part of it
+IN_HTML = re.compile(r"<(b|strong|i|em|answer)>(.*)</\1>", re.DOTALL)
 
 
 def without_marks(answer: str) -> str:
@@ -285,6 +294,7 @@ NAME_OF_NUMBER = re.compile(
 
 # %% ../../nbs/support/23_spellings.ipynb #bd09993a
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
+DENIED = r"(?:not|no|never|wrong|incorrect|false|except|but|or|and|other)\b"
 OUR_ANSWER = (
     r"(?:(?:[Tt]he|[Mm]y|[Oo]ur) )?(?:[Ff]inal |[Cc]orrect )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)"
 )
@@ -293,10 +303,13 @@ IN_TEXT = r"(?:\\[a-z]{4,8}\{)?\s?"
 SET_BUILDER = (
     r"^(?:\\left)?\s?\\\{\s?([A-Za-z])(?:\s?\\in\s?\\mathbb\s?\{?R\}?)?"
     r"\s?(?:\\(?:mid|vert|middle\s?\|)(?![A-Za-z])|[|:])"
-    r"\s?([^,:|]*(?:[<>=]|\\(?:[lg]e|ne|[lg]eq|neq|lt|gt)(?![A-Za-z]))[^,:|]*?)"
+    r"\s?([^,:|]{0,60}(?:[<>=]|\\(?:[lg]e|ne|[lg]eq|neq|lt|gt)(?![A-Za-z]))[^,:|]{1,60}?)"
     r"\s?(?:\\right)?\s?\\\}$"
 )
 REWRITINGS = {
+    r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
+    r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
+    rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
     rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
     r"(?<![0-9A-Za-z.)}])\\(?:boldsymbol|bm|pmb)\s?\{([A-Za-z]|[0-9.]+)\}(?![0-9])": r"\1",

@@ -103,14 +103,17 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
         )
 
 # %% ../../nbs/trainer/18_checks.ipynb #0ade7c2c
-def render(prompt: Any, tokenizer: PreTrainedTokenizerBase, tools: Any = None) -> str:
-    """Return the text that the model sees of a prompt; raises `ValueError` for a picture."""
-    if isinstance(prompt, str):
-        return prompt
+def render(
+    prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, tools: Any = None
+) -> list[str]:
+    """Return the texts that the model sees of prompts; raises `ValueError` for a picture."""
+    if not prompts or isinstance(prompts[0], str):
+        return [*prompts]
     reads = "training reads text only: leave its rows out of the training set"
-    prompt = [text_message(message, reads) for message in prompt]
+    chats = [[text_message(message, reads) for message in prompt] for prompt in prompts]
     settings: dict[str, Any] = dict(add_generation_prompt=True, tokenize=False)
-    return str(tokenizer.apply_chat_template(prompt, tools=tools or None, **settings))
+    # All in one call: one by one takes twice as long.
+    return tokenizer.apply_chat_template(chats, tools=tools or None, **settings)
 
 # %% ../../nbs/trainer/18_checks.ipynb #c3811526
 def check_rewards(env: Environment) -> None:
@@ -141,7 +144,7 @@ def training_prompts(
     dataset = env.get_dataset()
     room = args.max_seq_len - 1
     limit = room if args.max_prompt_length is None else min(args.max_prompt_length, room)
-    texts = [render(prompt, tokenizer, env.oai_tools) for prompt in dataset["prompt"][:]]
+    texts = render(dataset["prompt"][:], tokenizer, env.oai_tools)
     long = [i for i, text in enumerate(texts) if len(text.encode()) > limit]  # in bytes
     lengths = {i: len(tokenizer(texts[i], add_special_tokens=False).input_ids) for i in long}
     too_long = {i: length for i, length in lengths.items() if length > limit}

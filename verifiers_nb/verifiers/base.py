@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'ENTRY_POINTS', 'BUILT_IN', 'VerifierClass', 'VerifyResult', 'result_of', 'Verifier', 'register_verifier',
-           'known_verifiers', 'get_verifier', 'check_config', 'verifier_from_config', 'as_verifier', 'weight_shares',
-           'scaled_checks', 'ChainedVerifier']
+__all__ = ['logger', 'ENTRY_POINTS', 'BUILT_IN', 'VerifierClass', 'VerifyResult', 'result_of', 'is_completion', 'Verifier',
+           'register_verifier', 'known_verifiers', 'get_verifier', 'check_config', 'verifier_from_config',
+           'as_verifier', 'weight_shares', 'scaled_checks', 'ChainedVerifier']
 
 # %% ../../nbs/verifiers/00_base.ipynb #294fa152
 import inspect
@@ -60,6 +60,12 @@ def result_of(checks: Sequence[Check], success: bool | None = None) -> VerifyRes
     error = None if success else lost or "nothing was checked"
     return VerifyResult(success, reward, checks_table(checks), error, tuple(checks))
 
+# %% ../../nbs/verifiers/00_base.ipynb #8f8b1293
+def is_completion(value: Any) -> bool:
+    """Return whether a value is a list of messages."""
+    first = value[0] if isinstance(value, (list, tuple)) and value else None
+    return isinstance(first, Mapping) and "role" in first
+
 # %% ../../nbs/verifiers/00_base.ipynb #f8bfa5fb
 logger = logging.getLogger(__name__)
 
@@ -82,11 +88,13 @@ class Verifier(ABC):
         return result_of(self.checks(text))
 
     def verify(self, text: Any) -> VerifyResult:
-        """Judge a string, `None` or a list of content parts.
+        """Judge a string, `None`, a list of content parts, or the last answer of a completion.
 
         An error is a reward of 0.0 with its reason.
         """
         try:
+            if is_completion(text):
+                text = assistant_texts(text, self.reads_thinking)[-1:]
             plain = content_text(text)
         except (TypeError, AttributeError):
             reason = f"{type(text).__name__} is not text: pass a string, content parts or None"
@@ -108,8 +116,7 @@ class Verifier(ABC):
 
         def reward(completion: Messages, **kwargs: Any) -> float:
             """Return the verdict's reward, or 0.0 without an assistant message."""
-            texts = assistant_texts(completion, self.reads_thinking)
-            return self.verify(texts[-1]).reward if texts else 0.0
+            return self.verify(completion).reward
 
         reward.__name__ = name or self.name
         return reward

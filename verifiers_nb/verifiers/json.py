@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from ..parsers.structural_tags import StructuralTag
 
 # %% ../../nbs/verifiers/02_json.ipynb #d122a098
-FENCED = re.compile("```(?:json)?(.*)```", re.ASCII | re.DOTALL | re.IGNORECASE)
+FENCED = re.compile("```[ \\t]*(?:json)?(.*)```", re.ASCII | re.DOTALL | re.IGNORECASE)
 
 
 def find_payload(text: str) -> TextSpan:
