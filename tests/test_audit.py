@@ -181,6 +181,7 @@ EXAMPLE = [{"role": "user", "content": "What is 2 times 7?"}]
 SHOWN = [f"{n} times 7 = {7 * n}." for n in range(2, 26)]
 SHOUTED = [f"WHAT IS  {n} TIMES 7" for n in range(2, 8)]
 NAMED = [f"What is {n} times 7? The answer is {7 * n}." for n in range(2, 26)]
+HANGS = "raises   "
 BROKEN = {
     "empty_answer": lambda: single(dataset=rows(answer=["", "9"] * 12)),
     "conflicting_answers": lambda: single(dataset=rows(question=["What is n times 7?"] * 24)),
@@ -215,7 +216,7 @@ BROKEN = {
     "cheat    ": lambda: single(labels, dataset=rows(answer=["good", "bad", "fair"] * 8)),
     "cheat     ": lambda: single(long_thoughts, weights=[1.0]),
     "slow ": lambda: single(nested),
-    "raises   ": lambda: single(waits),
+    HANGS: lambda: single(waits),
     "wrong_pays  ": lambda: single(options, dataset=rows(answer=["A", "B", "C", "D"] * 6)),
     "wrong_pays   ": lambda: single(tolerant),
     "raises    ": lambda: single(not_a_number),
@@ -228,7 +229,8 @@ SOLVED = {"ignores_answer ": three_guesses, "told": three_guesses}
 
 @pytest.mark.parametrize("kind", BROKEN)
 def test_a_broken_environment_is_found(kind, monkeypatch):
-    monkeypatch.setattr("verifiers_nb.envs.trials.PATIENCE", 4.0)
+    patience = 1.0 if kind == HANGS else 4.0  # three trials are given up
+    monkeypatch.setattr("verifiers_nb.envs.trials.PATIENCE", patience)
     report = vf.audit(BROKEN[kind](), progress=False, solve=SOLVED.get(kind))
     assert kind.strip() in [each.kind for each in report.findings if each.severity != "note"], (
         report

@@ -41,6 +41,52 @@ PINS = [
 # Of each environment: its code, the turns of the model, and the reward and metrics of its first row by version.
 Scores = tuple[float, dict[str, float]]
 PLAYED: dict[str, tuple[str, list[Any], dict[str, Scores]]] = {
+    "answers_without_a_box": (
+        """
+def load_environment():
+    rubric = vf.MathRubric()
+    if "strict" in vf.extract_boxed_answer.__code__.co_varnames:  # from 0.1.12 on
+        assert vf.extract_boxed_answer("4") == "4"
+    return vf.SingleTurnEnv(dataset=rows("12"), rubric=rubric)
+""",
+        ["12"],
+        {
+            "0.1.11": (1.0, {"correct_answer": 1.0, "num_turns": 1.0}),
+            "0.1.12": (0.0, {"correct_answer": 0.0, "num_turns": 1.0}),
+        },
+    ),
+    "rollouts_of_its_own": (
+        """
+class Echo(vf.Environment):
+    async def rollout(self, input, client, model, sampling_args=None):
+        state = await self.init_state(input, client, model, sampling_args)
+        state["response"] = await self.get_model_response(state, state["prompt"])
+        state["completion"] = [{"role": "assistant", "content": input["answer"]}]
+        state["is_completed"] = True
+        return state
+
+def load_environment():
+    def says(completion, answer):
+        return float(completion[0]["content"] == answer)
+    return Echo(dataset=rows("b"), rubric=vf.Rubric([says]))
+""",
+        ["a"],
+        {"0.1.9": (1.0, {"says": 1.0})},
+    ),
+    "what_an_environment_has": (
+        """
+def load_environment():
+    env = vf.SingleTurnEnv(dataset=rows(""), rubric=vf.Rubric([lambda completion: 1.0]))
+    known = [env.max_turns == 1, isinstance(env.rubric, vf.RubricGroup), isinstance(env, vf.Environment)]
+    group = vf.EnvGroup([vf.SingleTurnEnv(dataset=rows(""), rubric=vf.Rubric())])
+    def all_known(state):
+        return float(all(known) and isinstance(group, vf.Environment) and not isinstance(group, vf.MultiTurnEnv))
+    env.add_rubric(vf.Rubric([all_known]))
+    return env
+""",
+        ["a"],
+        {"0.1.9": (2.0, {"<lambda>": 1.0, "all_known": 1.0, "num_turns": 1.0})},
+    ),
     "functions_in_order": (
         """
 def load_environment():

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import sysconfig
+import time
 import venv
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -51,16 +51,25 @@ SETTINGS = {
 }
 
 
+def with_client(python: str, code: str) -> list[str]:
+    """Return a command that runs code where Tinker's client can be imported."""
+    (site,) = Path(python).parents[1].glob("lib/python*/site-packages")
+    return [sys.executable, "-c", f"import sys; sys.path.append({str(site)!r})\n" + code]
+
+
 @pytest.fixture(scope="module")
 def url(python: str) -> Iterator[str]:
     """Start the server of all tests, and give its address."""
-    command = [python, HERE / "tinker_server.py", "tml-test"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=SETTINGS) as server:
-        try:
-            assert server.stdout is not None
-            yield json.loads(server.stdout.readline())["url"]
-        finally:
-            server.send_signal(signal.SIGKILL)
+    program = str(HERE / "tinker_server.py")
+    code = f"import runpy; runpy.run_path({program!r}, run_name='__main__')"
+    server = forked.Popen([*with_client(python, code), "tml-test"], env=SETTINGS)
+    try:
+        while not (server.out.exists() and server.out.read_text().endswith("\n")):
+            assert server.poll() is None, server.err.read_text()
+            time.sleep(0.05)
+        yield json.loads(server.out.read_text())["url"]
+    finally:
+        server.kill()
 
 
 START = """
@@ -92,9 +101,7 @@ def said(work):
 
 def run(python: str, code: str, *given: str | Path) -> Any:
     """Run code after `START` and return the JSON in its last line."""
-    (site,) = Path(python).parents[1].glob("lib/python*/site-packages")  # has Tinker's client
-    source = f"import sys; sys.path.append({str(site)!r})\n" + START + dedent(code)
-    command = [sys.executable, "-c", source, *map(str, given)]
+    command = [*with_client(python, START + dedent(code)), *map(str, given)]
     done = forked.run(command, env=SETTINGS, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -100,6 +100,12 @@ def nothing_left(tmp_path: Path) -> Iterator[None]:
     engine.close()
 
 
+@pytest.fixture
+def hasty_audit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the audit at a run's start give up soon: it waits 5 seconds for rollouts that a test holds up."""
+    monkeypatch.setattr("verifiers_nb.envs.audit.FREE_PATIENCE", 0.5)
+
+
 # Environments of every kind
 
 
@@ -274,6 +280,7 @@ def test_a_constant_reward_is_pointed_out(tmp_path: Path, caplog: pytest.LogCapt
     assert all(entry["groups/zero_variance"] == 1.0 for entry in trainer.state.log_history[:4])
 
 
+@pytest.mark.usefixtures("hasty_audit")
 def test_a_slow_environment_is_explained(tmp_path: Path, nothing_left: None) -> None:
     class Stuck(vf.SingleTurnEnv):
         async def rollout(self, *args: Any, **kwargs: Any) -> Any:
@@ -290,6 +297,7 @@ def test_a_slow_environment_is_explained(tmp_path: Path, nothing_left: None) -> 
         make_trainer(tmp_path / "again", env, max_steps=2).train()
 
 
+@pytest.mark.usefixtures("hasty_audit")
 def test_one_slow_rollout_does_not_hold_up_the_next_generation(tmp_path: Path) -> None:
     """While a straggler of step 1 is awaited, the rollouts of step 2 are made."""
     released, started = threading.Event(), []
@@ -517,6 +525,7 @@ def test_stop_while_generating(ahead: int, gate: Gate, tmp_path: Path, nothing_l
     trainer.close()
 
 
+@pytest.mark.usefixtures("hasty_audit")
 def test_close_while_generating(gate: Gate, tmp_path: Path, nothing_left: None) -> None:
     gate.open = False
     trainer = make_trainer(tmp_path, gate, max_steps=100)
@@ -988,8 +997,7 @@ def test_trackio_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "env = vf.load_environment('addition')\n"
         "vf.GRPOTrainer('verifiers_nb/adder-1m', env, args, peft_config=vf.lora_defaults()).train()\n"
     )
-    run = [sys.executable, "-c", script, str(tmp_path / "run")]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=300)
+    done = forked.run([sys.executable, "-c", script, str(tmp_path / "run")])
     assert done.returncode == 0, done.stderr[-2000:]
     with sqlite3.connect(tmp_path / "trackio" / "sums.db") as database:
         rows = database.execute("select metrics from metrics order by step").fetchall()

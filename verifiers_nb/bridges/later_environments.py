@@ -8,7 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
            'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'evaluated_rows',
-           'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition', 'names_since']
+           'AnyEnvironment', 'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition',
+           'names_since']
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -17,6 +18,7 @@ import copy
 import inspect
 import json
 import os
+from abc import ABCMeta
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import partial, wraps
@@ -89,6 +91,7 @@ from .later_versions import (
     teardown,
 )
 from ..envs.data import EXAMPLE_SETS, load_example_dataset, read_math
+from ..envs.environment import Environment
 from ..envs.group import EnvGroup, evaluation_rows
 from ..envs.multiturn import (
     MultiTurnEnv,
@@ -100,7 +103,6 @@ from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
 from ..envs.tools import Tool, convert_func_to_oai_tool, make_tool
 from ..envs.verifiers import current_version, verifiers_names
 from ..parsers.base import Parser, identity
-from ..rubrics.group import RubricGroup
 from ..rubrics.rubric import Rubric
 from ..types import (
     ChatMessage,
@@ -131,7 +133,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     env_id, env_args = "", None  # set by load_environment
     score_rollouts, pass_threshold, max_seq_len = True, 0.5, None  # read by subclasses
     max_total_completion_tokens, timeout_seconds = -1, None
-    has_own_ids = False
+    has_own_ids, counts_turns = False, True
 
     def __init__(self, max_turns: int = -1, **kwargs: Any) -> None:
         self.version = current_version()
@@ -147,7 +149,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
             read_as_later(owner.parser, needs_thinking)
         for member in self.rubric.members if not self.is_later else ():
             member.class_objects["apply_weights"] = True  # functions get it there
-        if has_change(self.version, "turn metrics"):
+        if self.counts_turns and has_change(self.version, "turn metrics"):
             self.add_rubric(turn_metrics())
         hooked = [self.rubric, *self.rubric.members] if self.has_hooks_of_rubrics else []
         for owner in {id(each): each for each in [self, *hooked]}.values():
@@ -242,7 +244,9 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def add_rubric(self, rubric: Any) -> None:
         """Add the rewards of one more rubric."""
         rubrics = [*getattr(self.rubric, "rubrics", [self.rubric]), rubric]
-        self.rubric = RubricGroup(rubrics, parallelize_scoring=self.rubric.parallelize_scoring)
+        before = self.rubric.parallelize_scoring
+        self.rubric = RUBRICS[-1](rubrics, parallelize_scoring=before)  # a group
+        self.rubric.version = self.version
 
     @stop(priority=100)
     async def has_error(self, state: State) -> bool:
@@ -419,6 +423,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 # %% ../../nbs/bridges/08_later_environments.ipynb #8dcf68d5
 class LaterSingleTurnEnv(LaterMultiTurnEnv, SingleTurnEnv, either=True):
     """A single-turn environment in the older or the later style."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        most = 1 if has_change(current_version(), "later style") else -1
+        super().__init__(**{"max_turns": most, **kwargs})
 
     @stop
     async def max_turns_reached(self, state: State) -> bool:
@@ -643,6 +651,29 @@ def evaluated_rows(envs: Mapping[str, Any]) -> Any:
     members = {name: env for name, env in envs.items() if env.has_eval_dataset}
     return evaluation_rows(members)
 
+# %% ../../nbs/bridges/08_later_environments.ipynb #5864352f
+class AnyEnvironment(ABCMeta):
+    """The kind of a base class whose instances are all environments."""
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        is_base = cls.__bases__ == (LaterMultiTurnEnv,) and cls.__name__ == "LaterEnvironment"
+        return isinstance(instance, Environment) if is_base else super().__instancecheck__(instance)
+
+# %% ../../nbs/bridges/08_later_environments.ipynb #ffdec67f
+class LaterEnvironment(LaterMultiTurnEnv, either=True, metaclass=AnyEnvironment):
+    """The base of environments that play rollouts of their own; there are no turns to count.
+
+    All environments are instances of it.
+    """
+
+    counts_turns = False
+
+    def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
+        """Raise `NotImplementedError`: its rollouts are its own."""
+        raise NotImplementedError(
+            "This environment has no turns: define `rollout` or use MultiTurnEnv."
+        )
+
 # %% ../../nbs/bridges/08_later_environments.ipynb #7ab46389
 class LaterEnvGroup(EnvGroup):
     """A group of environments, with its later names of sync calls.
@@ -716,4 +747,5 @@ def names_since(version: str) -> dict[str, Any]:
     boxed = boxed_reader(version)
     math = replace(EXAMPLE_SETS["math"], read=partial(read_math, boxed=boxed))
     load = partial(load_example_dataset, sets={**EXAMPLE_SETS, "math": math})
-    return {**LATER_NAMES, "extract_boxed_answer": boxed, "load_example_dataset": load}
+    own = {"Environment": LaterEnvironment} if has_change(version, "later style") else {}
+    return {**LATER_NAMES, **own, "extract_boxed_answer": boxed, "load_example_dataset": load}

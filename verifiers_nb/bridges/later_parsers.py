@@ -121,34 +121,37 @@ class LaterXMLParser(XMLParser):
         return parsed_spans(self.parse(text), self._names, text, spans) if own else spans
 
 # %% ../../nbs/bridges/04_later_parsers.ipynb #666d4e0f
-def content_of_box(text: str, start: int) -> str:
+def content_of_box(text: str, start: int, missing: str | None = None) -> str:
     """Return the content of the box that starts at `start`.
 
-    The text if there is none, or it is never closed.
+    If there is none, or it is never closed, `missing` or else the text.
     """
     content, depth = start + len(BOX), 1
     for brace in re.finditer(r"[{}]", text[content:]) if start >= 0 else ():
         depth += 1 if brace.group() == "{" else -1
         if depth == 0:
             return text[content : content + brace.start()]
-    return text
+    return text if missing is None else missing
 
-
+# %% ../../nbs/bridges/04_later_parsers.ipynb #386beb4a
 def first_boxed_answer(text: str) -> str:
     """Return the content of the first `\\boxed{}`, as 0.1.3 does."""
     return content_of_box(text, text.find(BOX))
 
+# %% ../../nbs/bridges/04_later_parsers.ipynb #f562ef66
+def last_boxed_answer(text: str, strict: bool = False) -> str:
+    """Return the content of the last `\\boxed{}`, as 0.1.4 and later do.
 
-def last_boxed_answer(text: str) -> str:
-    """Return the content of the last `\\boxed{}`, as 0.1.4 and later do."""
-    return content_of_box(text, text.rfind(BOX))
+    `strict`, which 0.1.12 added: "" without a box.
+    """
+    return content_of_box(text, text.rfind(BOX), "" if strict else None)
 
-
+# %% ../../nbs/bridges/04_later_parsers.ipynb #b64dd0af
 def boxed_reader(version: str) -> Callable[[str], str]:
     """Return the function that reads a `\\boxed{}` as a version of `verifiers` does."""
     return last_boxed_answer if has_change(version, "last box") else first_boxed_answer
 
-
+# %% ../../nbs/bridges/04_later_parsers.ipynb #90702b6e
 def first_hash_answer(text: str) -> str:
     """Return the stripped text after the first `####`, up to the next; without one, the text."""
     return text.split("####")[1].strip() if "####" in text else text
@@ -168,13 +171,13 @@ class LaterBoxedParser(ThinkParser):
     If `is_later`, the last one, and the thinking may be missing.
     """
 
-    is_later = False
+    is_later, is_strict = False, False
 
     def parse(self, text: Any) -> Any:
         """Return the content of the box."""
         if not self.is_later:
             return super().parse(text)
-        return MaybeThinkParser(last_boxed_answer).parse(text)
+        return MaybeThinkParser(partial(last_boxed_answer, strict=self.is_strict)).parse(text)
 
 # %% ../../nbs/bridges/04_later_parsers.ipynb #56fd8ec1
 def last_answer(parser: Any, completion: Messages) -> Any:

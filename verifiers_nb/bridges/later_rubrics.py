@@ -360,6 +360,7 @@ class LaterMathRubric(MathRubric, LaterRubric):
         version = current_version()
         default = LaterBoxedParser(boxed_reader(version))
         default.is_later = has_change(version, "optional thinking")
+        default.is_strict = has_change(version, "strict box")
         super().__init__(funcs, weights, parser or default, **kwargs)
         if has_change(version, "short names"):
             self.reward_funcs[-1] = self.correct_answer

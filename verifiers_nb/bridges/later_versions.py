@@ -37,6 +37,7 @@ CHANGED_IN = {
     "parts of results": (0, 1, 10),  # of tools: a list of parts stays one
     "tool definitions": (0, 1, 11),  # `tool_defs`, in place of `oai_tools`
     "hooks of rubrics": (0, 1, 12),  # are called with each state after its scoring
+    "strict box": (0, 1, 12),  # without a box, `MathRubric` reads no answer
     "limit of tokens": (0, 1, 12),  # `max_total_completion_tokens`
     "score objects": (0, 1, 14),  # functions get the row's columns, and the row as `task`
     "completion before cleanup": (0, 1, 14),

@@ -219,7 +219,10 @@ def free_truth(env: Environment, report: AuditReport, rng: random.Random) -> Non
     rows = audited_rows(env, 4, rng)
     trials = Trials(env, rows, FREE_PATIENCE)
     try:
-        _, warm = trials.pay([(0, str(rows[0].answer))] * 2)  # the first may import a library
+        right = [(0, str(rows[0].answer))]
+        (warm,) = trials.pay(right)
+        if not trials.ended:  # else it was given up, and so would the next be
+            (warm,) = trials.pay(right)  # the first may have imported a library
         count = int(FREE_SECONDS / (TRIALS_OF_A_ROW * max(warm.seconds, 1e-3)))
         asked = NO_NETWORK if warm.asked_network else ""
         if warm.error or asked or count < 2:
