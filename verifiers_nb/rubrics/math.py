@@ -12,14 +12,15 @@ __all__ = ['VERIFY_SECONDS', 'SMALL', 'INTERVAL', 'PLAIN_NOTATION', 'BASE', 'BAS
            'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
            'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'MATH_BYTES', 'SENTENCE', 'DENIAL', 'MISREAD',
            'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'parsed_answer', 'sizes_of',
-           'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'compare_answers',
-           'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
-           'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'pairs_of_brackets', 'power_of_digits',
-           'is_large_number', 'is_too_large', 'compare_spellings', 'first_relation', 'primes_in', 'angles_in',
-           'joints_of', 'sides_of', 'factors_of_cross_products', 'inverses_in', 'differ_in_signs', 'parse_fast_first',
-           'address_space', 'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process',
-           'MathProcess', 'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_choice',
-           'compare_choices', 'values_by_name', 'is_point', 'as_points', 'read_first', 'equal_answers', 'MathRubric']
+           'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'equations_in', 'has_no_solution',
+           'differ_in_a_side', 'as_value', 'compare_answers', 'compare_at_sight', 'without_same_things', 'in_same_unit',
+           'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of',
+           'compare_ratios', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
+           'compare_spellings', 'first_relation', 'primes_in', 'angles_in', 'joints_of', 'sides_of',
+           'factors_of_cross_products', 'inverses_in', 'differ_in_signs', 'parse_fast_first', 'address_space',
+           'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess',
+           'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_choice', 'compare_choices',
+           'values_by_name', 'is_point', 'as_points', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -126,6 +127,46 @@ def imaginary_symbols(*answers: Sequence[Any]) -> dict[Any, Any]:
         return units
     return {}
 
+# %% ../../nbs/rubrics/03_math.ipynb #b349f5ef
+def equations_in(answer: Sequence[Any]) -> list[Any]:
+    """Return the equations of a parsed answer: one, or those of a set or a conjunction."""
+    from sympy import And, Eq, FiniteSet, Tuple
+
+    found = answer[0] if answer else None
+    parts = found.args if isinstance(found, (And, FiniteSet, Tuple)) else [found]
+    return sorted((part for part in parts if isinstance(part, Eq)), key=str)
+
+# %% ../../nbs/rubrics/03_math.ipynb #3d85caee
+def has_no_solution(equation: Any) -> bool:
+    """Return whether SymPy finds no solution of an equation."""
+    from sympy import solve
+
+    try:
+        return solve(equation, equation.free_symbols) == []
+    except Exception:
+        return False  # math-verify doesn't compare its solutions, either
+
+# %% ../../nbs/rubrics/03_math.ipynb #7053f179
+def differ_in_a_side(gold: Sequence[Any], response: Sequence[Any]) -> bool:
+    """Return whether two parsed answers have equations without a solution that differ."""
+    from math_verify import verify
+
+    first, second = equations_in(gold), equations_in(response)
+    if len(first) != len(second) or not any(map(has_no_solution, first)):
+        return False
+    pairs = zip(first, second, strict=True)
+    sides = [pair for one, other in pairs for pair in zip(one.args, other.args, strict=True)]
+    return not all(verify(*pair, timeout_seconds=VERIFY_SECONDS) for pair in sides)
+
+# %% ../../nbs/rubrics/03_math.ipynb #e533c5a9
+def as_value(answer: Sequence[Any], other: Sequence[Any]) -> Sequence[Any]:
+    """Return the right side of a function's value, such as `f(2) = 7`, if the other has none."""
+    equation = next(iter(equations_in(answer)), None)
+    if equation is None or equations_in(other) or equation != answer[0]:
+        return answer
+    is_value = equation.lhs.is_Function and not equation.lhs.free_symbols
+    return [equation.rhs] if is_value else answer
+
 # %% ../../nbs/rubrics/03_math.ipynb #52d0137f
 # What is surely no point, and may be written as a relation, such as `x < 2`, too.
 INTERVAL = re.compile(r"\\infty|\\cup|[(\[][^][(),]+,[^][(),]+\]|\[[^][(),]+,[^][(),]+\)")
@@ -139,6 +180,7 @@ def compare_answers(gold: str, response: str) -> bool:
     from math_verify import verify
 
     answers = parsed_answer(gold), parsed_answer(response)
+    answers = as_value(*answers), as_value(*answers[::-1])
     equal = bool(
         verify(
             *answers,
@@ -147,7 +189,7 @@ def compare_answers(gold: str, response: str) -> bool:
         )
     )
     if equal:
-        return not differ_in_size(*answers)
+        return not differ_in_size(*answers) and not differ_in_a_side(*answers)
     symbols = positive_symbols(answers[0]) | imaginary_symbols(*answers)
     if not symbols:
         return False

@@ -309,6 +309,7 @@ SET_BUILDER = (
 REWRITINGS = {
     r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
     r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
+    r"^\\(?:text|mbox)\{\s?([Tt]he [A-Za-z ]{1,60} (?:is|are|equals)) ?\}\s?": r"\1 ",
     rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
     rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
@@ -361,6 +362,7 @@ LAYOUT = {
     r"\\frac\s?([0-9])\s?([0-9])(?![0-9])": r"\\frac{\1}{\2}",
     r"([_^])\s?\{([A-Za-z0-9])\}": r"\1\2",
     r"\(\s?\\?mod\s?([A-Za-z0-9]+)\)|\\[pb]?mod\s?\{?\s?([A-Za-z0-9]+)\}?": r"\\mod \1\2",
+    r" {2,}": " ",
     r" (?![A-Za-z0-9])|(?<![A-Za-z0-9,]) |(?<=,) (?![0-9])": "",
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
