@@ -84,10 +84,15 @@ def rollout_client(client: Any, retries: int) -> Any:
 
 # %% ../../nbs/envs/07_environment.ipynb #b1d57811
 def merge_sampling_args(*layers: SamplingArgs | None) -> SamplingArgs:
-    """Merge sampling arguments key by key, also inside `extra_body`; later layers win."""
+    """Merge sampling arguments key by key, also inside `extra_body`; later layers win.
+
+    Raises `TypeError` for what is no dict.
+    """
     merged: SamplingArgs = {}
     extra: dict[str, Any] = {}
     for layer in layers:
+        if not isinstance(layer, (Mapping, type(None))):
+            raise TypeError(f"sampling_args must be a dict, not {layer!r:.60}.")
         merged.update(layer or {})
         extra.update(dict_argument(layer or {}, "extra_body"))
     return {**merged, "extra_body": extra}
