@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc', 'Verdict', 'Judge', 'RULE_FORM', 'Values',
            'SHORT_TEXT', 'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str', 'format_values',
-           'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note',
+           'odd_tag', 'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note',
            'field_spans', 'Rule', 'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end',
            'presence_rules', 'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values',
            'fields_in_order', 'ordered_values', 'tags_by_name', 'last_content', 'xml_tag', 'XMLParser', 'occurrences',
@@ -123,13 +123,21 @@ def format_values(fields: Sequence[tuple[str, ...]], values: dict[str, Any]) -> 
 Note: TypeAlias = tuple[TextSpan | None, str]
 
 
+def odd_tag(text: str, name: str) -> re.Match[str] | None:
+    """Find an opening tag with attributes, spaces or capitals, as in `<Answer>`."""
+    return re.search(rf"<\s{{0,9}}{re.escape(name)}(?![\w-])[^<>]{{0,99}}>", text, re.IGNORECASE)
+
+# %% ../../nbs/parsers/03_xml.ipynb #a845419b
 def missing_note(text: str, field: Sequence[Tag], gap: int) -> Note:
     """Note why a field was not found; without any of its tags, the note points at offset `gap`."""
-    for _, opening, closing, width in field:
-        start, end = text.find(opening), text.find(closing)
-        if start >= 0:
+    starts = {tag[0]: text.find(tag[1]) for tag in field}
+    for name, opening, closing, width in field:
+        end = text.find(closing)
+        if (start := starts[name]) >= 0:
             earlier = f": its {closing} comes before it" if end >= 0 else ""
             return (start, start + width), f"the {opening} tag is never closed{earlier}"
+        if max(starts.values()) < 0 and (odd := odd_tag(text, name)):
+            return odd.span(), f"{odd[0]} is no {opening}, which must be written exactly so"
         if end >= 0:
             return (end, end + width + 1), f"{closing} closes a tag that was never opened"
     return (gap, gap), f"there is no {' or '.join(tag[1] for tag in field)} tag"
