@@ -8,19 +8,16 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['VERIFY_SECONDS', 'SMALL', 'INTERVAL', 'PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS',
            'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO', 'RATIO', 'NUMBER_IN_RATIO', 'LARGEST_EXPONENT', 'EXPONENT',
-           'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'NAME_OF_LETTERS', 'RELATION',
-           'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
-           'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'MATH_BYTES', 'SENTENCE', 'DENIAL', 'MISREAD',
-           'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'parsed_answer', 'sizes_of',
-           'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'equations_in', 'has_no_solution',
-           'differ_in_a_side', 'as_value', 'compare_answers', 'compare_at_sight', 'without_same_things', 'in_same_unit',
-           'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of',
-           'compare_ratios', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'compare_spellings', 'first_relation', 'primes_in', 'angles_in', 'joints_of', 'sides_of',
-           'factors_of_cross_products', 'inverses_in', 'differ_in_signs', 'parse_fast_first', 'address_space',
-           'limit_memory', 'answer_questions', 'answer_standard_streams', 'start_math_process', 'MathProcess',
-           'math_processes', 'verdict_on', 'is_statement', 'is_unreadable', 'read_choice', 'compare_choices',
-           'values_by_name', 'is_point', 'as_points', 'read_first', 'equal_answers', 'MathRubric']
+           'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'NAME_OF_LETTERS', 'MATH_BYTES', 'SENTENCE',
+           'DENIAL', 'MISREAD', 'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'parsed_answer',
+           'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'equations_in',
+           'has_no_solution', 'differ_in_a_side', 'as_value', 'compare_answers', 'compare_at_sight',
+           'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms',
+           'compare_lists', 'shares_of', 'compare_ratios', 'pairs_of_brackets', 'power_of_digits', 'is_large_number',
+           'is_too_large', 'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory', 'answer_questions',
+           'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
+           'is_statement', 'is_unreadable', 'read_choice', 'compare_choices', 'values_by_name', 'is_point', 'as_points',
+           'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -54,6 +51,7 @@ from ..support.measures import (
     things_named,
     with_last_variable,
 )
+from ..support.signs import differ_in_signs
 from ..support.spellings import (
     NAMED_NUMBERS,
     SIDE_BY_SIDE,
@@ -434,112 +432,6 @@ def compare_spellings(gold: str, response: str) -> bool | None:
     if verdict is None:
         verdict = compare_at_sight(gold, response)
     return compare_percentage(gold, response) if verdict is None else verdict
-
-# %% ../../nbs/rubrics/03_math.ipynb #dd8e930a
-RELATION = re.compile(
-    r"\s*(?:\\(ne|neq|lt|le|leq|leqslant|ll|gt|ge|geq|geqslant|gg|nless|ngtr|nleq|ngeq|notin|nmid)"
-    r"(?![A-Za-z])|([<>]=?))"
-)
-NAMES_OF_RELATIONS = {"neq": "ne", "leq": "le", "leqslant": "le", "<=": "le", "lt": "<"}
-NAMES_OF_RELATIONS |= {"geq": "ge", "geqslant": "ge", ">=": "ge", "gt": ">"}
-
-
-def first_relation(answer: str) -> str:
-    """Return the relation, other than equality, with which an answer begins, or ""."""
-    found = RELATION.match(answer)
-    name = (found[1] or found[2]) if found else ""
-    return NAMES_OF_RELATIONS.get(name, name)
-
-# %% ../../nbs/rubrics/03_math.ipynb #21739ae0
-PRIME = re.compile(
-    r"(?<=[A-Za-z)}])(?<![a-z][a-z])(?:'{1,3}|\^\s?\{?(?:\s?\\prime){1,3})(?![A-Za-z]{2}|s\b)"
-)
-OF_AN_ANGLE = re.compile(r"[0-9]\s?('{1,2}|\^\s?\{?\s?\\(?:circ|prime)(?![A-Za-z]))")
-
-
-def primes_in(answer: str) -> int:
-    """Return the number of primes of the functions and variables after the last equals sign."""
-    value = answer.rpartition("=")[2]
-    if value.lstrip().startswith("'"):  # a quotation
-        return 0
-    return sum(prime.count("'") + prime.count("prime") for prime in PRIME.findall(value))
-
-# %% ../../nbs/rubrics/03_math.ipynb #2cca60db
-ANGLE = re.compile(r"\\(?:measured|spherical)?angle\s?\{?\s?([A-Z]{3})(?![A-Za-z])")
-
-
-def angles_in(answer: str) -> list[str]:
-    """Return the angles that an answer names by three points, sorted; CBA is the angle ABC."""
-    return sorted(min(name, name[::-1]) for name in ANGLE.findall(answer))
-
-# %% ../../nbs/rubrics/03_math.ipynb #35c00279
-TRANSPOSED = re.compile(
-    r"(?<=[A-Za-df-z)}\]])\s?\^\s?\{?\s?(?:\\(?:text|mathrm|mathsf|mathbf|rm)\s?\{?\s?)?"
-    r"(?:T|\\top|\\intercal)(?![a-z])"
-)
-JOINING_WORD = re.compile(r"(?<![A-Za-z])(and|or)(?![A-Za-z])|\\(land|lor|wedge|vee)(?![A-Za-z])")
-NAMES_OF_JOINTS = {"land": "and", "wedge": "and", "lor": "or", "vee": "or"}
-
-
-def joints_of(answer: str) -> set[str]:
-    """Return the words, "and" or "or", that join the relations of an answer, if it has any."""
-    if not re.search(r"[<>]|\\(?:[lg]e|[lg]eq|lt|gt)(?![A-Za-z])", answer):
-        return set()
-    words = (word or sign for word, sign in JOINING_WORD.findall(answer))
-    return {NAMES_OF_JOINTS.get(word, word) for word in words}
-
-# %% ../../nbs/rubrics/03_math.ipynb #ab3f069d
-ONE_SIDE = re.compile(r"\^\s?(?:\{\s?([+-])\s?\}|([+-])(?![0-9A-Za-z\\]))")
-
-
-def sides_of(answer: str) -> list[str]:
-    """Return the signs that stand alone as powers, as in the limit at `0^+`."""
-    return [braced or bare for braced, bare in ONE_SIDE.findall(answer)]
-
-# %% ../../nbs/rubrics/03_math.ipynb #2864c964
-VECTOR = r"\\(?:vec|mathbf|boldsymbol|bm|overrightarrow|hat)\s?\{?\s?([A-Za-z]+)\s?\}?"
-CROSS_PRODUCT = re.compile(rf"{VECTOR}\s?\\times\s?{VECTOR}")
-
-
-def factors_of_cross_products(answer: str) -> list[tuple[str, str]]:
-    """Return the names of the vectors of each cross product."""
-    return CROSS_PRODUCT.findall(answer)
-
-# %% ../../nbs/rubrics/03_math.ipynb #c7a9d69f
-INVERSE_FUNCTION = re.compile(r"(?<![A-Za-z\\])[f-h]\s?\^\s?\{\s?-\s?1\s?\}\s?(?:\\left)?\s?\(")
-
-
-def inverses_in(answer: str) -> int:
-    """Return the number of inverse functions after the last equals sign."""
-    return len(INVERSE_FUNCTION.findall(answer.rpartition("=")[2]))
-
-# %% ../../nbs/rubrics/03_math.ipynb #7098d338
-def differ_in_signs(gold: str, response: str) -> bool:
-    """Return whether two answers differ in a sign that math-verify skips."""
-    if first_relation(gold) != first_relation(response):
-        return True
-    if bool(TRANSPOSED.search(gold)) != bool(TRANSPOSED.search(response)):
-        return True
-    for signs_of in (joints_of, sides_of, factors_of_cross_products):
-        first, second = signs_of(gold), signs_of(response)
-        if first and second and first != second:
-            return True
-    if inverses_in(gold) != inverses_in(response):
-        return True
-    both = gold + response
-    if "angle" in both:
-        angles, others = angles_in(gold), angles_in(response)
-        if angles and others and angles != others:
-            return True
-    if "'" not in both and "prime" not in both:
-        return False
-    if primes_in(gold) != primes_in(response):
-        return True
-    marks, others = (
-        [mark.lstrip("^{\\ ") for mark in OF_AN_ANGLE.findall(answer)]
-        for answer in (gold, response)
-    )
-    return bool(marks and others) and marks != others
 
 # %% ../../nbs/rubrics/03_math.ipynb #b3f0c7f6
 def parse_fast_first() -> None:
