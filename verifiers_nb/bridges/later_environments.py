@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'LaterMultiTurnEnv', 'LaterSingleTurnEnv',
-           'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'evaluated_rows',
-           'AnyEnvironment', 'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition',
-           'names_since']
+__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'end_with_hooks', 'LaterMultiTurnEnv',
+           'LaterSingleTurnEnv', 'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv',
+           'evaluated_rows', 'AnyEnvironment', 'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys',
+           'tool_definition', 'names_since']
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -121,6 +121,11 @@ def with_system_prompt(system_prompt: str, row: Mapping[str, Any]) -> dict[str, 
         return {"prompt": prompt}
     return {"prompt": followed_by([MESSAGES["system"](content=system_prompt)], prompt)}
 
+# %% ../../nbs/bridges/08_later_environments.ipynb #944527ef
+def end_with_hooks(owner: Any) -> None:
+    """Call the teardown hooks of an environment or a rubric, at the end of the process."""
+    asyncio.run(call_hooks(owner, "teardown"))
+
 # %% ../../nbs/bridges/08_later_environments.ipynb #9327c2bb
 class LaterMultiTurnEnv(MultiTurnEnv):
     """A multi-turn environment in the older or the later style.
@@ -152,9 +157,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         if self.counts_turns and has_change(self.version, "turn metrics"):
             self.add_rubric(turn_metrics())
         hooked = [self.rubric, *self.rubric.members] if self.has_hooks_of_rubrics else []
-        for owner in {id(each): each for each in [self, *hooked]}.values():
-            if marked_hooks(type(owner), "teardown"):
-                atexit.register(lambda owner=owner: asyncio.run(call_hooks(owner, "teardown")))
+        different: dict[int, Any] = {id(each): each for each in [self, *hooked]}
+        for owner in different.values():
+            if marked_hooks(owner.__class__, "teardown"):
+                atexit.register(partial(end_with_hooks, owner))
 
     def __init_subclass__(cls, either: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -245,8 +251,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         """Add the rewards of one more rubric."""
         rubrics = [*getattr(self.rubric, "rubrics", [self.rubric]), rubric]
         before = self.rubric.parallelize_scoring
-        self.rubric = RUBRICS[-1](rubrics, parallelize_scoring=before)  # a group
-        self.rubric.version = self.version
+        self.rubric = group = RUBRICS[-1](rubrics, parallelize_scoring=before)
+        group.version = self.version
 
     @stop(priority=100)
     async def has_error(self, state: State) -> bool:
@@ -292,7 +298,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     async def get_model_response(self, *given: Any, **kwargs: Any) -> Any:
         """Send a request to the model; takes a state and a prompt, or the arguments of 0.1.3."""
-        state = kwargs.get("state", given[0] if given else None)
+        state: Any = kwargs.get("state", given[0] if given else None)
         if is_of_state := isinstance(state, dict):
             given, kwargs = (), request_of(*given, **kwargs)
         response = await super().get_model_response(*given, **kwargs)

@@ -61,7 +61,7 @@ def scoring_options(method: Callable[..., Any]) -> dict[str, Any]:
 async def call_score_hooks(rubric: Any, states: Sequence[State]) -> None:
     """Call the hooks of a rubric with each state that it has scored, from 0.1.12 on."""
     if has_change(rubric.version, "hooks of rubrics"):
-        for name in marked_hooks(type(rubric), "cleanup"):
+        for name in marked_hooks(rubric.__class__, "cleanup"):
             for state in states:
                 known = {"state": state, **rubric.class_objects, **state}
                 hook = getattr(rubric, name)
@@ -74,7 +74,7 @@ async def after_hooks(
 ) -> list[RolloutScore]:
     """Return scores as the hooks of a rubric have changed them in the states."""
     has_hooks = has_change(rubric.version, "hooks of rubrics")
-    if not has_hooks or not marked_hooks(type(rubric), "cleanup"):
+    if not has_hooks or not marked_hooks(rubric.__class__, "cleanup"):
         return [*scores]
     for state, score in zip(states, scores, strict=True):
         state.update(reward=score.reward, metrics=dict(score.metrics))
@@ -251,12 +251,14 @@ class LaterRubric(NamedRubric):
 
     def add_score_object_provider(self, provider: Callable[..., Any]) -> None:
         """Add a function of a state that returns objects for reward functions, by name."""
-        for member in self.members:
+        members: list[Any] = self.members
+        for member in members:
             member.score_object_providers.append(provider)
 
     def add_group_score_object_provider(self, provider: Callable[..., Any]) -> None:
         """Add a function of states that returns objects for functions of a prompt's rollouts."""
-        for member in self.members:
+        members: list[Any] = self.members
+        for member in members:
             member.group_score_object_providers.append(provider)
 
     async def _score_column(

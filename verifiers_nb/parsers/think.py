@@ -336,9 +336,8 @@ def think_fault(text: str) -> tuple[TextSpan, str] | None:
     """Return the span and the message of the first broken rule, or `None`."""
     start = len(text) - len(text.lstrip())
     if not text.startswith(OPEN, start):
-        begin = text[start : start + 20]
         span = start, min(start + len(OPEN), len(text))
-        return span, f"the text starts with {begin!r}, not with {OPEN}"
+        return span, f"the text starts with {text[start : start + 20]!r}, not with {OPEN}"
     tags = text.find("<", start + len(OPEN))  # no other tag comes before it
     if (close := text.find(CLOSE, tags)) < 0:
         return (start, start + len(OPEN)), f"{OPEN} is never closed"

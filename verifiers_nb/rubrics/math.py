@@ -177,8 +177,8 @@ def compare_answers(gold: str, response: str) -> bool:
     """
     from math_verify import verify
 
-    answers = parsed_answer(gold), parsed_answer(response)
-    answers = as_value(*answers), as_value(*answers[::-1])
+    parsed = parsed_answer(gold), parsed_answer(response)
+    answers = as_value(*parsed), as_value(*parsed[::-1])
     equal = bool(
         verify(
             *answers,
@@ -677,10 +677,10 @@ def as_points(gold: str, response: str) -> tuple[str, str]:
 def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     """Return whether two answers are equal, or the texts of which math-verify must decide."""
     gold, response = usual_spelling(gold), usual_spelling(response)
-    verdict = compare_choices(gold, response)
-    if isinstance(verdict, bool):
-        return verdict
-    gold, response = as_points(*verdict)
+    deciding = compare_choices(gold, response)
+    if isinstance(deciding, bool):
+        return deciding
+    gold, response = as_points(*deciding)
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False

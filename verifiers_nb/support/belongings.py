@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'STREAMS', 'OS_NAMES', 'NAMES', 'is_broken', 'replaced_names', 'working_directory', 'put_back_descriptor',
-           'Belongings', 'all_put_back']
+__all__ = ['logger', 'STREAMS', 'OS_NAMES', 'ENDS_PYTHON', 'NAMES', 'is_broken', 'replaced_names', 'working_directory',
+           'put_back_descriptor', 'Belongings', 'all_put_back']
 
 # %% ../../nbs/support/07_belongings.ipynb #8682d5f1
 import builtins
@@ -59,6 +59,8 @@ OS_NAMES = [
     "unlink",
     "write",
 ]
+# IPython hides both while a cell runs, also from a run in the background.
+ENDS_PYTHON = () if hasattr(builtins, "__IPYTHON__") else ("exit", "quit")
 NAMES: tuple[tuple[ModuleType, str], ...] = (
     (sys, "stdout"),
     (sys, "stderr"),
@@ -66,8 +68,7 @@ NAMES: tuple[tuple[ModuleType, str], ...] = (
     (json, "loads"),
     (builtins, "print"),
     (builtins, "open"),
-    (builtins, "exit"),
-    (builtins, "quit"),
+    *((builtins, name) for name in ENDS_PYTHON),
     (shutil, "chown"),
     (shutil, "move"),
     (shutil, "rmtree"),

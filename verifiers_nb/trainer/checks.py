@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ..envs.audit import free_audit
 from ..envs.environment import merge_sampling_args
@@ -113,7 +113,8 @@ def render(
     chats = [[text_message(message, reads) for message in prompt] for prompt in prompts]
     settings: dict[str, Any] = dict(add_generation_prompt=True, tokenize=False)
     # All in one call: one by one takes twice as long.
-    return tokenizer.apply_chat_template(chats, tools=tools or None, **settings)
+    texts: Any = tokenizer.apply_chat_template(cast(Any, chats), tools=tools or None, **settings)
+    return [*texts]
 
 # %% ../../nbs/trainer/18_checks.ipynb #c3811526
 def check_rewards(env: Environment) -> None:
