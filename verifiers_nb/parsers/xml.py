@@ -137,7 +137,7 @@ def missing_note(text: str, field: Sequence[Tag], gap: int) -> Note:
             earlier = f": its {closing} comes before it" if end >= 0 else ""
             return (start, start + width), f"the {opening} tag is never closed{earlier}"
         if max(starts.values()) < 0 and (odd := odd_tag(text, name)):
-            return odd.span(), f"{odd[0]} is no {opening}, which must be written exactly so"
+            return odd.span(), f"{odd[0]!r} is no {opening}, which must be written exactly so"
         if end >= 0:
             return (end, end + width + 1), f"{closing} closes a tag that was never opened"
     return (gap, gap), f"there is no {' or '.join(tag[1] for tag in field)} tag"
