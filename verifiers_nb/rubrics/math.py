@@ -53,6 +53,7 @@ from ..support.measures import (
 )
 from ..support.signs import differ_in_signs
 from ..support.spellings import (
+    DENIALS,
     NAMED_NUMBERS,
     SIDE_BY_SIDE,
     is_same_text,
@@ -589,8 +590,7 @@ def verdict_on(gold: str, response: str, processes: int, owner: int) -> Future[b
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
 DENIAL = re.compile(
-    r"\b(?:not|no|nor|neither|never|cannot|\w+n['’]t|but|except|or|than|wrong|incorrect|false"
-    r"|least|most)\b",
+    rf"\b(?:{DENIALS}|\w+n['’]t|least|most)\b",
     re.IGNORECASE,
 )
 

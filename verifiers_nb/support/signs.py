@@ -8,10 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
            'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'first_relation', 'primes_in', 'angles_in',
-           'joints_of', 'sides_of', 'factors_of_cross_products', 'inverses_in', 'differ_in_signs']
+           'joints_of', 'sides_of', 'factors_of_cross_products', 'inverses_in', 'marks_of_angles', 'differ_in_signs']
 
 # %% ../../nbs/support/30_signs.ipynb #254a2acb
 import re
+from typing import Any
 
 # %% ../../nbs/support/30_signs.ipynb #dd8e930a
 RELATION = re.compile(
@@ -91,6 +92,11 @@ def inverses_in(answer: str) -> int:
     """Return the number of inverse functions after the last equals sign."""
     return len(INVERSE_FUNCTION.findall(answer.rpartition("=")[2]))
 
+# %% ../../nbs/support/30_signs.ipynb #8966a2de
+def marks_of_angles(answer: str) -> list[str]:
+    """Return the degree signs and primes that follow a digit."""
+    return [mark.lstrip("^{\\ ") for mark in OF_AN_ANGLE.findall(answer)]
+
 # %% ../../nbs/support/30_signs.ipynb #7098d338
 def differ_in_signs(gold: str, response: str) -> bool:
     """Return whether two answers differ in a sign that math-verify skips."""
@@ -98,23 +104,8 @@ def differ_in_signs(gold: str, response: str) -> bool:
         return True
     if bool(TRANSPOSED.search(gold)) != bool(TRANSPOSED.search(response)):
         return True
-    for signs_of in (joints_of, sides_of, factors_of_cross_products):
-        first, second = signs_of(gold), signs_of(response)
-        if first and second and first != second:
-            return True
-    if inverses_in(gold) != inverses_in(response):
+    if any(count(gold) != count(response) for count in (primes_in, inverses_in)):
         return True
-    both = gold + response
-    if "angle" in both:
-        angles, others = angles_in(gold), angles_in(response)
-        if angles and others and angles != others:
-            return True
-    if "'" not in both and "prime" not in both:
-        return False
-    if primes_in(gold) != primes_in(response):
-        return True
-    marks, others = (
-        [mark.lstrip("^{\\ ") for mark in OF_AN_ANGLE.findall(answer)]
-        for answer in (gold, response)
-    )
-    return bool(marks and others) and marks != others
+    lists = (angles_in, marks_of_angles, joints_of, sides_of, factors_of_cross_products)
+    pairs: list[tuple[Any, Any]] = [(find(gold), find(response)) for find in lists]
+    return any(first and second and first != second for first, second in pairs)
