@@ -10,7 +10,7 @@ __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
            'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON', 'PYTHON_BASES',
            'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS', 'BELOW_100',
-           'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIALS', 'OUR_ANSWER', 'IN_TEXT', 'SET_BUILDER',
+           'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'IN_TEXT', 'SET_BUILDER',
            'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT',
            'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
            'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
@@ -287,6 +287,7 @@ NAME_OF_NUMBER = re.compile(
 # %% ../../nbs/support/23_spellings.ipynb #bd09993a
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
 DENIALS = "not|no|nor|neither|never|cannot|but|except|or|than|wrong|incorrect|false"
+DENIED = rf"(?:{DENIALS}|and|other)\b"
 OUR_ANSWER = (
     r"(?:(?:[Tt]he|[Mm]y|[Oo]ur) )?(?:[Ff]inal |[Cc]orrect )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)"
 )
@@ -302,7 +303,7 @@ REWRITINGS = {
     r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
     r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
     r"^\\(?:text|mbox)\{\s?([Tt]he [A-Za-z ]{1,60} (?:is|are|equals)) ?\}\s?": r"\1 ",
-    rf"^[Tt]he (?:(?!(?:{DENIALS}|and|other)\b)[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
+    rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
     rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
     r"(?<![0-9A-Za-z.)}])\\(?:boldsymbol|bm|pmb)\s?\{([A-Za-z]|[0-9.]+)\}(?![0-9])": r"\1",
