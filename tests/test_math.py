@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from verifiers_nb.rubrics.math import compare_at_sight, equal_answers, read_first
+from verifiers_nb.rubrics.math import equal_answers, read_first
 from verifiers_nb.support.arithmetic import compare_plain, plus, read_plain
+from verifiers_nb.support.notations import compare_at_sight
 from verifiers_nb.support.spellings import usual_spelling
 
 HAND_PICKED = [

@@ -238,7 +238,7 @@ def test_always_agrees_with_math_verify():
 def test_fast_parsing_is_in_effect_and_reads_the_same():
     script = """
 import json, sys, time
-from verifiers_nb.rubrics.math import parse_fast_first
+from verifiers_nb.support.math_process import parse_fast_first
 from math_verify import parse
 from sympy import srepr
 def cost(offset):
@@ -312,7 +312,7 @@ def test_scores_in_threads_at_once():
 def test_processes_end_with_the_parent():
     script = """
 import os, sys
-from verifiers_nb.rubrics.math import MathProcess
+from verifiers_nb.support.math_process import MathProcess
 process = MathProcess()
 assert process.submit("0.5", "1/2").result()
 print(process.process.pid, flush=True)
