@@ -17,6 +17,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from .spellings import TEXT_COMMAND
+
 # %% ../../nbs/support/24_measures.ipynb #314a3fec
 UNITS = """
 mm millimeter millimeters millimetre millimetres
@@ -92,7 +94,7 @@ def unit_named(text: str) -> str | None:
     return "/".join(units)
 
 # %% ../../nbs/support/24_measures.ipynb #82047326
-TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathsf|operatorname)\s?\{([^{}]*)\}")
+TEXT = re.compile(rf"{TEXT_COMMAND}\s?\{{([^{{}}]*)\}}")
 
 
 def without_text_commands(answer: str) -> str:

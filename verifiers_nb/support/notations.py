@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
-           'RATIO', 'NUMBER_IN_RATIO', 'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE',
-           'compare_at_sight', 'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
-           'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'read_choice', 'compare_choices',
-           'values_by_name', 'is_point', 'as_points']
+           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'compare_at_sight',
+           'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms',
+           'compare_lists', 'shares_of', 'compare_ratios', 'read_choice', 'compare_choices', 'values_by_name',
+           'is_point', 'as_points']
 
 # %% ../../nbs/support/32_notations.ipynb #a5619a09
 import re
@@ -19,7 +19,7 @@ from fractions import Fraction
 
 from .arithmetic import compare_plain
 from .measures import are_same_things, is_counted, measured, things_named
-from .spellings import NAMED_NUMBERS, usual_spelling
+from .spellings import IN_TEXT, NAMED_NUMBERS, TEXT_COMMAND, usual_spelling
 
 # %% ../../nbs/support/32_notations.ipynb #fa35e192
 PLAIN_NOTATION = re.compile(
@@ -102,7 +102,7 @@ def bases_in(answer: str) -> list[str]:
     An unknown word counts as a base.
     """
     found = (next(filter(None, match.groups())) for match in BASE.finditer(answer))
-    names = [re.sub(r"\\text|base|[^0-9a-z]", "", name.lower()) for name in found]
+    names = [re.sub(rf"{TEXT_COMMAND}|base|[^0-9a-z]", "", name.lower()) for name in found]
     return sorted(NAMED_NUMBERS.get(name, name) for name in names)
 
 # %% ../../nbs/support/32_notations.ipynb #b29b5a1b
@@ -175,11 +175,10 @@ def compare_ratios(gold: str, response: str) -> bool | None:
     return len(first) == len(second) and all(map(compare_at_sight, first, second))
 
 # %% ../../nbs/support/32_notations.ipynb #79aaf6a0
-IN_STYLE = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s?\{\s?)?"
-LONE_LETTER = re.compile(rf"{IN_STYLE}\(?([A-J])\)?\s?\}}?")
+LONE_LETTER = re.compile(rf"{IN_TEXT}\(?([A-J])\)?\s?\}}?")
 # The value begins as a number, an amount or a word does: `(A) \cup B` is no choice.
 CHOICE = re.compile(
-    rf"{IN_STYLE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))\s?\}}?(?:\s|\\q?quad(?![a-z]))*"
+    rf"{IN_TEXT}(?:\(?([A-J])\)|([A-J])[.:](?=\s))\s?\}}?(?:\s|\\q?quad(?![a-z]))*"
     r"(-?(?:[0-9.]|\\?\$|\\(?:[dt]?frac|sqrt|pi|text|infty)(?![a-z])).*|[A-Za-z]{3}.*)",
     re.DOTALL,
 )

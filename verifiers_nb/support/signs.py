@@ -14,6 +14,8 @@ __all__ = ['RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'T
 import re
 from typing import Any
 
+from .spellings import TEXT_COMMAND
+
 # %% ../../nbs/support/30_signs.ipynb #dd8e930a
 RELATION = re.compile(
     r"\s*(?:\\(ne|neq|lt|le|leq|leqslant|ll|gt|ge|geq|geqslant|gg|nless|ngtr|nleq|ngeq|notin|nmid)"
@@ -53,7 +55,7 @@ def angles_in(answer: str) -> list[str]:
 
 # %% ../../nbs/support/30_signs.ipynb #35c00279
 TRANSPOSED = re.compile(
-    r"(?<=[A-Za-df-z)}\]])\s?\^\s?\{?\s?(?:\\(?:text|mathrm|mathsf|mathbf|rm)\s?\{?\s?)?"
+    rf"(?<=[A-Za-df-z)}}\]])\s?\^\s?\{{?\s?(?:(?:{TEXT_COMMAND}|\\rm)\s?\{{?\s?)?"
     r"(?:T|\\top|\\intercal)(?![a-z])"
 )
 JOINING_WORD = re.compile(r"(?<![A-Za-z])(and|or)(?![A-Za-z])|\\(land|lor|wedge|vee)(?![A-Za-z])")

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'DASH', 'ROOTS',
-           'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
-           'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON', 'PYTHON_BASES',
-           'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS', 'BELOW_100',
-           'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'IN_TEXT', 'SET_BUILDER',
+           'ROOT_SIGN', 'MARKS', 'IN_HTML', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING',
+           'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON',
+           'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS',
+           'BELOW_100', 'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'SET_BUILDER',
            'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT',
            'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
            'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
@@ -121,10 +121,12 @@ def without_marks(answer: str) -> str:
     return answer
 
 # %% ../../nbs/support/23_spellings.ipynb #42a1a844
+# A command that writes its argument as text.
+TEXT_COMMAND = r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf)|mbox|operatorname)(?![A-Za-z])"
+IN_TEXT = rf"(?:{TEXT_COMMAND}\s?\{{\s?)?"  # what may be before the words of an answer
 STYLED = re.compile(
-    r"\\(?:(?:boldsymbol|bm|pmb|mathbf)\s?\{(.*)\}"
-    r"|(?:text|textbf|textit|textrm|mbox|mathrm|mathit|mathsf|underline)"
-    r"\s?\{\s*((?:[A-Za-z]\s?=\s?)?[-+.\\$0-9].*)\})",
+    r"\\(?:boldsymbol|bm|pmb|mathbf)\s?\{(.*)\}"
+    rf"|(?:{TEXT_COMMAND}|\\underline)\s?\{{\s*((?:[A-Za-z]\s?=\s?)?[-+.\\$0-9].*)\}}",
     re.DOTALL,
 )
 
@@ -194,7 +196,8 @@ GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?:(?: [0-9]{3})+|(?:\\?_[0-9]{3})
 SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
 E_NOTATION = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
-    r"\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})(?:\{([+-]?[0-9]{1,4})\}|([+-]?[0-9]{1,4}))"
+    rf"\s?(?:[eE]|{TEXT_COMMAND}\{{[eE]\}})"
+    r"(?:\{([+-]?[0-9]{1,4})\}|([+-]?[0-9]{1,4}))"
 )
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
 POWER_IN_PYTHON = re.compile(
@@ -245,7 +248,7 @@ SIZES_WRITTEN_OUT = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "t
 # A number and the words behind it, if the words don't go on, as in "2 hundred and five".
 WRITTEN_OUT = re.compile(
     r"(?<![\w.,/^}\-])(-?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,15})(?:\.([0-9]{1,15}))?"
-    r"[ ~]?\\? ?(?:\\(?:text|mathrm|textrm|mbox)\{ ?)?"
+    rf"[ ~]?\\? ?{IN_TEXT}"
     r"((?:(?<![a-z])(?:hundred|thousand|million|billion|trillion)(?![A-Za-z]) ?)+)"
     r"(?! ?(?:and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b|[0-9])(\}?)"
@@ -280,9 +283,7 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 BELOW_100 = ["zero", *ONES, *TEENS]
 BELOW_100 += [ten + one for ten in TENS for one in ("", *(f"-{one}" for one in ONES))]
 NAMED_NUMBERS = {name: str(number) for number, name in enumerate(BELOW_100)}
-NAME_OF_NUMBER = re.compile(
-    r"(?:\\(?:text|textbf|textrm|mathrm|mbox)\{ ?)?([A-Za-z]{3,9}(?:[ -][a-z]{3,5})?) ?\}?"
-)
+NAME_OF_NUMBER = re.compile(rf"{IN_TEXT}([A-Za-z]{{3,9}}(?:[ -][a-z]{{3,5}})?) ?\}}?")
 
 # %% ../../nbs/support/23_spellings.ipynb #bd09993a
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
@@ -291,7 +292,6 @@ DENIED = rf"(?:{DENIALS}|and|other)\b"
 OUR_ANSWER = (
     r"(?:(?:[Tt]he|[Mm]y|[Oo]ur) )?(?:[Ff]inal |[Cc]orrect )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)"
 )
-IN_TEXT = r"(?:\\[a-z]{4,8}\{)?\s?"
 # The real numbers that have a relation, such as `{x | x > 2}`, without any further condition.
 SET_BUILDER = (
     r"^(?:\\left)?\s?\\\{\s?([A-Za-z])(?:\s?\\in\s?\\mathbb\s?\{?R\}?)?"
@@ -302,7 +302,7 @@ SET_BUILDER = (
 REWRITINGS = {
     r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
     r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
-    r"^\\(?:text|mbox)\{\s?([Tt]he [A-Za-z ]{1,60} (?:is|are|equals)) ?\}\s?": r"\1 ",
+    rf"^{TEXT_COMMAND}\{{\s?([Tt]he [A-Za-z ]{{1,60}} (?:is|are|equals)) ?\}}\s?": r"\1 ",
     rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
     rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
@@ -350,7 +350,7 @@ def usual_spelling(answer: str) -> str:
 # %% ../../nbs/support/23_spellings.ipynb #c5cb3b98
 LAYOUT = {
     r"\\(?:left|right|big|Big|displaystyle|textstyle)(?![A-Za-z])": "",
-    r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf)\s?\{([^{}]*)\}": r"\1",
+    rf"{TEXT_COMMAND}\s?\{{([^{{}}]*)\}}": r"\1",
     r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
     r"\\frac\s?([0-9])\s?([0-9])(?![0-9])": r"\\frac{\1}{\2}",
     r"([_^])\s?\{([A-Za-z0-9])\}": r"\1\2",
