@@ -27,6 +27,7 @@ from ..support.arithmetic import read_plain
 from ..support.math_process import verdict_on
 from ..support.measures import differ_in_words, with_last_variable
 from ..support.notations import (
+    as_intervals,
     as_points,
     based_value,
     bases_in,
@@ -36,6 +37,7 @@ from ..support.notations import (
     compare_percentage,
     compare_ratios,
     in_same_unit,
+    with_one_parameter,
 )
 from ..support.signs import differ_in_signs
 from ..support.spellings import DENIALS, SIDE_BY_SIDE, is_same_text, usual_spelling
@@ -141,12 +143,14 @@ def is_statement(answer: str) -> bool:
 
 # %% ../../nbs/rubrics/03_math.ipynb #8fbe084d
 # A version or an address, of which it reads a part, a derivative, which is 0 for it or has no
-# direction, and what it takes for a difference or a quotient: a date or a time.
+# direction, what it takes for a difference or a quotient: a date or a time, and products of
+# matrices in both orders, which are equal for it.
 MISREAD = re.compile(
     r"(?<![0-9-])[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9-])|\A[0-9]{1,2}:0[0-9]\Z"
     r"|\\(?:partial|nabla)(?![A-Za-z])|"
     r"(?<![0-9.])[0-9]{1,9}(?:\.[0-9]{1,9}){2}(?![0-9])"
     r"|\A\s?\\[dt]?frac\s?\{\s?d\s?[A-Za-z]\s?\}\s?\{\s?d\s?[A-Za-z]\s?\}\s?\Z"
+    r"|(?<![A-Za-z\\])([A-Z])(?!\1)([A-Z])(?![A-Za-z]).{0,60}?(?<![A-Za-z\\])\2\1(?![A-Za-z])"
 )
 
 
@@ -163,7 +167,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     deciding = compare_choices(gold, response)
     if isinstance(deciding, bool):
         return deciding
-    gold, response = as_points(*deciding)
+    gold, response = with_one_parameter(*as_intervals(*as_points(*deciding)))
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False

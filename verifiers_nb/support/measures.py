@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'LONGEST_MEASURE', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
-           'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER',
-           'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'unit_named',
-           'without_text_commands', 'Measure', 'measured', 'read_measure', 'is_counted', 'things_named', 'singulars',
-           'are_same_things', 'with_last_variable', 'numbers_in_units', 'differ_in_words']
+__all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'IN_BASE_UNITS', 'LONGEST_MEASURE', 'EQUATION', 'MONEY',
+           'UNIT_BEGINS', 'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS',
+           'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'unit_named',
+           'without_text_commands', 'in_base_units', 'Measure', 'measured', 'read_measure', 'is_counted',
+           'things_named', 'singulars', 'are_same_things', 'with_last_variable', 'numbers_in_units', 'differ_in_words']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
 
 from .spellings import TEXT_COMMAND
@@ -100,6 +101,36 @@ TEXT = re.compile(rf"{TEXT_COMMAND}\s?\{{([^{{}}]*)\}}")
 def without_text_commands(answer: str) -> str:
     r"""Return an answer with the words of `\text{}` and its like in place, and single spaces."""
     return " ".join(TEXT.sub(r" \1 ", answer).split())
+
+# %% ../../nbs/support/24_measures.ipynb #8505c1d2
+IN_BASE_UNITS = {
+    "mm": ("m", "1/1000"),
+    "cm": ("m", "1/100"),
+    "km": ("m", "1000"),
+    "in": ("m", "0.0254"),
+    "ft": ("m", "0.3048"),
+    "yd": ("m", "0.9144"),
+    "mi": ("m", "1609.344"),
+    "mg": ("g", "1/1000"),
+    "kg": ("g", "1000"),
+    "ml": ("l", "1/1000"),
+    "min": ("s", "60"),
+    "h": ("s", "3600"),
+    "day": ("s", "86400"),
+    "week": ("s", "604800"),
+    "cent": ("dollar", "1/100"),
+}
+
+
+def in_base_units(unit: str) -> tuple[str, Fraction]:
+    """Return the base unit of a unit such as `km/h`, and how many of them it is."""
+    names, size = [], Fraction(1)
+    for place, factor in enumerate(unit.split("/")):
+        name, _, power = factor.partition("^")
+        base, number = IN_BASE_UNITS.get(name, (name, "1"))
+        names.append(f"{base}^{power or 1}")
+        size *= Fraction(number) ** (int(power or 1) * (-1 if place else 1))
+    return "/".join(names), size
 
 # %% ../../nbs/support/24_measures.ipynb #68df969f
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
-           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'compare_at_sight',
-           'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms',
-           'compare_lists', 'shares_of', 'compare_ratios', 'read_choice', 'compare_choices', 'values_by_name',
-           'is_point', 'as_points']
+           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'OR', 'BOUND', 'ORDER',
+           'BOUNDED', 'PARAMETER', 'compare_at_sight', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit',
+           'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of',
+           'compare_ratios', 'read_choice', 'compare_choices', 'values_by_name', 'is_point', 'as_points', 'interval_of',
+           'as_union', 'as_intervals', 'with_one_parameter']
 
 # %% ../../nbs/support/32_notations.ipynb #a5619a09
 import re
@@ -18,7 +19,15 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from .arithmetic import compare_plain
-from .measures import are_same_things, is_counted, measured, things_named
+from .measures import (
+    Measure,
+    are_same_things,
+    in_base_units,
+    is_counted,
+    measured,
+    things_named,
+)
+from .signs import first_relation
 from .spellings import IN_TEXT, NAMED_NUMBERS, TEXT_COMMAND, usual_spelling
 
 # %% ../../nbs/support/32_notations.ipynb #fa35e192
@@ -50,6 +59,15 @@ def without_same_things(gold: str, response: str) -> tuple[str, str] | None:
         return gold, response
     return (number, other) if are_same_things(names, others) else None
 
+# %% ../../nbs/support/32_notations.ipynb #4ad37614
+def numbers_in_same_unit(gold: Measure, response: Measure) -> tuple[str, str] | None:
+    """Return the numbers of two measures in the unit of the first, or None if there is no such."""
+    number, other = usual_spelling(gold.number), usual_spelling(response.number)
+    if gold.unit == response.unit:
+        return number, other
+    (base, size), (other_base, other_size) = map(in_base_units, (gold.unit, response.unit))
+    return (number, rf"({other})\cdot({other_size / size})") if base == other_base else None
+
 # %% ../../nbs/support/32_notations.ipynb #cafefa96
 def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
     """Return two answers without their units, or None if these or the things counted differ.
@@ -59,8 +77,7 @@ def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
     """
     first, second = measured(gold), measured(response)
     if first and second:
-        numbers = usual_spelling(first.number), usual_spelling(second.number)
-        return numbers if first.unit == second.unit else None
+        return numbers_in_same_unit(first, second)
     if (first and is_counted(response)) or (second and is_counted(gold)):
         return None
     if not (first or second):
@@ -229,3 +246,64 @@ def as_points(gold: str, response: str) -> tuple[str, str]:
         return f"({','.join(values[name] for name in sorted(values))})"
 
     return point(first) if first else gold, point(second) if second else response
+
+# %% ../../nbs/support/32_notations.ipynb #5e3f3e1a
+OR = re.compile(
+    rf"(?<![A-Za-z])or(?![A-Za-z])|{TEXT_COMMAND}\s?\{{\s?or\s?\}}|\\(?:lor|vee)(?![a-z])"
+)
+BOUND = r"([^<>=,;]{1,40}?)"
+ORDER = r"\s?(<=?|>=?|\\(?:le|leq|leqslant|lt|ge|geq|geqslant|gt)(?![A-Za-z]))\s?"
+BOUNDED = re.compile(rf"(?:{BOUND}{ORDER})?([A-Za-z]){ORDER}{BOUND}")
+
+
+def interval_of(relation: str) -> tuple[str, str] | None:
+    """Return the variable and the interval of a relation such as `1 \\le x < 2`, or None."""
+    found = BOUNDED.fullmatch(relation.strip())
+    if found is None:
+        return None
+    first, before, variable, after, last = found.groups()
+    orders = [first_relation(order) for order in (before, after) if order]
+    rises = {order in ("<", "le") for order in orders}
+    if len(rises) > 1:  # such as 1 < x > 0
+        return None
+    bounds = [bound for bound in (first, last) if bound]
+    if rises == {False}:
+        bounds, orders = bounds[::-1], orders[::-1]
+    if first is None:
+        bounds = [r"-\infty", *bounds] if rises == {True} else [*bounds, r"\infty"]
+        orders = ["<", *orders] if rises == {True} else [*orders, "<"]
+    opening, closing = ("[" if "e" in orders[0] else "("), ("]" if "e" in orders[1] else ")")
+    return variable, f"{opening}{bounds[0]},{bounds[1]}{closing}"
+
+# %% ../../nbs/support/32_notations.ipynb #2bfa2265
+def as_union(answer: str) -> tuple[str, str] | None:
+    """Return the variable and the intervals of relations that `or` joins, or None."""
+    intervals = [interval_of(relation) for relation in OR.split(answer)]
+    known = [interval for interval in intervals if interval]
+    if len(known) < 2 or len(known) < len(intervals) or len({name for name, _ in known}) > 1:
+        return None
+    return known[0][0], r"\cup".join(interval for _, interval in known)
+
+# %% ../../nbs/support/32_notations.ipynb #9370d301
+def as_intervals(gold: str, response: str) -> tuple[str, str]:
+    """Return two answers, relations of one variable that `or` joins as a union of intervals."""
+    first, second = as_union(gold), as_union(response)
+    if first and second and first[0] != second[0]:
+        return gold, response
+    return first[1] if first else gold, second[1] if second else response
+
+# %% ../../nbs/support/32_notations.ipynb #77d69cea
+PARAMETER = re.compile(
+    r"(.{1,200}?)[\s,;]*(?:(?:where|for|with|any|some|all) )*(?<![A-Za-z\\])([a-z])\s?"
+    r"(?:\\in(?![a-z])\s?\\mathbb\s?\{?([NZ])\}?|(?:is )?an integer)\s?",
+    re.DOTALL,
+)
+
+
+def with_one_parameter(gold: str, response: str) -> tuple[str, str]:
+    """Return two answers with one letter for the integers that each of them runs through."""
+    first, second = PARAMETER.fullmatch(gold), PARAMETER.fullmatch(response)
+    if first is None or second is None or (first[3] or "Z") != (second[3] or "Z"):
+        return gold, response
+    letter = re.compile(rf"(?<![A-Za-z\\]){second[2]}(?![A-Za-z])")
+    return first[1], letter.sub(first[2], second[1])

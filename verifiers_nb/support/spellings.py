@@ -12,7 +12,7 @@ __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 
            'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS',
            'BELOW_100', 'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'SET_BUILDER',
            'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT',
-           'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
+           'WORDS', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
            'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
            'usual_spelling', 'is_same_text']
 
@@ -320,6 +320,10 @@ REWRITINGS = {
     r"\\colon(?![A-Za-z])\s?": ":",
     r"\\mathbb\s?([A-Z])(?![A-Za-z])": r"\\mathbb{\1}",
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
+    r"(?<![0-9./^)}])([0-9]{1,9})/([0-9]{1,9}) +(?=\\pi(?![A-Za-z]))": r"\\frac{\1}{\2}",
+    rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Aa](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 AM",
+    rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Pp](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 PM",
+    rf"^{IN_TEXT}(?:[Aa]n?|[Tt]he) ([A-Za-z]{{3,}}(?: [A-Za-z]{{2,}}){{0,3}}) ?\}}?$": r"\1",
     rf"^{IN_TEXT}[Nn]o (?:real )?solutions?\s?\}}?$": r"\\emptyset ",
     rf"^{IN_TEXT}[Aa]ll (?:real numbers|reals)\s?\}}?$": r"\\mathbb{R}",
     SET_BUILDER: r"\2",
@@ -359,6 +363,8 @@ LAYOUT = {
     r" (?![A-Za-z0-9])|(?<![A-Za-z0-9,]) |(?<=,) (?![0-9])": "",
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
+# Words, which may begin with a capital letter; `ABCD` and `abcd` are names.
+WORDS = re.compile(r"[A-Za-z][a-z]{3,}(?: [A-Za-z][a-z]*)*")
 
 
 def is_same_text(gold: str, response: str) -> bool:
@@ -366,4 +372,6 @@ def is_same_text(gold: str, response: str) -> bool:
     gold, response = " ".join(gold.split()), " ".join(response.split())
     for pattern, text in COMPILED_LAYOUT:
         gold, response = pattern.sub(text, gold), pattern.sub(text, response)
+    if WORDS.fullmatch(gold) and WORDS.fullmatch(response):
+        return gold.lower() == response.lower()
     return gold == response and re.search(r"(?<!\\)\b[A-Za-z0-9]", gold) is not None
