@@ -10,11 +10,12 @@ __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING',
            'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON',
            'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS',
-           'BELOW_100', 'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'SET_BUILDER',
-           'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT',
-           'WORDS', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
-           'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
-           'usual_spelling', 'is_same_text']
+           'BELOW_100', 'NAMED_NUMBERS', 'PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME', 'NAME_OF_NUMBER', 'SAID_TWICE',
+           'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'SET_BUILDER', 'REWRITINGS', 'DEGREES',
+           'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS', 'sign_in_latex',
+           'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style', 'mixed_as_fraction',
+           'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words', 'usual_spelling',
+           'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -283,7 +284,16 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 BELOW_100 = ["zero", *ONES, *TEENS]
 BELOW_100 += [ten + one for ten in TENS for one in ("", *(f"-{one}" for one in ONES))]
 NAMED_NUMBERS = {name: str(number) for number, name in enumerate(BELOW_100)}
-NAME_OF_NUMBER = re.compile(rf"{IN_TEXT}([A-Za-z]{{3,9}}(?:[ -][a-z]{{3,5}})?) ?\}}?")
+PARTS = {"third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+NAMED_FRACTIONS = {"half": r"\frac{1}{2}", "one-half": r"\frac{1}{2}"}
+NAMED_FRACTIONS |= {
+    f"{name}-{part}{'s' if above > 1 else ''}": rf"\frac{{{above}}}{{{below}}}"
+    for above, name in enumerate(ONES, 1)
+    for part, below in PARTS.items()
+}
+NUMBERS_BY_NAME = NAMED_NUMBERS | NAMED_FRACTIONS
+NAME_OF_NUMBER = re.compile(rf"{IN_TEXT}([A-Za-z]{{3,9}}(?:[ -][a-z]{{3,8}})?) ?\}}?")
+SAID_TWICE = re.compile(r"([0-9]+) ?\(([A-Za-z -]{3,20})\)")  # such as `5 (five)`
 
 # %% ../../nbs/support/23_spellings.ipynb #bd09993a
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
@@ -316,6 +326,7 @@ REWRITINGS = {
     r"\\rangle(?![A-Za-z])": ")",
     r"\\!": "",
     r"\\not\s?=": r"\\ne ",
+    r"(?<=[A-Za-z0-9)}]) equals (?=[-0-9\\A-Za-z])": "=",
     r"\\([dt]?frac)\s?\\pi\s?([0-9])(?![0-9])": r"\\\1{\\pi}{\2}",
     r"\\colon(?![A-Za-z])\s?": ":",
     r"\\mathbb\s?([A-Z])(?![A-Za-z])": r"\\mathbb{\1}",
@@ -346,7 +357,9 @@ def usual_spelling(answer: str) -> str:
         if "illion" in answer or "hundred" in answer or "thousand" in answer:
             answer = WRITTEN_OUT.sub(number_in_words, answer)
         if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
-            answer = NAMED_NUMBERS.get(name[1].lower().replace(" ", "-"), answer)
+            answer = NUMBERS_BY_NAME.get(name[1].lower().replace(" ", "-"), answer)
+        if (twice := SAID_TWICE.fullmatch(answer)) and NAMED_NUMBERS.get(twice[2]) == twice[1]:
+            answer = twice[1]
     if r"\circ" in answer:
         answer = DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer)
     return with_parentheses(usual_number(without_marks(answer)))
