@@ -278,9 +278,12 @@ def interval_of(relation: str) -> tuple[str, str] | None:
 # %% ../../nbs/support/32_notations.ipynb #2bfa2265
 def as_union(answer: str) -> tuple[str, str] | None:
     """Return the variable and the intervals of relations that `or` joins, or None."""
-    intervals = [interval_of(relation) for relation in OR.split(answer)]
+    relations = OR.split(answer)
+    if len(relations) < 2:
+        return None
+    intervals = [interval_of(relation) for relation in relations]
     known = [interval for interval in intervals if interval]
-    if len(known) < 2 or len(known) < len(intervals) or len({name for name, _ in known}) > 1:
+    if len(known) < len(intervals) or len({name for name, _ in known}) > 1:
         return None
     return known[0][0], r"\cup".join(interval for _, interval in known)
 
@@ -302,7 +305,8 @@ PARAMETER = re.compile(
 
 def with_one_parameter(gold: str, response: str) -> tuple[str, str]:
     """Return two answers with one letter for the integers that each of them runs through."""
-    first, second = PARAMETER.fullmatch(gold), PARAMETER.fullmatch(response)
+    first = PARAMETER.fullmatch(gold)
+    second = PARAMETER.fullmatch(response) if first else None
     if first is None or second is None or (first[3] or "Z") != (second[3] or "Z"):
         return gold, response
     letter = re.compile(rf"(?<![A-Za-z\\]){second[2]}(?![A-Za-z])")
