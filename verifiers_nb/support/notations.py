@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
            'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'OR', 'BOUND', 'ORDER',
-           'BOUNDED', 'PARAMETER', 'compare_at_sight', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit',
+           'BOUNDED', 'ANY_INTEGER', 'compare_at_sight', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit',
            'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of',
            'compare_ratios', 'read_choice', 'compare_choices', 'values_by_name', 'is_point', 'as_points', 'interval_of',
            'as_union', 'as_intervals', 'with_one_parameter']
@@ -296,7 +296,7 @@ def as_intervals(gold: str, response: str) -> tuple[str, str]:
     return first[1] if first else gold, second[1] if second else response
 
 # %% ../../nbs/support/32_notations.ipynb #77d69cea
-PARAMETER = re.compile(
+ANY_INTEGER = re.compile(
     r"(.{1,200}?)[\s,;]*(?:(?:where|for|with|any|some|all) )*(?<![A-Za-z\\])([a-z])\s?"
     r"(?:\\in(?![a-z])\s?\\mathbb\s?\{?([NZ])\}?|(?:is )?an integer)\s?",
     re.DOTALL,
@@ -305,8 +305,8 @@ PARAMETER = re.compile(
 
 def with_one_parameter(gold: str, response: str) -> tuple[str, str]:
     """Return two answers with one letter for the integers that each of them runs through."""
-    first = PARAMETER.fullmatch(gold)
-    second = PARAMETER.fullmatch(response) if first else None
+    first = ANY_INTEGER.fullmatch(gold)
+    second = ANY_INTEGER.fullmatch(response) if first else None
     if first is None or second is None or (first[3] or "Z") != (second[3] or "Z"):
         return gold, response
     letter = re.compile(rf"(?<![A-Za-z\\]){second[2]}(?![A-Za-z])")

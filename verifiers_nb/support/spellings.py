@@ -10,12 +10,12 @@ __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING',
            'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON',
            'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS',
-           'BELOW_100', 'NAMED_NUMBERS', 'PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME', 'NAME_OF_NUMBER', 'SAID_TWICE',
-           'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN', 'COMPILED_WORDS', 'SET_BUILDER',
-           'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS',
-           'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
-           'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
-           'usual_words', 'usual_commands', 'usual_spelling', 'is_same_text']
+           'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME', 'NAME_OF_NUMBER',
+           'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN', 'COMPILED_WORDS',
+           'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT',
+           'WORDS_ONLY', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced',
+           'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses',
+           'number_in_words', 'usual_words', 'usual_commands', 'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -284,12 +284,20 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 BELOW_100 = ["zero", *ONES, *TEENS]
 BELOW_100 += [ten + one for ten in TENS for one in ("", *(f"-{one}" for one in ONES))]
 NAMED_NUMBERS = {name: str(number) for number, name in enumerate(BELOW_100)}
-PARTS = {"third": 3, "quarter": 4, "fourth": 4, "fifth": 5, "sixth": 6, "eighth": 8, "tenth": 10}
+NAMED_PARTS = {
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+    "tenth": 10,
+}
 NAMED_FRACTIONS = {"half": r"\frac{1}{2}", "one-half": r"\frac{1}{2}"}
 NAMED_FRACTIONS |= {
     f"{name}-{part}{'s' if above > 1 else ''}": rf"\frac{{{above}}}{{{below}}}"
     for above, name in enumerate(ONES, 1)
-    for part, below in PARTS.items()
+    for part, below in NAMED_PARTS.items()
 }
 NUMBERS_BY_NAME = NAMED_NUMBERS | NAMED_FRACTIONS
 NAME_OF_NUMBER = re.compile(rf"{IN_TEXT}([A-Za-z]{{3,9}}(?:[ -][a-z]{{3,8}})?) ?\}}?")
@@ -397,7 +405,7 @@ LAYOUT = {
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
 # Words, which may begin with a capital letter; `ABCD` and `abcd` are names.
-WORDS = re.compile(r"[A-Za-z][a-z]{3,}(?: [A-Za-z][a-z]*)*")
+WORDS_ONLY = re.compile(r"[A-Za-z][a-z]{3,}(?: [A-Za-z][a-z]*)*")
 
 
 def is_same_text(gold: str, response: str) -> bool:
@@ -405,6 +413,6 @@ def is_same_text(gold: str, response: str) -> bool:
     gold, response = " ".join(gold.split()), " ".join(response.split())
     for pattern, text in COMPILED_LAYOUT:
         gold, response = pattern.sub(text, gold), pattern.sub(text, response)
-    if WORDS.fullmatch(gold) and WORDS.fullmatch(response):
+    if WORDS_ONLY.fullmatch(gold) and WORDS_ONLY.fullmatch(response):
         return gold.lower() == response.lower()
     return gold == response and re.search(r"(?<!\\)\b[A-Za-z0-9]", gold) is not None
