@@ -9,9 +9,9 @@ from __future__ import annotations
 __all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'OUTSIDE', 'ENDS', 'COMPOUND',
            'SHELL_WORD', 'WORDS_BEFORE', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'BEFORE_WORD', 'BETWEEN_COMMANDS',
            'LAST_SIGNS', 'NAME_OF_FUNCTION', 'KEYWORDS', 'PLAIN_SIGNS', 'REST_OF_WORD', 'PLAIN_RUN', 'BETWEEN_WORDS',
-           'NO_CASE', 'ESCAPED', 'IN_BRACES', 'ARITHMETIC', 'SHELL_VARIABLE', 'INNER_PIECE', 'WORD_PIECE', 'BLANK',
+           'NO_CASE', 'ESCAPED_SIGN', 'IN_BRACES', 'ARITHMETIC', 'SHELL_VARIABLE', 'INNER_PIECE', 'WORD_PIECE', 'BLANK',
            'COMMENT', 'SKIPPED', 'TO_TARGET', 'TO_WORD', 'FIRST_WORD', 'MORE_WORDS', 'PLAIN_COMMAND', 'NEXT',
-           'END_SIGN', 'AFTER_COMPOUND', 'FUNCTION_NAME', 'PAIR', 'FUNCTION', 'LOOP', 'MOST_LEVELS', 'DOCUMENT',
+           'END_SIGN', 'AFTER_COMPOUND', 'FUNCTION_NAME', 'PAIR', 'SHELL_FUNCTION', 'LOOP', 'MOST_LEVELS', 'DOCUMENT',
            'MOST_DOCUMENTS', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'after_document',
            'Opened', 'in_parentheses', 'open_word', 'unfinished_list', 'without_quotation', 'open_part', 'parting',
            'other_word', 'sign_but', 'in_pair', 'word_piece', 'plain_parts', 'plain_compound', 'plain_commands',
@@ -307,8 +307,8 @@ def in_pair(pieces: str) -> str:
     return rf"(?:{NO_CASE}?(?:{BETWEEN_WORDS}|{pieces}))*{NO_CASE}?\)"
 
 
-ESCAPED = r"\\" + sign_but(r"\n")
-IN_BRACES = sign_but(r"""{}()$`"'\\\n""") + rf"|{ESCAPED}|\$[A-Za-z_]"
+ESCAPED_SIGN = r"\\" + sign_but(r"\n")
+IN_BRACES = sign_but(r"""{}()$`"'\\\n""") + rf"|{ESCAPED_SIGN}|\$[A-Za-z_]"
 ARITHMETIC = r"\(\(" + sign_but(r"""()`"'\\""") + r"*\)\)"
 SHELL_VARIABLE = rf"\$(?:[A-Za-z0-9_?!#@*$-]|\{{(?:{IN_BRACES})*\}}|{ARITHMETIC})"
 
@@ -321,7 +321,7 @@ def word_piece(inside: str = "") -> str:
     both = ["`" + sign_but(r"`\\") + "*`", SHELL_VARIABLE]
     quoted = [*both, sign_but(r'"`$\\'), r"\\[\x01-\x7f]", r"\$" + sign_but(r'"`\\({')]
     escapes = rf"\$'(?:{sign_but(chr(39) + chr(92) * 2)}|\\[\x01-\x7f])*'"
-    pieces = [*both, f"'{sign_but(chr(39))}*'", ESCAPED, escapes]
+    pieces = [*both, f"'{sign_but(chr(39))}*'", ESCAPED_SIGN, escapes]
     if inside:
         quoted.append(rf"\$\({inside}")
         pieces.append(rf"(?:[$=<>]\(|\^\({PLAIN_RUN}){inside}")
@@ -360,14 +360,14 @@ def plain_parts(levels: int, signs: str = r"&&|\|[|&]?") -> str:
 
 # %% ../../nbs/parsers/04_shell.ipynb #ca4ff1c8
 FUNCTION_NAME, PAIR = "[A-Za-z0-9_.:-]+", rf"{BLANK}?\({BLANK}?\)"
-FUNCTION = f"(?:{FUNCTION_NAME}{PAIR}|function{BLANK}{FUNCTION_NAME}(?:{PAIR})?){SKIPPED}"
+SHELL_FUNCTION = f"(?:{FUNCTION_NAME}{PAIR}|function{BLANK}{FUNCTION_NAME}(?:{PAIR})?){SKIPPED}"
 LOOP = rf"(?:for|select){BLANK}(?:[A-Za-z_][A-Za-z0-9_]*{BLANK}in{BLANK}|{ARITHMETIC}{END_SIGN})"
 MOST_LEVELS = 5  # of compound commands in one another
 
 
 def plain_compound(levels: int) -> str:
     """Return the pattern of Rust of a compound command with others in it."""
-    begins = rf"(?:(?:if|while|until|case|(?:{FUNCTION})?\{{)[ \t\n]{NEXT}|{LOOP})"
+    begins = rf"(?:(?:if|while|until|case|(?:{SHELL_FUNCTION})?\{{)[ \t\n]{NEXT}|{LOOP})"
     signs = r"&&|\|[|&]?|\)"
     return rf"{begins}{plain_parts(levels - 1, signs)}+(?:fi|done|esac|\}})"
 
