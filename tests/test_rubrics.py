@@ -17,11 +17,11 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from verifiers_nb.parsers.base import Parser
-from verifiers_nb.rubrics import math as math_room
 from verifiers_nb.rubrics.group import RubricGroup
 from verifiers_nb.rubrics.judge import JudgeRubric
 from verifiers_nb.rubrics.math import MathRubric, equal_answers
 from verifiers_nb.rubrics.rubric import Rubric
+from verifiers_nb.support.math_process import MathProcess
 
 
 def columns(completions, answer="42", prompts=None):
@@ -238,7 +238,7 @@ def test_always_agrees_with_math_verify():
 def test_fast_parsing_is_in_effect_and_reads_the_same():
     script = """
 import json, sys, time
-from verifiers_nb.rubrics.math import parse_fast_first
+from verifiers_nb.support.math_process import parse_fast_first
 from math_verify import parse
 from sympy import srepr
 def cost(offset):
@@ -266,7 +266,7 @@ print(json.dumps([[t, a, b] for t, a, b in zip(texts, full, fast) if a != b]), c
 
 
 def test_an_answer_that_ends_the_process_ends_nothing_else():
-    process = math_room.MathProcess()
+    process = MathProcess()
     assert process.submit("0.5", "1/2").result(120)
     first = process.process
     endless, next_one = process.submit("7", "9^{9^{9^{9}}}"), process.submit("0.5", "1/2")
@@ -280,10 +280,10 @@ def test_an_answer_that_ends_the_process_ends_nothing_else():
 def test_the_watchdog_ends_what_no_signal_can():
     script = """
 import sys
-from verifiers_nb.rubrics import math
-math.VERIFY_SECONDS = 0
-math.compare_answers = lambda gold, response: 9 ** 9 ** 9 == 7 if response == "endless" else True
-math.answer_questions(sys.stdin, sys.stdout)
+from verifiers_nb.support import math_process as room
+room.VERIFY_SECONDS = 0
+room.compare_answers = lambda gold, response: 9 ** 9 ** 9 == 7 if response == "endless" else True
+room.answer_questions(sys.stdin, sys.stdout)
 """
     questions = '["7", "7"]\n["7", "endless"]\n["7", "7"]\n'
     run = subprocess.run(
@@ -312,7 +312,7 @@ def test_scores_in_threads_at_once():
 def test_processes_end_with_the_parent():
     script = """
 import os, sys
-from verifiers_nb.rubrics.math import MathProcess
+from verifiers_nb.support.math_process import MathProcess
 process = MathProcess()
 assert process.submit("0.5", "1/2").result()
 print(process.process.pid, flush=True)

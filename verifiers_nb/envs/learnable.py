@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['EQUAL_REWARDS', 'NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'are_penalties',
            'Learnable', 'most_possible', 'learnable_rewards', 'learnable', 'Advice', 'answer_facts_of',
-           'what_is_learnt', 'advice_for', 'nothing_learnt', 'learnable_rollouts', 'learnable_results',
-           'warn_of_results', 'chance_equal', 'teaching_share', 'least_group_size', 'success_interval']
+           'what_is_learnt', 'advice_for', 'nothing_learnt', 'learnable_rollouts', 'warn_of_results', 'chance_equal',
+           'teaching_share', 'least_group_size', 'success_interval']
 
 # %% ../../nbs/envs/18_learnable.ipynb #d5bad4b8
 import logging
@@ -274,26 +274,17 @@ def learnable_rollouts(rollouts: Iterable[Rollout], rubric: Any = None) -> Learn
 logger = logging.getLogger(__name__)
 
 
-def learnable_results(results: GenerateOutputs, rubric: Any = None) -> Learnable:
-    """Return what results tell of learning.
-
-    Rollouts of equal task, prompt and answer are a group.
-    """
-    good = [at for at, error in enumerate(results.errors) if not error]
-    keys = [repr((results.task[at], results.prompt[at], results.answer[at])) for at in good]
-    rewards = [results.reward[at] for at in good]
-    states = [results.state[at] for at in good]
-    completions = [results.completion[at] for at in good]
-    return learnable(rewards, keys, states, completions, rubric)
-
-# %% ../../nbs/envs/18_learnable.ipynb #98cc2e0a
 def warn_of_results(results: GenerateOutputs, rubric: Any) -> None:
     """Log a warning if all rewards of an evaluation are equal, and not the most there is."""
     low, high = min(results.reward, default=0.0), max(results.reward, default=0.0)
     all_earn_most = 0 < most_possible(rubric) <= low + EQUAL_REWARDS
     if len(results.reward) < 2 or high - low >= EQUAL_REWARDS or all_earn_most:
         return  # known without a look at each rollout
-    seen = learnable_results(results, rubric)
+    good = [at for at, error in enumerate(results.errors) if not error]
+    columns = (results.reward, results.state, results.completion)
+    rewards, states, completions = ([column[at] for at in good] for column in columns)
+    one_group = [0] * len(good)  # equal rewards teach nothing, whatever their prompts
+    seen = learnable(rewards, one_group, states, completions, rubric)
     if seen.hopeless and seen.solved < seen.rollouts:
         logger.warning("%s", seen)
 

@@ -63,8 +63,9 @@ def is_refusal(message: Any, content: Any, reason: str | None) -> bool:
     """Return whether a message with this content is a refusal; the content may be the start."""
     if reason in REFUSAL_REASONS or getattr(message, "refusal", None):
         return True
-    parts = content if isinstance(content, (list, tuple)) else ()
-    return any(isinstance(part, Mapping) and part.get("refusal") for part in parts)
+    if not isinstance(content, (list, tuple)):
+        return False
+    return any(isinstance(part, Mapping) and part.get("refusal") for part in content)
 
 # %% ../../nbs/inference/22_columns.ipynb #f7a72e24
 def answer_facts(response: Any) -> dict[str, Any]:

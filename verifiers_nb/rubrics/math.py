@@ -6,347 +6,42 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['VERIFY_SECONDS', 'SMALL', 'INTERVAL', 'PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS',
-           'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO', 'RATIO', 'NUMBER_IN_RATIO', 'LARGEST_EXPONENT', 'EXPONENT',
-           'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'NAME_OF_LETTERS', 'MATH_BYTES', 'SENTENCE',
-           'DENIAL', 'MISREAD', 'IN_STYLE', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'parsed_answer',
-           'sizes_of', 'differ_in_size', 'positive_symbols', 'with_symbols', 'imaginary_symbols', 'equations_in',
-           'has_no_solution', 'differ_in_a_side', 'as_value', 'compare_answers', 'compare_at_sight',
-           'without_same_things', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms',
-           'compare_lists', 'shares_of', 'compare_ratios', 'pairs_of_brackets', 'power_of_digits', 'is_large_number',
-           'is_too_large', 'compare_spellings', 'parse_fast_first', 'address_space', 'limit_memory', 'answer_questions',
-           'answer_standard_streams', 'start_math_process', 'MathProcess', 'math_processes', 'verdict_on',
-           'is_statement', 'is_unreadable', 'read_choice', 'compare_choices', 'values_by_name', 'is_point', 'as_points',
-           'read_first', 'equal_answers', 'MathRubric']
+__all__ = ['LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'NAME_OF_LETTERS',
+           'SENTENCE', 'DENIAL', 'MISREAD', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
+           'compare_spellings', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
-import faulthandler
-import gc
-import json
-import logging
 import os
 import re
-import subprocess
-import sys
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from fractions import Fraction
-from functools import cache, lru_cache
+from functools import lru_cache
 from importlib.util import find_spec
-from queue import SimpleQueue
-from typing import IO, Any
+from typing import Any
 
 from ..parsers.base import Parser
 from ..parsers.think import ThinkParser, extract_boxed_answer
 from .rubric import Rubric
-from ..support.arithmetic import compare_plain, read_plain
-from ..support.measures import (
-    are_same_things,
-    differ_in_words,
-    is_counted,
-    measured,
-    things_named,
-    with_last_variable,
+from ..support.arithmetic import read_plain
+from ..support.math_process import verdict_on
+from ..support.measures import differ_in_words, with_last_variable
+from ..support.notations import (
+    as_intervals,
+    as_points,
+    based_value,
+    bases_in,
+    compare_at_sight,
+    compare_choices,
+    compare_lists,
+    compare_percentage,
+    compare_ratios,
+    in_same_unit,
+    with_one_parameter,
 )
 from ..support.signs import differ_in_signs
-from ..support.spellings import (
-    DENIALS,
-    NAMED_NUMBERS,
-    SIDE_BY_SIDE,
-    is_same_text,
-    usual_spelling,
-)
+from ..support.spellings import DENIALS, SIDE_BY_SIDE, is_same_text, usual_spelling
 from ..types import Messages, RewardFunc
-
-# %% ../../nbs/rubrics/03_math.ipynb #fe5dbbce
-VERIFY_SECONDS = 5  # for each step: parsing the gold answer, parsing the response, comparing them
-
-
-@lru_cache(maxsize=1024)
-def parsed_answer(text: str) -> list[Any]:
-    """Return math-verify's parse of an answer, empty if it fails or takes too long."""
-    from math_verify import parse
-
-    return parse(f"\\boxed{{{text}}}", parsing_timeout=VERIFY_SECONDS)
-
-# %% ../../nbs/rubrics/03_math.ipynb #60d5095e
-def sizes_of(answer: Sequence[Any]) -> list[float]:
-    """Return the absolute values in a parsed answer, sorted: one number, or those of a set."""
-    from sympy import Expr, Set
-
-    found = answer[0]
-    numbers = found.args if isinstance(found, Set) else [found]
-    return sorted(abs(complex(each.evalf(6))) for each in numbers if isinstance(each, Expr))
-
-# %% ../../nbs/rubrics/03_math.ipynb #8422dc2c
-SMALL = 1e-4
-
-
-def differ_in_size(gold: Sequence[Any], response: Sequence[Any]) -> bool:
-    """Return whether two parsed answers have numbers near zero, one much larger than the other."""
-    try:
-        pairs = [*zip(sizes_of(gold), sizes_of(response), strict=True)]
-    except (AttributeError, IndexError, OverflowError, TypeError, ValueError):
-        return False  # not numbers, or not equally many
-    return any(
-        0 < max(sizes) < SMALL and max(sizes) - min(sizes) > SMALL * max(sizes) for sizes in pairs
-    )
-
-# %% ../../nbs/rubrics/03_math.ipynb #4f8f4224
-def positive_symbols(gold: Sequence[Any]) -> dict[Any, Any]:
-    """Return a positive symbol for each one that is positive because a root is real."""
-    from sympy import Basic, Dummy, Pow
-
-    found = {}
-    for root in (part for each in gold if isinstance(each, Basic) for part in each.atoms(Pow)):
-        if getattr(root.exp, "q", None) == 2 and len(root.base.free_symbols) == 1:
-            (symbol,) = root.base.free_symbols
-            if root.base.xreplace({symbol: Dummy(negative=True)}).is_negative:
-                found[symbol] = Dummy(symbol.name, positive=True)
-    return found
-
-# %% ../../nbs/rubrics/03_math.ipynb #1c463330
-def with_symbols(answer: Sequence[Any], symbols: dict[Any, Any]) -> list[Any]:
-    """Return a parsed answer with other symbols."""
-    return [part.xreplace(symbols) if hasattr(part, "xreplace") else part for part in answer]
-
-# %% ../../nbs/rubrics/03_math.ipynb #6c166c19
-def imaginary_symbols(*answers: Sequence[Any]) -> dict[Any, Any]:
-    """Return the imaginary unit for each symbol `i` of answers that are about complex numbers."""
-    from sympy import Basic, I, exp
-
-    parts = [part for answer in answers for part in answer if isinstance(part, Basic)]
-    symbols = {symbol for part in parts for symbol in part.free_symbols}
-    units = {symbol: I for symbol in symbols if str(symbol) == "i"}
-    turns = (power for part in parts for power in part.atoms(exp))
-    if len(units) == len(symbols) or any(power.free_symbols & units.keys() for power in turns):
-        return units
-    return {}
-
-# %% ../../nbs/rubrics/03_math.ipynb #b349f5ef
-def equations_in(answer: Sequence[Any]) -> list[Any]:
-    """Return the equations of a parsed answer: one, or those of a set or a conjunction."""
-    from sympy import And, Eq, FiniteSet, Tuple
-
-    found = answer[0] if answer else None
-    parts = found.args if isinstance(found, (And, FiniteSet, Tuple)) else [found]
-    return sorted((part for part in parts if isinstance(part, Eq)), key=str)
-
-# %% ../../nbs/rubrics/03_math.ipynb #3d85caee
-def has_no_solution(equation: Any) -> bool:
-    """Return whether SymPy finds no solution of an equation."""
-    from sympy import solve
-
-    try:
-        return solve(equation, equation.free_symbols) == []
-    except Exception:
-        return False  # math-verify doesn't compare its solutions, either
-
-# %% ../../nbs/rubrics/03_math.ipynb #7053f179
-def differ_in_a_side(gold: Sequence[Any], response: Sequence[Any]) -> bool:
-    """Return whether two parsed answers have equations without a solution that differ."""
-    from math_verify import verify
-
-    first, second = equations_in(gold), equations_in(response)
-    if len(first) != len(second) or not any(map(has_no_solution, first)):
-        return False
-    pairs = zip(first, second, strict=True)
-    sides = [pair for one, other in pairs for pair in zip(one.args, other.args, strict=True)]
-    return not all(verify(*pair, timeout_seconds=VERIFY_SECONDS) for pair in sides)
-
-# %% ../../nbs/rubrics/03_math.ipynb #e533c5a9
-def as_value(answer: Sequence[Any], other: Sequence[Any]) -> Sequence[Any]:
-    """Return the right side of a function's value, such as `f(2) = 7`, if the other has none."""
-    equation = next(iter(equations_in(answer)), None)
-    if equation is None or equations_in(other) or equation != answer[0]:
-        return answer
-    is_value = equation.lhs.is_Function and not equation.lhs.free_symbols
-    return [equation.rhs] if is_value else answer
-
-# %% ../../nbs/rubrics/03_math.ipynb #52d0137f
-# What is surely no point, and may be written as a relation, such as `x < 2`, too.
-INTERVAL = re.compile(r"\\infty|\\cup|[(\[][^][(),]+,[^][(),]+\]|\[[^][(),]+,[^][(),]+\)")
-
-
-def compare_answers(gold: str, response: str) -> bool:
-    """Return whether math-verify accepts a response, but for what it rounds away.
-
-    Its time limits use a signal, so call this only in the main thread of a process.
-    """
-    from math_verify import verify
-
-    parsed = parsed_answer(gold), parsed_answer(response)
-    answers = as_value(*parsed), as_value(*parsed[::-1])
-    equal = bool(
-        verify(
-            *answers,
-            timeout_seconds=VERIFY_SECONDS,
-            allow_set_relation_comp=INTERVAL.search(gold) is not None,
-        )
-    )
-    if equal:
-        return not differ_in_size(*answers) and not differ_in_a_side(*answers)
-    symbols = positive_symbols(answers[0]) | imaginary_symbols(*answers)
-    if not symbols:
-        return False
-    answers = with_symbols(answers[0], symbols), with_symbols(answers[1], symbols)
-    return bool(verify(*answers, timeout_seconds=VERIFY_SECONDS))
-
-# %% ../../nbs/rubrics/03_math.ipynb #fa35e192
-PLAIN_NOTATION = re.compile(
-    r"(?=[\w(\-]|\\(?:d?frac|sqrt|pi|text\{\w|\{))"  # the first characters
-    r"(?!(?:[^^]*\^){3})"  # at most two powers
-    r"(?:[\w+\-*/=(),. "
-    r"{}]|\\(?:d?frac|sqrt|pi|cdot|text|[{}])(?![a-z])|\^(?:\w|\{-?\w\w?\})(?!\w))+",
-    re.ASCII,
-)
-
-
-def compare_at_sight(gold: str, response: str) -> bool | None:
-    """Return whether two answers are equal, or None if only math-verify can decide."""
-    gold, response = gold.strip(), response.strip()
-    is_short = gold == response and len(gold) <= 60
-    if is_short and (gold.isdecimal() or PLAIN_NOTATION.fullmatch(gold)):
-        return True
-    return compare_plain(gold, response)
-
-# %% ../../nbs/rubrics/03_math.ipynb #b1183078
-def without_same_things(gold: str, response: str) -> tuple[str, str] | None:
-    """Return two answers without what they count, or None if that differs.
-
-    They stay as they are if one of them counts nothing.
-    """
-    (number, names), (other, others) = things_named(gold), things_named(response)
-    if not (names and others):
-        return gold, response
-    return (number, other) if are_same_things(names, others) else None
-
-# %% ../../nbs/rubrics/03_math.ipynb #cafefa96
-def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
-    """Return two answers without their units, or None if these or the things counted differ.
-
-    A letter as in `5m` may be a variable, and 50% may be 0.5. So where only one answer has such a
-    unit, it stays.
-    """
-    first, second = measured(gold), measured(response)
-    if first and second:
-        numbers = usual_spelling(first.number), usual_spelling(second.number)
-        return numbers if first.unit == second.unit else None
-    if (first and is_counted(response)) or (second and is_counted(gold)):
-        return None
-    if not (first or second):
-        return without_same_things(gold, response)
-    if first and not (first.is_variable or first.unit == "%"):
-        return usual_spelling(first.number), response
-    if second and not (second.is_variable or second.unit == "%"):
-        return gold, usual_spelling(second.number)
-    return gold, response
-
-# %% ../../nbs/rubrics/03_math.ipynb #a417384d
-def compare_percentage(gold: str, response: str) -> bool | None:
-    """Return whether a percentage is a number; None if that isn't plain.
-
-    50% is 0.5, and math-verify takes 50 for it, too, but 0.5% isn't 0.5.
-    """
-    first, second = measured(gold), measured(response)
-    if first and first.unit == "%" and not second:
-        number, other = usual_spelling(first.number), response
-    elif second and second.unit == "%" and not first:
-        number, other = usual_spelling(second.number), gold
-    else:
-        return None
-    if number.isdecimal() and compare_plain(number, other):
-        return True
-    return compare_plain(f"({number})/100", other)
-
-# %% ../../nbs/rubrics/03_math.ipynb #6b82907a
-BASE = re.compile(
-    r"(?:(?<=[0-9A-F})])|(?<=[0-9][a-f]))_(?:([0-9])|\{([^_]{1,24})\})"
-    r"|\bbase[\s{}]{0,3}(\w{1,12})(?!\w)",
-    re.ASCII,
-)
-
-
-def bases_in(answer: str) -> list[str]:
-    """Return the bases of an answer's numbers, sorted, as digits.
-
-    An unknown word counts as a base.
-    """
-    found = (next(filter(None, match.groups())) for match in BASE.finditer(answer))
-    names = [re.sub(r"\\text|base|[^0-9a-z]", "", name.lower()) for name in found]
-    return sorted(NAMED_NUMBERS.get(name, name) for name in names)
-
-# %% ../../nbs/rubrics/03_math.ipynb #b29b5a1b
-BASED = re.compile(r"(-?[0-9A-Fa-f]{1,99})(?:_|\s?\\text\{\s?base|\s?base)")
-
-
-def based_value(answer: str, bases: Sequence[str]) -> str | None:
-    """Return the value of a number in a base, "" if it has none in this base.
-
-    None for other answers.
-    """
-    number = BASED.match(answer)
-    if number is None or len(bases) != 1:
-        return None
-    try:
-        return str(int(number[1], int(bases[0])))
-    except ValueError:
-        return ""
-
-# %% ../../nbs/rubrics/03_math.ipynb #cefe2fc9
-SIZES_OF_BRACKETS = re.compile(r"\\(?:left|right)(?![A-Za-z])")
-IN_BRACKETS = re.compile(r"(?:\\\{|[(\[])(.*)(?:\\\}|[)\]])", re.DOTALL)
-# Braces around a single character, and blanks but those between letters.
-LAYOUT_OF_TERM = re.compile(r"\{(\w)\}|\s+(?![A-Za-z])|(?<![A-Za-z])\s+")
-ELLIPSIS = re.compile(r"\\[lc]?dots[cbmi]?(?![A-Za-z])|\.{3,}")
-
-
-def listed_terms(answer: str) -> list[str] | None:
-    """Return the terms of a list with an ellipsis, which is a term, too; None for anything else."""
-    if "," not in answer or not ELLIPSIS.search(answer):
-        return None
-    whole = SIZES_OF_BRACKETS.sub("", ELLIPSIS.sub("…", answer)).strip()
-    if (inside := IN_BRACKETS.fullmatch(whole)) and "," in inside[1]:
-        whole = inside[1]
-    return [LAYOUT_OF_TERM.sub(r"\1", term.strip()) for term in whole.split(",")]
-
-# %% ../../nbs/rubrics/03_math.ipynb #c9fcaa95
-def compare_lists(gold: str, response: str) -> bool | None:
-    """Return whether two lists are equal; None if neither has an ellipsis."""
-    first, second = listed_terms(gold), listed_terms(response)
-    if first is None and second is None:
-        return None
-    if first is None or second is None or len(first) != len(second):
-        return False
-    pairs = zip(first, second, strict=True)
-    return all(one == other or compare_at_sight(one, other) for one, other in pairs)
-
-# %% ../../nbs/rubrics/03_math.ipynb #6abc0963
-TERM_OF_RATIO = r"[^\s:]{1,20}"
-RATIO = re.compile(rf"{TERM_OF_RATIO}(?:\s?:\s?{TERM_OF_RATIO}){{2,}}")
-NUMBER_IN_RATIO = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
-
-
-def shares_of(terms: Sequence[str]) -> list[str] | list[Fraction]:
-    """Return the terms of a ratio divided by their sum, or as they are if they aren't numbers."""
-    if not all(map(NUMBER_IN_RATIO.fullmatch, terms)):
-        return [*terms]
-    numbers = [*map(Fraction, terms)]
-    total = sum(numbers)
-    return [number / total for number in numbers] if total else [*terms]
-
-# %% ../../nbs/rubrics/03_math.ipynb #dfeb6866
-def compare_ratios(gold: str, response: str) -> bool | None:
-    """Return whether two ratios of three terms or more are equal; None if neither is one."""
-    if not (RATIO.fullmatch(gold) or RATIO.fullmatch(response)):
-        return None
-    first, second = ([term.strip() for term in each.split(":")] for each in (gold, response))
-    if shares_of(first) == shares_of(second):
-        return True
-    return len(first) == len(second) and all(map(compare_at_sight, first, second))
 
 # %% ../../nbs/rubrics/03_math.ipynb #a037333b
 LARGEST_EXPONENT = 1_000_000  # math-verify evaluates 3^{1000000} in a third of a second
@@ -434,159 +129,6 @@ def compare_spellings(gold: str, response: str) -> bool | None:
         verdict = compare_at_sight(gold, response)
     return compare_percentage(gold, response) if verdict is None else verdict
 
-# %% ../../nbs/rubrics/03_math.ipynb #b3f0c7f6
-def parse_fast_first() -> None:
-    """Make this process parse LaTeX with ANTLR's SLL prediction, falling back to full LL."""
-    from antlr4 import PredictionMode
-    from latex2sympy2_extended import latex2sympy2
-
-    converter: Any = getattr(latex2sympy2, "_Latex2Sympy", None)
-    if not hasattr(converter, "create_parser") or not hasattr(converter, "parse"):
-        return
-    create_parser, parse = converter.create_parser, converter.parse
-
-    def create_with_mode(self: Any, text: str) -> Any:
-        parser = create_parser(self, text)
-        parser._interp.predictionMode = self.prediction_mode
-        return parser
-
-    def parse_in_two_stages(self: Any, text: str) -> Any:
-        try:
-            self.prediction_mode = PredictionMode.SLL
-            return parse(self, text)
-        except Exception:
-            self.prediction_mode = PredictionMode.LL
-            return parse(self, text)
-
-    converter.create_parser, converter.parse = create_with_mode, parse_in_two_stages
-
-# %% ../../nbs/rubrics/03_math.ipynb #038df97b
-MATH_BYTES = 2**30  # that math-verify may take
-
-
-def address_space() -> int:
-    """Return the bytes that this process has asked for, or 0 except on Linux."""
-    try:
-        with open("/proc/self/statm") as numbers:
-            return int(numbers.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError):
-        return 0
-
-# %% ../../nbs/rubrics/03_math.ipynb #df2bc442
-def limit_memory() -> float:
-    """Limit the memory of this process on Linux, and return with how much it should end."""
-    if sys.platform != "linux":
-        return float("inf")
-    import resource
-
-    start = address_space()
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    with suppress(OSError, ValueError):  # a lower limit is there already
-        resource.setrlimit(resource.RLIMIT_AS, (start + MATH_BYTES, hard))
-    return start + MATH_BYTES / 2
-
-# %% ../../nbs/rubrics/03_math.ipynb #91032ad7
-def answer_questions(questions: IO[str], answers: IO[str], largest: float = float("inf")) -> None:
-    """Answer each line `[gold, response]` with `true` or `false`; any failure is `false`.
-
-    A pair that takes too long ends the process. Once it has more memory than `largest`, an answer
-    is `true last` or `false last`, and none follows.
-    """
-    logging.disable(logging.CRITICAL)
-    limit = 3 * VERIFY_SECONDS + 1
-    print("ready", file=answers, flush=True)
-    for line in questions:
-        faulthandler.dump_traceback_later(limit, exit=True, file=2)
-        try:
-            equal = compare_answers(*json.loads(line))
-        except BaseException:  # math-verify's own timeout is not an Exception
-            equal = False
-        faulthandler.cancel_dump_traceback_later()
-        is_last = address_space() > largest
-        print(json.dumps(equal) + (" last" if is_last else ""), file=answers, flush=True)
-        if is_last:
-            return
-
-# %% ../../nbs/rubrics/03_math.ipynb #58287630
-def answer_standard_streams() -> None:
-    """Answer questions on standard input; what a library prints goes to standard error."""
-    parse_fast_first()
-    gc.freeze()
-    gc.set_threshold(50_000)  # expressions are many small objects, and few are in cycles
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    answer_questions(sys.stdin, answers, limit_memory())
-
-# %% ../../nbs/rubrics/03_math.ipynb #d435a6cd
-def start_math_process() -> subprocess.Popen[str]:
-    """Start a process that answers questions; raises `RuntimeError` if it can't."""
-    code = "import verifiers_nb.rubrics.math as module; module.answer_standard_streams()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        start_new_session=True,  # Ctrl-C must not reach it
-        encoding="utf-8",
-    )
-    if not process.stdout or process.stdout.readline() != "ready\n":
-        raise RuntimeError(f"The process for math-verify ended at once: {process.args!r}")
-    return process
-
-# %% ../../nbs/rubrics/03_math.ipynb #12c6fc06
-class MathProcess:
-    """Compare answers in a separate process, one at a time."""
-
-    def __init__(self) -> None:
-        self.process: subprocess.Popen[str] | None = None
-        self.questions: SimpleQueue[tuple[str, str, Future[bool]]] = SimpleQueue()
-        threading.Thread(target=self.work, name="math-verify", daemon=True).start()
-
-    def submit(self, gold: str, response: str) -> Future[bool]:
-        """Return a future of whether two answers are equal."""
-        future: Future[bool] = Future()
-        future.set_running_or_notify_cancel()  # several callers share it, so none may cancel it
-        self.questions.put((gold, response, future))
-        return future
-
-    def work(self) -> None:
-        """Answer questions forever."""
-        while True:
-            gold, response, future = self.questions.get()
-            try:
-                future.set_result(self.ask(gold, response))
-            except Exception as error:
-                future.set_exception(error)
-
-    def ask(self, gold: str, response: str) -> bool:
-        """Send one question and return the answer, or False if the process ends."""
-        if self.process is None or self.process.poll() is not None:
-            self.process = start_math_process()
-        assert self.process.stdin and self.process.stdout
-        answer = ""
-        with suppress(BrokenPipeError):
-            self.process.stdin.write(json.dumps([gold, response]) + "\n")
-            self.process.stdin.flush()
-            answer = self.process.stdout.readline()
-        verdict, _, last = answer.strip().partition(" ")
-        if not answer or last:  # it is ending and must not get the next question
-            self.process.kill()
-            self.process.wait()
-        return verdict == "true"
-
-# %% ../../nbs/rubrics/03_math.ipynb #887309d0
-@cache
-def math_processes(count: int, owner: int) -> list[MathProcess]:
-    """Return `count` processes; `owner` is our process id, because a fork needs its own."""
-    return [MathProcess() for _ in range(count)]
-
-# %% ../../nbs/rubrics/03_math.ipynb #e9c30d01
-@lru_cache(maxsize=2048)
-def verdict_on(gold: str, response: str, processes: int, owner: int) -> Future[bool]:
-    """Return the future of a verdict, one per question."""
-    return math_processes(processes, owner)[hash(gold) % processes].submit(gold, response)
-
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
 DENIAL = re.compile(
@@ -601,12 +143,14 @@ def is_statement(answer: str) -> bool:
 
 # %% ../../nbs/rubrics/03_math.ipynb #8fbe084d
 # A version or an address, of which it reads a part, a derivative, which is 0 for it or has no
-# direction, and what it takes for a difference or a quotient: a date or a time.
+# direction, what it takes for a difference or a quotient: a date or a time, and products of
+# matrices in both orders, which are equal for it.
 MISREAD = re.compile(
     r"(?<![0-9-])[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}(?![0-9-])|\A[0-9]{1,2}:0[0-9]\Z"
     r"|\\(?:partial|nabla)(?![A-Za-z])|"
     r"(?<![0-9.])[0-9]{1,9}(?:\.[0-9]{1,9}){2}(?![0-9])"
     r"|\A\s?\\[dt]?frac\s?\{\s?d\s?[A-Za-z]\s?\}\s?\{\s?d\s?[A-Za-z]\s?\}\s?\Z"
+    r"|(?<![A-Za-z\\])([A-Z])(?!\1)([A-Z])(?![A-Za-z]).{0,60}?(?<![A-Za-z\\])\2\1(?![A-Za-z])"
 )
 
 
@@ -614,63 +158,6 @@ def is_unreadable(answer: str) -> bool:
     """Return whether math-verify would read an answer as another one, or evaluate it for ever."""
     is_misread = SIDE_BY_SIDE.fullmatch(answer) or MISREAD.search(answer)
     return is_misread is not None or is_too_large(answer)
-
-# %% ../../nbs/rubrics/03_math.ipynb #79aaf6a0
-IN_STYLE = r"(?:\\(?:text|textbf|textrm|mathrm|mathbf|mbox)\s?\{\s?)?"
-LONE_LETTER = re.compile(rf"{IN_STYLE}\(?([A-J])\)?\s?\}}?")
-# The value begins as a number, an amount or a word does: `(A) \cup B` is no choice.
-CHOICE = re.compile(
-    rf"{IN_STYLE}(?:\(?([A-J])\)|([A-J])[.:](?=\s))\s?\}}?(?:\s|\\q?quad(?![a-z]))*"
-    r"(-?(?:[0-9.]|\\?\$|\\(?:[dt]?frac|sqrt|pi|text|infty)(?![a-z])).*|[A-Za-z]{3}.*)",
-    re.DOTALL,
-)
-
-
-def read_choice(answer: str) -> tuple[str, str]:
-    """Return the letter and the value of a choice, "" for what it doesn't have."""
-    if letter := LONE_LETTER.fullmatch(answer):
-        return letter[1], ""
-    choice = CHOICE.fullmatch(answer)
-    return (choice[1] or choice[2], choice[3]) if choice else ("", answer)
-
-# %% ../../nbs/rubrics/03_math.ipynb #375419f4
-def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
-    """Return whether two choices are equal, or the texts that decide."""
-    (letter, value), (other, second) = read_choice(gold), read_choice(response)
-    if letter and other and bool(value) != bool(second):
-        return letter == other
-    if letter and other and letter != other:
-        return False
-    return (value, second) if value and second else (gold, response)
-
-# %% ../../nbs/rubrics/03_math.ipynb #8a304e16
-BETWEEN_VALUES = re.compile(r",\s?and\b|[,;]|\band\b|\\text\{\s?and\s?\}")
-NAMED_VALUE = re.compile(r"([A-Za-z])\s?=\s?([^=<>]{1,60})")
-
-
-def values_by_name(answer: str) -> dict[str, str]:
-    """Return the values of an answer such as `x = 2, y = 3` by name, else nothing."""
-    named = [NAMED_VALUE.fullmatch(part.strip()) for part in BETWEEN_VALUES.split(answer)]
-    values = {each[1]: each[2] for each in named if each}
-    return values if 1 < len(values) == len(named) else {}
-
-# %% ../../nbs/rubrics/03_math.ipynb #f85942c8
-def is_point(answer: str) -> bool:
-    """Return whether an answer looks like a point, such as `(2, 3)`."""
-    return answer.startswith("(") and answer.endswith(")") and "," in answer
-
-# %% ../../nbs/rubrics/03_math.ipynb #87fae693
-def as_points(gold: str, response: str) -> tuple[str, str]:
-    """Return two answers, those with named values as points if they are compared as points."""
-    first, second = values_by_name(gold), values_by_name(response)
-    are_points = first or is_point(gold), second or is_point(response)
-    if not all(are_points) or (first and second and first.keys() != second.keys()):
-        return gold, response
-
-    def point(values: dict[str, str]) -> str:
-        return f"({','.join(values[name] for name in sorted(values))})"
-
-    return point(first) if first else gold, point(second) if second else response
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 @lru_cache(maxsize=2048)
@@ -680,7 +167,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     deciding = compare_choices(gold, response)
     if isinstance(deciding, bool):
         return deciding
-    gold, response = as_points(*deciding)
+    gold, response = with_one_parameter(*as_intervals(*as_points(*deciding)))
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False
@@ -715,10 +202,10 @@ class MathRubric(Rubric):
     `parser`: by default it reads the last `\\boxed{}` after the thinking. Without a box it reads
     the whole text there, so "It is clearly 42." is paid, too; `BoxedParser()` pays only what is in
     a box. Numbers are compared exactly, but a decimal with six places or more may be a rounded
-    fraction or root, so 0.333333 is paid for 1/3, and 0.33 isn't. Units are
-    compared if both answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples aren't 5 pears, but
-    5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for
-    0.05, and either is paid for 5 %. A choice such as `(C) 12` is its letter and its value.
+    fraction or root, so 0.333333 is paid for 1/3, and 0.33 isn't. Units are compared if both
+    answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples aren't 5 pears, but 90 minutes are
+    1.5 hours, and 5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for 0.05,
+    and either is paid for 5 %. A choice such as `(C) 12` is its letter and its value.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
     and math-verify all others. Raises `ImportError` without the package math-verify.
     """

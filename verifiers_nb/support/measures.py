@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'LONGEST_MEASURE', 'EQUATION', 'MONEY', 'UNIT_BEGINS',
-           'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER',
-           'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'unit_named',
-           'without_text_commands', 'Measure', 'measured', 'read_measure', 'is_counted', 'things_named', 'singulars',
-           'are_same_things', 'with_last_variable', 'numbers_in_units', 'differ_in_words']
+__all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'IN_BASE_UNITS', 'ONE_MEASURE', 'SEVERAL_MEASURES',
+           'LONGEST_MEASURE', 'EQUATION', 'MONEY', 'UNIT_BEGINS', 'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS',
+           'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'unit_named',
+           'without_text_commands', 'in_base_units', 'Measure', 'sum_of_measures', 'measured', 'read_measure',
+           'is_counted', 'things_named', 'singulars', 'are_same_things', 'with_last_variable', 'differ_in_words']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import lru_cache
+
+from .spellings import TEXT_COMMAND
 
 # %% ../../nbs/support/24_measures.ipynb #314a3fec
 UNITS = """
@@ -92,12 +95,44 @@ def unit_named(text: str) -> str | None:
     return "/".join(units)
 
 # %% ../../nbs/support/24_measures.ipynb #82047326
-TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mbox|mathrm|mathsf|operatorname)\s?\{([^{}]*)\}")
+TEXT = re.compile(rf"{TEXT_COMMAND}\s?\{{([^{{}}]*)\}}")
 
 
 def without_text_commands(answer: str) -> str:
     r"""Return an answer with the words of `\text{}` and its like in place, and single spaces."""
     return " ".join(TEXT.sub(r" \1 ", answer).split())
+
+# %% ../../nbs/support/24_measures.ipynb #8505c1d2
+IN_BASE_UNITS = {
+    "mm": ("m", "1/1000"),
+    "cm": ("m", "1/100"),
+    "km": ("m", "1000"),
+    "in": ("m", "0.0254"),
+    "ft": ("m", "0.3048"),
+    "yd": ("m", "0.9144"),
+    "mi": ("m", "1609.344"),
+    "mg": ("g", "1/1000"),
+    "kg": ("g", "1000"),
+    "ml": ("l", "1/1000"),
+    "min": ("s", "60"),
+    "h": ("s", "3600"),
+    "day": ("s", "86400"),
+    "week": ("s", "604800"),
+    "year": ("month", "12"),
+    "oz": ("pound", "1/16"),
+    "cent": ("dollar", "1/100"),
+}
+
+
+def in_base_units(unit: str) -> tuple[str, Fraction]:
+    """Return the base unit of a unit such as `km/h`, and how many of them it is."""
+    names, size = [], Fraction(1)
+    for place, factor in enumerate(unit.split("/")):
+        name, _, power = factor.partition("^")
+        base, number = IN_BASE_UNITS.get(name, (name, "1"))
+        names.append(f"{base}^{power}" if power else base)
+        size *= Fraction(number) ** (int(power or 1) * (-1 if place else 1))
+    return "/".join(names), size
 
 # %% ../../nbs/support/24_measures.ipynb #68df969f
 @dataclass(frozen=True, slots=True)
@@ -107,6 +142,23 @@ class Measure:
     number: str
     unit: str
     is_variable: bool = False
+
+# %% ../../nbs/support/24_measures.ipynb #a53a9ecc
+ONE_MEASURE = re.compile(r"([0-9]+(?:[.,][0-9]+)*)[ ~]?([A-Za-z]{1,12})(?![A-Za-z])")
+SEVERAL_MEASURES = re.compile(rf"(?:{ONE_MEASURE.pattern}(?:,| and|, and)?[ ~]*){{2,4}}")
+
+
+def sum_of_measures(plain: str) -> Measure | None:
+    """Return the sum of several measures, such as `2 h 30 min`, in their base unit, or None."""
+    found = ONE_MEASURE.findall(plain)
+    units = [UNIT_OF.get(name.lower(), "") for _, name in found]
+    parts = [in_base_units(unit) for unit in units]
+    bases = {base for base, _ in parts}
+    if len(set(units)) < len(units) or len(bases) > 1 or "" in units:
+        return None
+    numbers = [Fraction(number.replace(",", "")) for number, _ in found]
+    total = sum(number * size for number, (_, size) in zip(numbers, parts, strict=True))
+    return Measure(str(total), bases.pop())
 
 # %% ../../nbs/support/24_measures.ipynb #aa079fc3
 LONGEST_MEASURE = 100  # characters
@@ -135,6 +187,8 @@ def read_measure(answer: str) -> Measure | None:
     plain = plain[equation.end() :] if (equation := EQUATION.match(plain)) else plain
     if money := MONEY.fullmatch(plain):
         return Measure(money[1] + money[3], unit_named(money[2]) or "")
+    if SEVERAL_MEASURES.fullmatch(plain):
+        return sum_of_measures(plain)
     begin = UNIT_BEGINS.search(plain)
     if begin is None:
         return None
@@ -228,24 +282,11 @@ CHANGING = re.compile(
     r"|is (?:not|wrong|incorrect))\b",
     re.IGNORECASE,
 )
-ONE_MEASURE = re.compile(r"([0-9]+(?:[.,][0-9]+)*)[ ~]?([A-Za-z]{1,12})(?![A-Za-z])")
-SEVERAL_MEASURES = re.compile(rf"(?:{ONE_MEASURE.pattern}(?:,| and|, and)?[ ~]*){{2,4}}")
-
-# %% ../../nbs/support/24_measures.ipynb #2c160a6d
-def numbers_in_units(plain: str) -> list[str]:
-    """Return the numbers of an answer in several units, such as `2 h 30 min`, else none."""
-    if not SEVERAL_MEASURES.fullmatch(plain):
-        return []
-    found = ONE_MEASURE.findall(plain)
-    units = {UNIT_OF.get(name.lower()) for _, name in found}
-    are_units = len(units) == len(found) and None not in units
-    return sorted(number.replace(",", "") for number, _ in found) if are_units else []
 
 # %% ../../nbs/support/24_measures.ipynb #452c2e1b
 def differ_in_words(gold: str, response: str) -> bool:
-    """Return whether two answers differ in words that math-verify skips, or what these count."""
+    """Return whether two answers differ in words that math-verify skips."""
     if max(len(gold), len(response)) > LONGEST_MEASURE or not TEXT.search(gold + response):
         return False
     first, second = map(without_text_commands, (gold, response))
-    words, others = CHANGING.findall(first.lower()), CHANGING.findall(second.lower())
-    return words != others or numbers_in_units(first) != numbers_in_units(second)
+    return CHANGING.findall(first.lower()) != CHANGING.findall(second.lower())

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
-           'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'first_relation', 'primes_in', 'angles_in',
-           'joints_of', 'sides_of', 'factors_of_cross_products', 'inverses_in', 'marks_of_angles', 'differ_in_signs']
+           'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'NAMED_FUNCTION', 'ARGUMENTS',
+           'BETWEEN_ARGUMENTS', 'first_relation', 'primes_in', 'angles_in', 'joints_of', 'sides_of',
+           'factors_of_cross_products', 'inverses_in', 'arguments_in', 'marks_of_angles', 'differ_in_signs']
 
 # %% ../../nbs/support/30_signs.ipynb #254a2acb
 import re
 from typing import Any
+
+from .spellings import TEXT_COMMAND
 
 # %% ../../nbs/support/30_signs.ipynb #dd8e930a
 RELATION = re.compile(
@@ -53,7 +56,7 @@ def angles_in(answer: str) -> list[str]:
 
 # %% ../../nbs/support/30_signs.ipynb #35c00279
 TRANSPOSED = re.compile(
-    r"(?<=[A-Za-df-z)}\]])\s?\^\s?\{?\s?(?:\\(?:text|mathrm|mathsf|mathbf|rm)\s?\{?\s?)?"
+    rf"(?<=[A-Za-df-z)}}\]])\s?\^\s?\{{?\s?(?:(?:{TEXT_COMMAND}|\\rm)\s?\{{?\s?)?"
     r"(?:T|\\top|\\intercal)(?![a-z])"
 )
 JOINING_WORD = re.compile(r"(?<![A-Za-z])(and|or)(?![A-Za-z])|\\(land|lor|wedge|vee)(?![A-Za-z])")
@@ -92,6 +95,27 @@ def inverses_in(answer: str) -> int:
     """Return the number of inverse functions after the last equals sign."""
     return len(INVERSE_FUNCTION.findall(answer.rpartition("=")[2]))
 
+# %% ../../nbs/support/30_signs.ipynb #7072ebdf
+# Functions that math-verify takes for factors, or skips: an expectation, a probability, `\gcd`.
+NAMED_FUNCTION = (
+    rf"(?:(?<![A-Za-z\\])(?:[EP]|Var|Cov)|\\(?:Pr|gcd|det|deg|dim)|\\mathbb\s?\{{?[EP]\}}?"
+    rf"|{TEXT_COMMAND}\s?\{{\s?[A-Za-z]{{1,6}}\s?\}})"
+)
+ARGUMENTS = re.compile(
+    rf"{NAMED_FUNCTION}\s?(?:\\left)?\s?[(\[]([^()\[\]]{{1,60}}?)(?:\\right)?[)\]]"
+)
+BETWEEN_ARGUMENTS = re.compile(r"(,|\\cap|\\cup)")
+
+
+def arguments_in(answer: str) -> list[list[str]]:
+    """Return the arguments of each function with a name that have letters, all sorted."""
+    found = []
+    for arguments in ARGUMENTS.findall(answer):
+        plain = re.sub(r"(?<=\\[gl]e)q(?![a-z])|\s", "", arguments).lower()
+        if re.search(r"(?<![\\a-z])[a-z]", plain):
+            found.append(sorted(BETWEEN_ARGUMENTS.split(plain)))
+    return sorted(found)
+
 # %% ../../nbs/support/30_signs.ipynb #8966a2de
 def marks_of_angles(answer: str) -> list[str]:
     """Return the degree signs and primes that follow a digit."""
@@ -106,6 +130,13 @@ def differ_in_signs(gold: str, response: str) -> bool:
         return True
     if any(count(gold) != count(response) for count in (primes_in, inverses_in)):
         return True
-    lists = (angles_in, marks_of_angles, joints_of, sides_of, factors_of_cross_products)
+    lists = (
+        angles_in,
+        marks_of_angles,
+        joints_of,
+        sides_of,
+        factors_of_cross_products,
+        arguments_in,
+    )
     pairs: list[tuple[Any, Any]] = [(find(gold), find(response)) for find in lists]
     return any(first and second and first != second for first, second in pairs)

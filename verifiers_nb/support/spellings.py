@@ -7,14 +7,15 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'DASH', 'ROOTS',
-           'ROOT_SIGN', 'MARKS', 'IN_HTML', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING', 'LATEX_SPACE',
-           'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON', 'PYTHON_BASES',
-           'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS', 'BELOW_100',
-           'NAMED_NUMBERS', 'NAME_OF_NUMBER', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'IN_TEXT', 'SET_BUILDER',
-           'REWRITINGS', 'DEGREES', 'ONLY_DIGITS_AND_SIGNS', 'COMPILED_REWRITINGS', 'LAYOUT', 'COMPILED_LAYOUT',
-           'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
-           'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
-           'usual_spelling', 'is_same_text']
+           'ROOT_SIGN', 'MARKS', 'IN_HTML', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING',
+           'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON',
+           'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS',
+           'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME', 'NAME_OF_NUMBER',
+           'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN', 'COMPILED_WORDS',
+           'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT',
+           'WORDS_ONLY', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced',
+           'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses',
+           'number_in_words', 'usual_words', 'usual_commands', 'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -121,10 +122,12 @@ def without_marks(answer: str) -> str:
     return answer
 
 # %% ../../nbs/support/23_spellings.ipynb #42a1a844
+# A command that writes its argument as text.
+TEXT_COMMAND = r"\\(?:text(?:bf|it|rm|sf)?|math(?:rm|bf|it|sf)|mbox|operatorname)(?![A-Za-z])"
+IN_TEXT = rf"(?:{TEXT_COMMAND}\s?\{{\s?)?"  # what may be before the words of an answer
 STYLED = re.compile(
-    r"\\(?:(?:boldsymbol|bm|pmb|mathbf)\s?\{(.*)\}"
-    r"|(?:text|textbf|textit|textrm|mbox|mathrm|mathit|mathsf|underline)"
-    r"\s?\{\s*((?:[A-Za-z]\s?=\s?)?[-+.\\$0-9].*)\})",
+    r"\\(?:boldsymbol|bm|pmb|mathbf)\s?\{(.*)\}"
+    rf"|(?:{TEXT_COMMAND}|\\underline)\s?\{{\s*((?:[A-Za-z]\s?=\s?)?[-+.\\$0-9].*)\}}",
     re.DOTALL,
 )
 
@@ -194,7 +197,8 @@ GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?:(?: [0-9]{3})+|(?:\\?_[0-9]{3})
 SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
 E_NOTATION = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
-    r"\s?(?:[eE]|\\(?:mathrm|text|mathsf)\{[eE]\})(?:\{([+-]?[0-9]{1,4})\}|([+-]?[0-9]{1,4}))"
+    rf"\s?(?:[eE]|{TEXT_COMMAND}\{{[eE]\}})"
+    r"(?:\{([+-]?[0-9]{1,4})\}|([+-]?[0-9]{1,4}))"
 )
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
 POWER_IN_PYTHON = re.compile(
@@ -245,7 +249,7 @@ SIZES_WRITTEN_OUT = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "t
 # A number and the words behind it, if the words don't go on, as in "2 hundred and five".
 WRITTEN_OUT = re.compile(
     r"(?<![\w.,/^}\-])(-?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,15})(?:\.([0-9]{1,15}))?"
-    r"[ ~]?\\? ?(?:\\(?:text|mathrm|textrm|mbox)\{ ?)?"
+    rf"[ ~]?\\? ?{IN_TEXT}"
     r"((?:(?<![a-z])(?:hundred|thousand|million|billion|trillion)(?![A-Za-z]) ?)+)"
     r"(?! ?(?:and|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|[a-z]+teen"
     r"|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)\b|[0-9])(\}?)"
@@ -280,18 +284,65 @@ TENS = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "nin
 BELOW_100 = ["zero", *ONES, *TEENS]
 BELOW_100 += [ten + one for ten in TENS for one in ("", *(f"-{one}" for one in ONES))]
 NAMED_NUMBERS = {name: str(number) for number, name in enumerate(BELOW_100)}
-NAME_OF_NUMBER = re.compile(
-    r"(?:\\(?:text|textbf|textrm|mathrm|mbox)\{ ?)?([A-Za-z]{3,9}(?:[ -][a-z]{3,5})?) ?\}?"
-)
+NAMED_PARTS = {
+    "third": 3,
+    "quarter": 4,
+    "fourth": 4,
+    "fifth": 5,
+    "sixth": 6,
+    "eighth": 8,
+    "tenth": 10,
+}
+NAMED_FRACTIONS = {"half": r"\frac{1}{2}", "one-half": r"\frac{1}{2}"}
+NAMED_FRACTIONS |= {
+    f"{name}-{part}{'s' if above > 1 else ''}": rf"\frac{{{above}}}{{{below}}}"
+    for above, name in enumerate(ONES, 1)
+    for part, below in NAMED_PARTS.items()
+}
+NUMBERS_BY_NAME = NAMED_NUMBERS | NAMED_FRACTIONS
+NAME_OF_NUMBER = re.compile(rf"{IN_TEXT}([A-Za-z]{{3,9}}(?:[ -][a-z]{{3,8}})?) ?\}}?")
+SAID_TWICE = re.compile(r"([0-9]+) ?\(([A-Za-z -]{3,20})\)")  # such as `5 (five)`
 
-# %% ../../nbs/support/23_spellings.ipynb #bd09993a
+# %% ../../nbs/support/23_spellings.ipynb #1311fd28
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
 DENIALS = "not|no|nor|neither|never|cannot|but|except|or|than|wrong|incorrect|false"
 DENIED = rf"(?:{DENIALS}|and|other)\b"
 OUR_ANSWER = (
     r"(?:(?:[Tt]he|[Mm]y|[Oo]ur) )?(?:[Ff]inal |[Cc]orrect )?(?:[Aa]nswer|[Rr]esult|[Ss]olution)"
 )
-IN_TEXT = r"(?:\\[a-z]{4,8}\{)?\s?"
+WORDS_REWRITTEN = {
+    r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
+    r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
+    rf"^{TEXT_COMMAND}\{{\s?([Tt]he [A-Za-z ]{{1,60}} (?:is|are|equals)) ?\}}\s?": r"\1 ",
+    rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
+    rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
+    rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
+    rf"^{IN_TEXT}[Tt](?:rue|RUE)\s?\}}?$": r"\\text{true}",
+    rf"^{IN_TEXT}[Ff](?:alse|ALSE)\s?\}}?$": r"\\text{false}",
+    r"(?<=[A-Za-z0-9)}]) equals (?=[-0-9\\A-Za-z])": "=",
+    r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
+    rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Aa](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 AM",
+    rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Pp](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 PM",
+    rf"^{IN_TEXT}(?:[Aa]n?|[Tt]he) ([A-Za-z]{{3,}}(?: [A-Za-z]{{2,}}){{0,3}}) ?\}}?$": r"\1",
+    rf"^{IN_TEXT}[Nn]o (?:real )?solutions?\s?\}}?$": r"\\emptyset ",
+    rf"^{IN_TEXT}[Aa]ll (?:real numbers|reals)\s?\}}?$": r"\\mathbb{R}",
+}
+COMPILED_WORDS = [(re.compile(pattern), latex) for pattern, latex in WORDS_REWRITTEN.items()]
+
+
+def usual_words(answer: str) -> str:
+    """Return an answer that has words as math-verify reads it: bare, with numbers in digits."""
+    for pattern, latex in COMPILED_WORDS:
+        answer = pattern.sub(latex, answer)
+    if "illion" in answer or "hundred" in answer or "thousand" in answer:
+        answer = WRITTEN_OUT.sub(number_in_words, answer)
+    if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
+        answer = NUMBERS_BY_NAME.get(name[1].lower().replace(" ", "-"), answer)
+    if (twice := SAID_TWICE.fullmatch(answer)) and NAMED_NUMBERS.get(twice[2]) == twice[1]:
+        answer = twice[1]
+    return answer
+
+# %% ../../nbs/support/23_spellings.ipynb #56d2abfd
 # The real numbers that have a relation, such as `{x | x > 2}`, without any further condition.
 SET_BUILDER = (
     r"^(?:\\left)?\s?\\\{\s?([A-Za-z])(?:\s?\\in\s?\\mathbb\s?\{?R\}?)?"
@@ -299,17 +350,9 @@ SET_BUILDER = (
     r"\s?([^,:|]{0,60}(?:[<>=]|\\(?:[lg]e|ne|[lg]eq|neq|lt|gt)(?![A-Za-z]))[^,:|]{1,60}?)"
     r"\s?(?:\\right)?\s?\\\}$"
 )
-REWRITINGS = {
-    r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
-    r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
-    r"^\\(?:text|mbox)\{\s?([Tt]he [A-Za-z ]{1,60} (?:is|are|equals)) ?\}\s?": r"\1 ",
-    rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
-    rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
-    rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
+COMMANDS_REWRITTEN = {
     r"(?<![0-9A-Za-z.)}])\\(?:boldsymbol|bm|pmb)\s?\{([A-Za-z]|[0-9.]+)\}(?![0-9])": r"\1",
     r"\\(?:text)?color\s?\{[a-z]*\}": "",
-    rf"^{IN_TEXT}[Tt](?:rue|RUE)\s?\}}?$": r"\\text{true}",
-    rf"^{IN_TEXT}[Ff](?:alse|ALSE)\s?\}}?$": r"\\text{false}",
     r"\\(?:varnothing|empty)(?![A-Za-z])": r"\\emptyset ",
     r"\\degree(?![A-Za-z])": r"^\\circ ",
     r"\\langle(?![A-Za-z])": "(",
@@ -319,38 +362,40 @@ REWRITINGS = {
     r"\\([dt]?frac)\s?\\pi\s?([0-9])(?![0-9])": r"\\\1{\\pi}{\2}",
     r"\\colon(?![A-Za-z])\s?": ":",
     r"\\mathbb\s?([A-Z])(?![A-Za-z])": r"\\mathbb{\1}",
-    r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
-    rf"^{IN_TEXT}[Nn]o (?:real )?solutions?\s?\}}?$": r"\\emptyset ",
-    rf"^{IN_TEXT}[Aa]ll (?:real numbers|reals)\s?\}}?$": r"\\mathbb{R}",
+    r"(?<![0-9./^)}])([0-9]{1,9})/([0-9]{1,9}) +(?=\\pi(?![A-Za-z]))": r"\\frac{\1}{\2}",
     SET_BUILDER: r"\2",
 }
+COMPILED_COMMANDS = [(re.compile(pattern), usual) for pattern, usual in COMMANDS_REWRITTEN.items()]
 # An angle in degrees that follows a function directly; math-verify drops the sign.
 DEGREES = re.compile(
     r"(\\(?:sin|cos|tan|cot|sec|csc)(?:\s?\^\s?(?:[0-9]|\{[0-9]\}))?\s?(?:\\left)?[({ ]{0,3}-?)"
     r"([0-9]+(?:\.[0-9]+)?)\s?\^\s?(?:\\circ(?![A-Za-z])|\{\s?\\circ\s?\})"
 )
-ONLY_DIGITS_AND_SIGNS = re.compile(r"[-+*/^()., 0-9]*")
-COMPILED_REWRITINGS = [(re.compile(pattern), latex) for pattern, latex in REWRITINGS.items()]
+
+
+def usual_commands(answer: str) -> str:
+    """Return an answer that has commands of LaTeX with those that math-verify reads."""
+    for pattern, usual in COMPILED_COMMANDS:
+        answer = pattern.sub(usual, answer)
+    return DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer) if r"\circ" in answer else answer
+
+# %% ../../nbs/support/23_spellings.ipynb #d2012c6f
+HAS_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][A-Za-z.]")
 
 
 def usual_spelling(answer: str) -> str:
     """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
     answer = without_style(without_marks(signs_in_latex(answer)))
-    if not ONLY_DIGITS_AND_SIGNS.fullmatch(answer):  # nothing to rewrite
-        for pattern, latex in COMPILED_REWRITINGS:
-            answer = pattern.sub(latex, answer)
-        if "illion" in answer or "hundred" in answer or "thousand" in answer:
-            answer = WRITTEN_OUT.sub(number_in_words, answer)
-        if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
-            answer = NAMED_NUMBERS.get(name[1].lower().replace(" ", "-"), answer)
-    if r"\circ" in answer:
-        answer = DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer)
+    if HAS_WORD.search(answer):
+        answer = usual_words(answer)
+    if "\\" in answer:
+        answer = usual_commands(answer)
     return with_parentheses(usual_number(without_marks(answer)))
 
 # %% ../../nbs/support/23_spellings.ipynb #c5cb3b98
 LAYOUT = {
     r"\\(?:left|right|big|Big|displaystyle|textstyle)(?![A-Za-z])": "",
-    r"\\(?:text|textbf|textit|textrm|mbox|mathrm|mathbf|mathit|mathsf)\s?\{([^{}]*)\}": r"\1",
+    rf"{TEXT_COMMAND}\s?\{{([^{{}}]*)\}}": r"\1",
     r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
     r"\\frac\s?([0-9])\s?([0-9])(?![0-9])": r"\\frac{\1}{\2}",
     r"([_^])\s?\{([A-Za-z0-9])\}": r"\1\2",
@@ -359,6 +404,8 @@ LAYOUT = {
     r" (?![A-Za-z0-9])|(?<![A-Za-z0-9,]) |(?<=,) (?![0-9])": "",
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
+# Words, which may begin with a capital letter; `ABCD` and `abcd` are names.
+WORDS_ONLY = re.compile(r"[A-Za-z][a-z]{3,}(?: [A-Za-z][a-z]*)*")
 
 
 def is_same_text(gold: str, response: str) -> bool:
@@ -366,4 +413,6 @@ def is_same_text(gold: str, response: str) -> bool:
     gold, response = " ".join(gold.split()), " ".join(response.split())
     for pattern, text in COMPILED_LAYOUT:
         gold, response = pattern.sub(text, gold), pattern.sub(text, response)
+    if WORDS_ONLY.fullmatch(gold) and WORDS_ONLY.fullmatch(response):
+        return gold.lower() == response.lower()
     return gold == response and re.search(r"(?<!\\)\b[A-Za-z0-9]", gold) is not None
