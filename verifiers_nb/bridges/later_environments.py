@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'as_text', 'with_message', 'end_with_hooks',
+__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'text_of_messages', 'with_message', 'end_with_hooks',
            'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'closed', 'strict_schema', 'strict_tool', 'PlainTool',
            'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'evaluated_rows', 'members_of',
            'AnyEnvironment', 'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition',
@@ -134,7 +134,7 @@ def with_system_prompt(system_prompt: str, row: Mapping[str, Any]) -> dict[str, 
     return {"prompt": followed_by([MESSAGES["system"](content=system_prompt)], prompt)}
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #d61a8fc8
-def as_text(messages: Sequence[ChatMessage]) -> str:
+def text_of_messages(messages: Sequence[ChatMessage]) -> str:
     """Return messages as the text that a model completes."""
     return "\n\n".join(content_text(message.get("content") or "") for message in messages)
 
@@ -332,7 +332,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         if is_of_state := isinstance(state, dict):
             given, kwargs = (), request_of(*given, **kwargs)
         if is_text := isinstance(kwargs.get("prompt"), list) and self.has_text_messages:
-            kwargs["prompt"] = as_text(kwargs["prompt"])
+            kwargs["prompt"] = text_of_messages(kwargs["prompt"])
         response = await super().get_model_response(*given, **kwargs)
         response = with_message(response) if is_text else response
         if is_of_state and has_change(self.version, "usage"):

@@ -355,7 +355,8 @@ def turn_metrics() -> LaterRubric:
     return LaterRubric([model_turns], [0.0])
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #9d5d2bf1
-LATER_JUDGE_PROMPT = """Given a ground truth answer and a response, determine if the response is correct.
+LATER_JUDGE_PROMPT = """Given a ground truth answer \
+and a response, determine if the response is correct.
 
 Question:
 ```
