@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FENCE', 'FENCE_MARK', 'ODD_FENCE', 'WHOLE_COMMAND', 'MOST_BLOCKS', 'BEFORE_QUOTATION', 'last_block', 'unfinished',
-           'without_block', 'fenced_format', 'is_cut', 'blocks_in', 'opened_quotation', 'is_cut_in_quotation',
-           'cut_command', 'ThoughtActionParser', 'EditFormat']
+__all__ = ['FENCE', 'FENCE_MARK', 'ODD_FENCE', 'WHOLE_COMMAND', 'END_OF_DOCUMENT', 'MOST_BLOCKS', 'BEFORE_QUOTATION',
+           'last_block', 'unfinished', 'without_block', 'fenced_format', 'is_cut', 'blocks_in', 'opened_quotation',
+           'is_cut_in_quotation', 'cut_command', 'ThoughtActionParser', 'EditFormat']
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #2fd3a968
 import re
@@ -114,10 +114,13 @@ def fenced_format(commands: Sequence[Command]) -> Format:
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #70101b49
 WHOLE_COMMAND = "whole command"  # the name of the rule that no fence cuts a command
+END_OF_DOCUMENT = re.compile(r"<<(?!<)(?<!<<<)-?[ \t]*['\"\\]?([^\s'\"\\;&|<>()]*)")
 
 
 def is_cut(command: str, rest: str) -> bool:
     """Return whether a here-document is open at the end of a command and closed in the rest."""
+    if not [word for word in END_OF_DOCUMENT.findall(command) if word in rest]:
+        return False
     here = "a here-document"
     is_open = unfinished_part(command) == here
     return is_open and unfinished_part(f"{command}\n{rest}") != here

@@ -9,13 +9,14 @@ from __future__ import annotations
 __all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'OUTSIDE', 'ENDS', 'COMPOUND',
            'SHELL_WORD', 'WORDS_BEFORE', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'BEFORE_WORD', 'BETWEEN_COMMANDS',
            'LAST_SIGNS', 'NAME_OF_FUNCTION', 'KEYWORDS', 'PLAIN_SIGNS', 'REST_OF_WORD', 'PLAIN_RUN', 'BETWEEN_WORDS',
-           'NO_CASE', 'ESCAPED_SIGN', 'IN_BRACES', 'ARITHMETIC', 'SHELL_VARIABLE', 'INNER_PIECE', 'WORD_PIECE', 'BLANK',
-           'COMMENT', 'SKIPPED', 'TO_TARGET', 'TO_WORD', 'FIRST_WORD', 'MORE_WORDS', 'PLAIN_COMMAND', 'NEXT',
-           'END_SIGN', 'AFTER_COMPOUND', 'FUNCTION_NAME', 'PAIR', 'SHELL_FUNCTION', 'LOOP', 'MOST_LEVELS', 'DOCUMENT',
-           'MOST_DOCUMENTS', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'after_document',
-           'Opened', 'in_parentheses', 'open_word', 'unfinished_list', 'without_quotation', 'open_part', 'parting',
-           'other_word', 'sign_but', 'in_pair', 'word_piece', 'plain_parts', 'plain_compound', 'plain_commands',
-           'without_documents', 'is_plainly_whole', 'unfinished_part']
+           'NO_CASE', 'ESCAPED_SIGN', 'IN_BRACES', 'ARITHMETIC', 'QUOTED', 'SHELL_VARIABLE', 'PLAINLY_QUOTED',
+           'INNERMOST_PIECE', 'INNER_PIECE', 'OPENING', 'WORD_PIECE', 'BLANK', 'COMMENT', 'SKIPPED', 'TO_TARGET',
+           'TO_WORD', 'FIRST_WORD', 'MORE_WORDS', 'PLAIN_COMMAND', 'NEXT', 'END_SIGN', 'AFTER_COMPOUND',
+           'FUNCTION_NAME', 'PAIR', 'SHELL_FUNCTION', 'LOOP', 'MOST_LEVELS', 'DOCUMENT', 'MOST_DOCUMENTS', 'open_quote',
+           'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'after_document', 'Opened', 'in_parentheses',
+           'open_word', 'unfinished_list', 'without_quotation', 'open_part', 'parting', 'other_word', 'sign_but',
+           'in_pair', 'word_piece', 'plain_parts', 'plain_compound', 'plain_commands', 'without_documents',
+           'is_plainly_whole', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_shell.ipynb #e0ecdf16
 import json
@@ -310,26 +311,27 @@ def in_pair(pieces: str) -> str:
 ESCAPED_SIGN = r"\\" + sign_but(r"\n")
 IN_BRACES = sign_but(r"""{}()$`"'\\\n""") + rf"|{ESCAPED_SIGN}|\$[A-Za-z_]"
 ARITHMETIC = r"\(\(" + sign_but(r"""()`"'\\""") + r"*\)\)"
+QUOTED = "'" + sign_but("'") + "*'"
 SHELL_VARIABLE = rf"\$(?:[A-Za-z0-9_?!#@*$-]|\{{(?:{IN_BRACES})*\}}|{ARITHMETIC})"
 
 # %% ../../nbs/parsers/04_shell.ipynb #6291b234
-def word_piece(inside: str = "") -> str:
+def word_piece(opening: str, inside: str) -> str:
     """Return the pattern of Rust of a piece of a word.
 
-    `inside` is the pattern of what follows the opening parenthesis of a substitution, if any.
+    `opening` is the pattern of an opening parenthesis, and `inside` of what follows it.
     """
     both = ["`" + sign_but(r"`\\") + "*`", SHELL_VARIABLE]
-    quoted = [*both, sign_but(r'"`$\\'), r"\\[\x01-\x7f]", r"\$" + sign_but(r'"`\\({')]
+    signs = [sign_but(r'"`$\\'), r"\\[\x01-\x7f]", r"\$" + sign_but(r'"`\\({')]
+    quoted = rf'"(?:{"|".join([*both, *signs])}|\$\({inside})*\$?"'
     escapes = rf"\$'(?:{sign_but(chr(39) + chr(92) * 2)}|\\[\x01-\x7f])*'"
-    pieces = [*both, f"'{sign_but(chr(39))}*'", ESCAPED_SIGN, escapes]
-    if inside:
-        quoted.append(rf"\$\({inside}")
-        pieces.append(rf"(?:[$=<>]\(|\^\({PLAIN_RUN}){inside}")
-    return "|".join([*pieces, rf'"(?:{"|".join(quoted)})*\$?"'])
+    return "|".join([*both, QUOTED, ESCAPED_SIGN, escapes, quoted, opening + inside])
 
 
-INNER_PIECE = rf"(?:{word_piece()}|\({in_pair(SHELL_VARIABLE)})"
-WORD_PIECE = f"(?:{word_piece(in_pair(INNER_PIECE))})(?:{PLAIN_RUN})?"
+PLAINLY_QUOTED = sign_but(r'"`$\\')
+INNERMOST_PIECE = rf'{SHELL_VARIABLE}|{QUOTED}|"(?:{SHELL_VARIABLE}|{PLAINLY_QUOTED})*"'
+INNER_PIECE = word_piece(r"[$<]?\(", in_pair(INNERMOST_PIECE))
+OPENING = rf"(?:[$=<>]\(|\^\({PLAIN_RUN})"
+WORD_PIECE = f"(?:{word_piece(OPENING, in_pair(INNER_PIECE))})(?:{PLAIN_RUN})?"
 
 # %% ../../nbs/parsers/04_shell.ipynb #f9e5d0d5
 BLANK = r"(?:[ \t](?:[ \t]|\\\n)*)"
@@ -345,6 +347,8 @@ PLAIN_COMMAND = f"(?:{FIRST_WORD}){MORE_WORDS}"
 NEXT = rf"{SKIPPED}(?:(?:do|then|else|elif|!|time|-p|coproc)[ \t\n]{SKIPPED})*"
 END_SIGN = rf"(?:{BLANK}?(?:;;?&?|&|\n)|{BLANK}{COMMENT}\n){SKIPPED}(?:;;?&?)?{NEXT}"
 AFTER_COMPOUND = rf"(?:{END_SIGN}|(?:{BLANK}(?:\|&?)?|{BLANK}?(?:&&|\|\|)){NEXT})"
+FUNCTION_NAME, PAIR = "[A-Za-z0-9_.:-]+", rf"{BLANK}?\({BLANK}?\)"
+SHELL_FUNCTION = f"(?:{FUNCTION_NAME}{PAIR}|function{BLANK}{FUNCTION_NAME}(?:{PAIR})?){SKIPPED}"
 
 
 def plain_parts(levels: int, signs: str = r"&&|\|[|&]?") -> str:
@@ -356,18 +360,17 @@ def plain_parts(levels: int, signs: str = r"&&|\|[|&]?") -> str:
     compounds = rf"\({in_pair(INNER_PIECE)}"
     if levels:
         compounds += "|" + plain_compound(levels)
-    return f"(?:{PLAIN_COMMAND}{after_command}|(?:{compounds}){AFTER_COMPOUND})"
+    compounds = f"(?:{SHELL_FUNCTION})?(?:{compounds})"
+    return f"(?:{PLAIN_COMMAND}{after_command}|{compounds}{AFTER_COMPOUND})"
 
 # %% ../../nbs/parsers/04_shell.ipynb #ca4ff1c8
-FUNCTION_NAME, PAIR = "[A-Za-z0-9_.:-]+", rf"{BLANK}?\({BLANK}?\)"
-SHELL_FUNCTION = f"(?:{FUNCTION_NAME}{PAIR}|function{BLANK}{FUNCTION_NAME}(?:{PAIR})?){SKIPPED}"
 LOOP = rf"(?:for|select){BLANK}(?:[A-Za-z_][A-Za-z0-9_]*{BLANK}in{BLANK}|{ARITHMETIC}{END_SIGN})"
 MOST_LEVELS = 5  # of compound commands in one another
 
 
 def plain_compound(levels: int) -> str:
     """Return the pattern of Rust of a compound command with others in it."""
-    begins = rf"(?:(?:if|while|until|case|(?:{SHELL_FUNCTION})?\{{)[ \t\n]{NEXT}|{LOOP})"
+    begins = rf"(?:(?:if|while|until|case|\{{)[ \t\n]{NEXT}|{LOOP})"
     signs = r"&&|\|[|&]?|\)"
     return rf"{begins}{plain_parts(levels - 1, signs)}+(?:fi|done|esac|\}})"
 
@@ -383,9 +386,9 @@ def plain_commands() -> Callable[[str], bool]:
 
 # %% ../../nbs/parsers/04_shell.ipynb #6c659ad1
 DOCUMENT = re.compile(
-    r"""<<(?!<)(?<!<<<)(-)?[ \t]*(['"]?)([A-Za-z_][\w-]*)\2(?=[ \t\n;&|>])   # its end
-    ((?:[^\n'"`\\#()<]++|'[^'\n]*+'|"[^"`\\\n(]*+")*+)\n                     # the rest of the line
-    (?:[^\n]*+\n)*?(?(1)\t*+)\3(?=\n)
+    r"""<<(?!<)(?<![<\\]<<)(-)?[ \t]*(?:\\|(['"]))?([A-Za-z_][\w-]*)(?(2)\2)(?=[ \t\n;&|>])
+    ((?:[^\n'"`\\#()]++|'[^'\n]*+'|"(?:[^"`\\\n$]|\$(?!\())*+")*+)    # the rest of the line
+    (?:(?<=[ \t])\#[^\n]*+)?\n(?:[^\n]*+\n)*?(?(1)\t*+)\3(?=\n)          # the text and its end
     """,
     re.VERBOSE,
 )

@@ -271,6 +271,8 @@ def after_first(text: str) -> tuple[int, re.Pattern[str] | None]:
 
     For a text with other marks: 0, and the pattern that finds them.
     """
+    if possible_marks(text) is None:  # as in nearly all texts
+        return 0, None
     at = 0
     if text.startswith(OPEN):
         close = text.rfind(CLOSE)

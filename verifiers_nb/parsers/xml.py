@@ -574,9 +574,10 @@ def once_note(at: int, fields: FieldTags, mentions: bool, text: str, spans: Fiel
     """Note where field number `at` is, why it was not found, or that it occurs too often."""
     span, message = presence_note(at, fields, text, spans)
     content = spans[at]
-    count = occurrences(text, fields[at], content, mentions) if content else 0
-    names = "|".join(tag[0] for tag in fields[at])
-    return span, f"{count} {names} tags, where one is expected" if count > 1 else message
+    if content and (count := occurrences(text, fields[at], content, mentions)) > 1:
+        names = "|".join(tag[0] for tag in fields[at])
+        message = f"{count} {names} tags, where one is expected"
+    return span, message
 
 # %% ../../nbs/parsers/03_xml.ipynb #4b0c72d5
 def judge_once(
