@@ -122,6 +122,7 @@ SAYS = {"role": "assistant", "content": "42"}
             "the tool call {'function': 5}",
         ),
         ({"completion": [{**SAYS, "content": [1, 2]}]}, "the part 1"),
+        ({"completion": [{**SAYS, "content": [SAYS]}]}, "the part {"),
         ({"metrics": [1.0]}, "its metrics is [1.0]"),
         ({"state": None}, "its state is None"),
         ({"state": {"reward_errors": "right"}}, "its reward_errors is 'right'"),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'encode_record', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value',
-           'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_fields',
+           'to_line', 'from_line', 'is_content_part', 'check_calls', 'check_messages', 'is_number', 'check_fields',
            'check_shown', 'check_record', 'restore_state', 'restore_rollout']
 
 # %% ../../nbs/envs/01_records.ipynb #e5ade682
@@ -117,13 +117,11 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 # %% ../../nbs/envs/01_records.ipynb #96f3107a
-def check_content_parts(parts: Sequence[Any]) -> None:
-    """Raise `ValueError` if the parts of a message are neither texts nor objects."""
-    for part in parts:
-        if not isinstance(part, (str, dict)) or (
-            isinstance(part, dict) and not isinstance(part.get("text"), (str, type(None)))
-        ):
-            raise ValueError(f"it has a message with the part {part!r:.40}")
+def is_content_part(part: Any) -> bool:
+    """Return whether something is part of a content: a text, or an object that is no message."""
+    if isinstance(part, dict):
+        return "role" not in part and isinstance(part.get("text"), (str, type(None)))
+    return isinstance(part, str)
 
 # %% ../../nbs/envs/01_records.ipynb #1a3db66b
 def check_calls(calls: Any) -> None:
@@ -142,10 +140,12 @@ def check_messages(messages: Any) -> None:
     for message in () if isinstance(messages, str) else messages:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise ValueError(f"it has the message {message!r:.40}")
-        if not isinstance(message.get("content"), (str, list, type(None))):
-            raise ValueError(f"it has a message with the content {message['content']!r:.40}")
-        if not isinstance(message.get("content"), (str, type(None))):
-            check_content_parts(message["content"])
+        content = message.get("content")
+        if not isinstance(content, (str, list, type(None))):
+            raise ValueError(f"it has a message with the content {content!r:.40}")
+        for part in content if isinstance(content, list) else ():
+            if not is_content_part(part):
+                raise ValueError(f"it has a message with the part {part!r:.40}")
         if calls := message.get("tool_calls"):
             check_calls(calls)
 
