@@ -121,6 +121,7 @@ SAYS = {"role": "assistant", "content": "42"}
             {"completion": [{**SAYS, "tool_calls": [{"function": 5}]}]},
             "the tool call {'function': 5}",
         ),
+        ({"completion": [{**SAYS, "tool_calls": ["[" * 100_000]}]}, "the tool call '[[["),
         ({"completion": [{**SAYS, "content": [1, 2]}]}, "the part 1"),
         ({"completion": [{**SAYS, "content": [SAYS]}]}, "the part {"),
         ({"metrics": [1.0]}, "its metrics is [1.0]"),
