@@ -125,6 +125,7 @@ SAYS = {"role": "assistant", "content": "42"}
         ({"completion": [{**SAYS, "content": [1, 2]}]}, "the part 1"),
         ({"completion": [{**SAYS, "content": [SAYS]}]}, "the part {"),
         ({"metrics": [1.0]}, "its metrics is [1.0]"),
+        ({"run": {"model": 5}}, "its model is 5"),
         ({"state": None}, "its state is None"),
         ({"state": {"reward_errors": "right"}}, "its reward_errors is 'right'"),
         ({"turns": [3]}, "it has the turn 3"),

@@ -183,6 +183,8 @@ def check_fields(record: Mapping[str, Any]) -> None:
             raise ValueError(f"its {name} is {number!r:.40}")
     if not isinstance(errors := record.get("state", {}).get("reward_errors") or {}, dict):
         raise ValueError(f"its reward_errors is {errors!r:.40}")
+    if not isinstance(model := (record.get("run") or {}).get("model") or "", str):
+        raise ValueError(f"its model is {model!r:.40}")
     if odd := [turn for turn in record.get("turns", ()) if not isinstance(turn, dict)]:
         raise ValueError(f"it has the turn {odd[0]!r:.40}")
     for name in ("prompt", "completion"):
