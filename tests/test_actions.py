@@ -217,6 +217,28 @@ SHELL_PARTS = [
     *["function f() {", "{", "ls |", "a &&", "echo if {", "x=(a if)", "x=1", "find . -exec a {} +"],
     *["# if a; then", "'if a; then'", 'a "$(if b; then c; fi)"', "[[ a && b ]]", "(ls)", "$(ls)"],
     *["cat <<E\nif a; then\nE", "2>&1", "time ls", "!", "select o in a; do", "until a; do", "\\\n"],
+    *[
+        "cat <<-E\n\tfi\n\tE",
+        "echo done",
+        "for i do",
+        "for i",
+        "in a",
+        "do",
+        "then",
+        "time -p",
+        "! if a; then",
+    ],
+    *[
+        "done) b;;",
+        "done|x) y;;",
+        "(c) d;;",
+        "((x++))",
+        "[[ a =~ ^(a|b)$ ]]",
+        "| sort",
+        "> x",
+        "a$",
+        "esac)",
+    ],
 ]
 WAITING = ("delimited by end-of-file", "unexpected EOF while looking for", "unexpected end of file")
 SHELL_LISTS = st.tuples(st.sampled_from(["\n", "; ", " "]), st.lists(st.sampled_from(SHELL_PARTS), max_size=5))  # fmt: skip
@@ -255,6 +277,13 @@ PLAIN_COMMANDS = [
     "cat > a.py <<'EOF'\nprint('it')\nEOF\npython a.py",
     "find . -name '*.py' -exec grep -l foo {} \\; > é 2>&1",
     '(cd a && ls) || echo $((i+1)) "$(git log)"',
+    "echo done > if && git checkout -b for",
+    "cat <<-'EOF' > a\n\tit's\n\tEOF\nls",
+    "for a in 1; do for b in 1; do while c; do case $d in 1) if e; then f; fi;; esac; done; done; done",
+    "case $1 in\n  -h|--help)\n    usage\n    ;;\n  (*)\n    if a; then b; fi\n    ;;\nesac",
+    "for ((i=0; i<3; i++)); do echo $((1<<i)); done",
+    "[[ $a =~ ^(x|y)$ ]] && echo $'it\\'s' \"`date`\"",
+    "if ! time -p a; then { b; } 2>&1 | c; fi",
 ]
 
 

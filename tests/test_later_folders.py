@@ -7,6 +7,7 @@ played the same code against a server with the same answers. A version without a
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -336,6 +337,118 @@ def load_environment():
             "0.1.14": (1.0, {"noted": 1.0, "num_turns": 2.0}),
         },
     ),
+    "asks_a_judge": (
+        """
+from types import SimpleNamespace
+
+class Echoes:
+    def create(self, messages, **request):
+        text = messages[0]["content"].replace("\\n", " ").replace("```", "|")
+        return SimpleNamespace(choices=[SimpleNamespace(message=SimpleNamespace(content=text))])
+
+def load_environment():
+    rubric = vf.JudgeRubric(judge_client=SimpleNamespace(chat=SimpleNamespace(completions=Echoes())))
+    async def shown(judge, prompt, completion, answer):
+        asked = await judge(prompt, completion, answer)
+        start = "Given a ground truth answer and a response, determine if the response is correct."
+        assert asked.startswith(start) and asked.endswith('Respond either "yes" or "no" only.')
+        return float("Ground truth answer: | b |" in asked and "Response: | a |" in asked)
+    async def seen(judge, prompt, completion, answer, state):
+        asked = await judge(prompt, completion, answer, state)
+        return float("Question: |  |" not in asked)
+    rubric.add_reward_func(shown)
+    rubric.add_reward_func(seen)
+    return vf.SingleTurnEnv(dataset=rows("b"), rubric=rubric)
+""",
+        ["a"],
+        {
+            "0.1.9": (2.0, {"shown": 1.0, "seen": 1.0, "num_turns": 1.0}),
+            "0.1.11": (1.0, {"shown": 1.0, "seen": 0.0, "num_turns": 1.0}),
+        },
+    ),
+    "completion_of_a_text": (
+        """
+class Goes(vf.MultiTurnEnv):
+    async def env_response(self, messages, state, **kwargs):
+        return " and" if isinstance(messages, str) else [{"role": "user", "content": "and"}]
+
+def load_environment():
+    def length(prompt, completion):
+        return float(len(completion)) + 100.0 * isinstance(prompt, str)
+    data = Dataset.from_list([{"prompt": "?", "answer": ""}])
+    return Goes(dataset=data, message_type="completion", rubric=vf.Rubric([length]), max_turns=2)
+""",
+        ["ab"],
+        {
+            "0.1.9": (108.0, {"length": 108.0, "num_turns": 2.0}),
+            "0.1.11": (3.0, {"length": 3.0, "num_turns": 2.0}),
+        },
+    ),
+    "optional_arguments": (
+        """
+from typing import Literal, Optional
+
+def find(kind: Literal["a", "b"], limit: Optional[int] = None, deep: bool = False) -> str:
+    \"\"\"Find things.
+
+    Args:
+        limit: How many.
+    \"\"\"
+    return f"{kind} {limit} {deep}"
+
+def load_environment():
+    env = vf.ToolEnv(tools=[find], dataset=rows(""))
+    tool = env.tool_defs[0] if getattr(env, "tool_defs", None) else env.oai_tools[0]["function"]
+    schema = dict(tool)["parameters"]
+    kinds = schema["properties"]["limit"]["anyOf"]
+    def nullable(completion):
+        return float(kinds == [{"type": "integer"}, {"type": "null"}])
+    def required(completion):
+        return float(schema["required"] == ["kind", "limit", "deep"]) + (schema["title"] == "find_args")
+    env.add_rubric(vf.Rubric([nullable, required]))
+    return env
+""",
+        [[{"name": "find", "arguments": '{"kind": "a", "limit": null}'}], "end"],
+        {
+            "0.1.9": (
+                3.0,
+                {
+                    "nullable": 1.0,
+                    "required": 2.0,
+                    "num_turns": 2.0,
+                    "total_tool_calls": 1.0,
+                    "find_calls": 1.0,
+                },
+            )
+        },
+    ),
+    "task_of_a_member": (
+        """
+def load_environment():
+    def named(task, state, info):
+        has_row = not isinstance(state["task"], str) and state["task"]["answer"] == "b"
+        return float(task == "second") + 2 * has_row + 4 * ("env_id" in info if info else 0)
+    member = vf.SingleTurnEnv(dataset=rows("b"), rubric=vf.Rubric([named]))
+    return vf.EnvGroup([member], env_names=["second"])
+""",
+        ["b"],
+        {
+            "0.1.9": (1.0, {"named": 1.0, "num_turns": 1.0}),
+            "0.1.14": (2.0, {"named": 2.0, "num_turns": 1.0}),
+        },
+    ),
+    "groups_in_a_group": (
+        """
+def load_environment():
+    def right(completion, answer):
+        return float(completion[-1]["content"] == answer)
+    members = [vf.SingleTurnEnv(dataset=rows(a), rubric=vf.Rubric([right])) for a in "bbc"]
+    inner = vf.EnvGroup(members[:2], env_names=["a", "b"])
+    return vf.EnvGroup([inner, vf.EnvGroup(members[2:] * 2)], env_names=["in", "last"])
+""",
+        ["b"],
+        {"0.1.14": (1.0, {"right": 1.0, "num_turns": 1.0})},
+    ),
     "spans_of_time": (
         """
 def load_environment():
@@ -460,3 +573,28 @@ def test_outputs_that_are_not_scored_have_the_reward_zero(load: Load) -> None:
     env = load("not_scored", NOT_SCORED, "verifiers==0.1.11")
     results = asyncio.run(env.a_evaluate(vf.ScriptedClient("a"), "m", progress=False))
     assert results.reward == [0.0]
+
+
+MEMBERS = """
+def load_environment():
+    def right(completion, answer):
+        return float(completion[-1]["content"] == answer)
+    def brief(completion):
+        return 0.5
+    members = [vf.SingleTurnEnv(dataset=rows("a"), rubric=vf.Rubric([each])) for each in (right, brief)]
+    return vf.EnvGroup(members)
+"""
+
+
+@pytest.mark.parametrize(("version", "others"), [("0.1.9", {"right": 0.0}), ("0.1.10", {})])
+def test_a_record_has_the_metrics_of_its_member(
+    load: Load, tmp_path: Path, version: str, others: dict[str, float]
+) -> None:
+    """From 0.1.10 on, only these; the columns have 0.0 for the rest."""
+    env = load("members", MEMBERS, f"verifiers=={version}")
+    file = tmp_path / "results.jsonl"
+    results = env.evaluate(vf.ScriptedClient("a"), "m", save_path=file, progress=False)
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    metrics = {record["task"]: record["metrics"] for record in records if "metrics" in record}
+    assert metrics["env_1"] == {"brief": 0.5, "num_turns": 1.0, **others}
+    assert results.metrics["right"] == vf.load_results(file).metrics["right"] == [1.0, 0.0]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
 import re
 import statistics
-import subprocess
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -13,10 +13,10 @@ from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
-import nbformat
+import forked
 import pytest
 from nbformat import NotebookNode
-from rooms import CORE, ROOT, Notebook, read_core, read_rooms
+from rooms import CORE, ROOT, Notebook, read_cells, read_core, read_rooms
 
 import verifiers_nb as vf
 
@@ -56,10 +56,24 @@ TEST = re.compile(r"\btest_(eq|fail|close|ne|is|shuffled|stdout|warns)\b|\basser
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
+@pytest.fixture(autouse=True, scope="module")
+def no_search_for_garbage() -> Iterator[None]:
+    """All code is kept as syntax here: to search that for garbage takes longer than to read it."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@cache
+def rooms() -> dict[str, list[Notebook]]:
+    """Return the notebooks of each room."""
+    return read_rooms(NBS)
+
+
 @cache
 def exporting() -> dict[str, Notebook]:
     """Return the notebooks that export a module, by module, in the order of reading."""
-    found = [each for notebooks in read_rooms(NBS).values() for each in notebooks if each.module]
+    found = [each for notebooks in rooms().values() for each in notebooks if each.module]
     return {each.module: each for each in found}
 
 
@@ -139,21 +153,40 @@ def is_type_variable(value: ast.expr | None) -> bool:
     return isinstance(made, ast.Name) and made.id in ("TypeVar", "ParamSpec", "TypeVarTuple")
 
 
+cells = cache(read_cells)
+
+
 @cache
 def code_cells(path: Path) -> list[NotebookNode]:
     """Return the code cells of a notebook, without the one that names its module."""
-    cells = nbformat.read(path, 4).cells
-    return [c for c in cells if c.cell_type == "code" and "default_exp" not in c.source]
+    return [c for c in cells(path) if c.cell_type == "code" and "default_exp" not in c.source]
 
 
-def source_cells() -> Iterator[tuple[Notebook, str, list[Definition]]]:
-    """Give the exported cells that define something, with their definitions."""
-    for each in exporting().values():
-        for cell in code_cells(NBS / each.path):
-            if re.search(r"^#\| *export\b", cell.source, flags=re.M):
-                nodes = ast.parse(cell.source).body
-                if found := [node for node in nodes if isinstance(node, Definition)]:
-                    yield each, cell.source, found
+@cache
+def exported_cells() -> list[tuple[Notebook, str]]:
+    """Return the cells that notebooks export."""
+    return [
+        (each, cell.source)
+        for each in exporting().values()
+        for cell in code_cells(NBS / each.path)
+        if re.search(r"^#\| *export\b", cell.source, flags=re.M)
+    ]
+
+
+@cache
+def source_cells() -> list[tuple[Notebook, str, list[tuple[str, int]]]]:
+    """Return the exported cells that define something, with how many lines their definitions have."""
+    made = []
+    for each, source in exported_cells():
+        nodes = [node for node in ast.parse(source).body if isinstance(node, Definition)]
+        if nodes:
+            made.append((each, source, [(node.name, lines_of(node)) for node in nodes]))
+    return made
+
+
+def lines_of(node: Definition) -> int:
+    """Return how many lines a definition has."""
+    return (node.end_lineno or 0) - node.lineno + 1
 
 
 def our_line(kind: type) -> list[str]:
@@ -162,7 +195,7 @@ def our_line(kind: type) -> list[str]:
 
 
 def test_notebooks_are_numbered_by_two_digits_once() -> None:
-    for room, notebooks in read_rooms(NBS).items():
+    for room, notebooks in rooms().items():
         exported = [each.path.stem for each in notebooks if each.module]
         numbered = [name for name in exported if re.match(r"\d\d_[a-z]", name)]
         # An environment has the name that loads it.
@@ -182,13 +215,13 @@ def test_what_is_left_to_the_week_exists() -> None:
 def test_contributing_lists_the_rooms_in_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(?:(00_types)`, `01_init|(\w+)/)` \|", text, flags=re.M)
-    assert [room or "foundations" for _, room in listed] == [*read_rooms(NBS)]
+    assert [room or "foundations" for _, room in listed] == [*rooms()]
 
 
 def test_contributing_lists_the_core_in_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\d+\. \[[^\]]+\]\(nbs/(\S+\.ipynb)\)$", text, flags=re.M)
-    core = read_core(NBS)
+    core = read_core(rooms())
     assert [each.module for each in core] == [*CORE]
     assert listed == [each.path.as_posix() for each in core]
 
@@ -218,7 +251,7 @@ def test_every_module_has_its_notebook() -> None:
 
 def test_a_notebook_opens_with_title_summary_and_reason() -> None:
     for each in exporting().values():
-        opening = nbformat.read(NBS / each.path, 4).cells[0].source
+        opening = cells(NBS / each.path)[0].source
         assert re.match(r"# \S[^\n]*\n\n> \S[^\n]*\n\n\S", opening), each.path
 
 
@@ -256,7 +289,7 @@ def test_a_class_is_whole(name: str) -> None:
 def test_a_cell_has_one_definition() -> None:
     """A helper of at most four lines, its docstring among them, may share the cell of its user."""
     for each, source, found in source_cells():
-        long = [node.name for node in found if (node.end_lineno or 0) - node.lineno > 3]
+        long = [name for name, lines in found if lines > 4]
         assert len(long) <= 1, (each.path, long, source)
 
 
@@ -269,19 +302,17 @@ def test_cells_are_short() -> None:
 
 
 def test_four_cells_in_ten_are_tests() -> None:
-    paths = [each.path for room in read_rooms(NBS).values() for each in room]
+    paths = [each.path for room in rooms().values() for each in room]
     kept = [path for path in paths if path.parts[0] not in PAGES]
-    cells = [cell.source for path in kept for cell in code_cells(NBS / path)]
-    assert sum(bool(TEST.search(source)) for source in cells) / len(cells) >= 0.4
+    sources = [cell.source for path in kept for cell in code_cells(NBS / path)]
+    assert sum(bool(TEST.search(source)) for source in sources) / len(sources) >= 0.4
 
 
 def test_exported_lines_have_at_most_100_columns() -> None:
     long = [
         f"{each.path}: {line.strip()}"
-        for each in exporting().values()
-        for cell in code_cells(NBS / each.path)
-        if re.search(r"^#\| *export\b", cell.source, flags=re.M)
-        for line in cell.source.splitlines()
+        for each, source in exported_cells()
+        for line in source.splitlines()
         if len(line) > 100
     ]
     assert not long, "\n".join(long)
@@ -339,7 +370,7 @@ def test_no_exported_line_splits_a_list_from_a_text() -> None:
 
 def written_code() -> Iterator[tuple[str, str]]:
     """Give all code that a person writes: cells, tests and tools, with their places."""
-    for room in read_rooms(NBS).values():
+    for room in rooms().values():
         for each in room:
             for cell in code_cells(NBS / each.path):
                 if not re.search(r"^\s*[%!]", cell.source, flags=re.M):
@@ -364,7 +395,7 @@ def test_nothing_is_repeated_by_a_truth_value() -> None:
 
 def test_no_function_is_longer_than_40_lines() -> None:
     lengths = {
-        f"{module}.{node.name}": (node.end_lineno or 0) - node.lineno + 1
+        f"{module}.{node.name}": lines_of(node)
         for module in exporting()
         for node in ast.walk(tree(module))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
@@ -390,5 +421,5 @@ def test_the_walk_of_a_training_step_is_short() -> None:
     a product of matrices a second time to save a call of it.
     """
     walk = [sys.executable, str(ROOT / "tools/walk.py"), "--check"]
-    done = subprocess.run(walk, capture_output=True, text=True)
+    done = forked.run(walk)
     assert done.returncode == 0, done.stdout[-9000:] + done.stderr[-1000:]

@@ -110,9 +110,9 @@ def listed(notebook: Notebook, mark: str = "") -> str:
     return f"- [{notebook.title}](/{notebook.path.as_posix()}){mark}\\\n  {notebook.summary}"
 
 
-def stage_core(nbs: Path, folder: Path) -> None:
+def stage_core(rooms: dict[str, list[Notebook]], folder: Path) -> None:
     """Write the page that lists the core in the order of reading."""
-    lines = [f"# {CORE_TITLE}", "", CORE_PURPOSE, "", *map(listed, read_core(nbs))]
+    lines = [f"# {CORE_TITLE}", "", CORE_PURPOSE, "", *map(listed, read_core(rooms))]
     (folder / "core.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
@@ -192,7 +192,7 @@ def stage(nbs: Path, folder: Path, api: bool = True) -> None:
     rooms = read_rooms(nbs)
     for room, notebooks in rooms.items():
         stage_room(room, notebooks, nbs, folder)
-    stage_core(nbs, folder)
+    stage_core(rooms, folder)
     pages = ["/core", *(f"/{room}/index" for room in rooms)]
     if api:
         pages += stage_api(rooms, folder)

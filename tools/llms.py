@@ -132,7 +132,7 @@ def main() -> None:
     parts = [GUIDE.read_text(encoding="utf-8").rstrip(), "\n## Public names"]
     parts += [line for notebooks in rooms.values() for each in notebooks for line in names_of(each)]
     parts += ["\n## Commands\n", *list_commands(), "\n## Notebooks"]
-    parts += list_notebooks(f"{CORE_TITLE}. {CORE_PURPOSE}", read_core(ROOT / "nbs"))
+    parts += list_notebooks(f"{CORE_TITLE}. {CORE_PURPOSE}", read_core(rooms))
     for room, notebooks in rooms.items():
         companions = [each for each in notebooks if each.module not in CORE]
         parts += list_notebooks(ROOMS[room][0], companions)

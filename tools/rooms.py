@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import nbformat
+from nbformat import NotebookNode
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -79,9 +80,14 @@ def repository(path: str) -> str:
     return f"{setting('git_url')}/blob/{setting('branch')}/{path}"
 
 
+def read_cells(path: Path) -> list[NotebookNode]:
+    """Return the cells of a notebook. Its form is not asked: it is nbdev's, and that takes longer than reading."""
+    return nbformat.v4.reads(path.read_text(encoding="utf-8")).cells
+
+
 def describe(path: Path, nbs: Path) -> Notebook:
     """Read what a notebook says of itself."""
-    cells = nbformat.read(nbs / path, 4).cells
+    cells = read_cells(nbs / path)
     code = "\n".join(cell.source for cell in cells if cell.cell_type == "code")
     first = cells[0].source if cells else ""
     found = [
@@ -109,7 +115,7 @@ def read_rooms(nbs: Path) -> dict[str, list[Notebook]]:
     return {room: notebooks for room, notebooks in rooms.items() if notebooks}
 
 
-def read_core(nbs: Path) -> list[Notebook]:
+def read_core(rooms: dict[str, list[Notebook]]) -> list[Notebook]:
     """Return the notebooks of the core in the order of reading."""
-    found = {each.module: each for room in read_rooms(nbs).values() for each in room if each.module}
+    found = {each.module: each for room in rooms.values() for each in room if each.module}
     return [found[module] for module in CORE if module in found]

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'end_with_hooks', 'LaterMultiTurnEnv',
-           'LaterSingleTurnEnv', 'PlainTool', 'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv',
-           'evaluated_rows', 'AnyEnvironment', 'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys',
-           'tool_definition', 'names_since']
+__all__ = ['CALLED_AS_THERE', 'TYPES', 'LATER_NAMES', 'with_system_prompt', 'text_of_messages', 'with_message', 'end_with_hooks',
+           'LaterMultiTurnEnv', 'LaterSingleTurnEnv', 'closed', 'strict_schema', 'strict_tool', 'PlainTool',
+           'plain_tool', 'LaterToolEnv', 'LaterStatefulToolEnv', 'LaterTextArenaEnv', 'evaluated_rows', 'members_of',
+           'AnyEnvironment', 'LaterEnvironment', 'LaterEnvGroup', 'MissingKeyError', 'ensure_keys', 'tool_definition',
+           'names_since']
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #0ad8f1c7
 import asyncio
@@ -24,6 +25,8 @@ from dataclasses import fields, replace
 from functools import partial, wraps
 from random import Random
 from typing import Any
+
+from pydantic import Field, create_model
 
 from .later_calls import (
     STATE_CALL,
@@ -51,9 +54,10 @@ from .later_parsers import (
     read_as_later,
 )
 from .later_rubrics import (
-    RUBRICS,
+    LaterJudgeRubric,
     LaterMathRubric,
     LaterRubric,
+    LaterRubricGroup,
     LaterToolRubric,
     turn_metrics,
 )
@@ -100,15 +104,23 @@ from ..envs.multiturn import (
 )
 from ..envs.textarena import make_game
 from ..envs.tool_env import StatefulToolEnv, ToolEnv, make_tools
-from ..envs.tools import Tool, convert_func_to_oai_tool, make_tool
+from ..envs.tools import (
+    Tool,
+    make_tool,
+    read_docstring,
+    tool_docstring,
+    tool_parameters,
+)
 from ..envs.verifiers import current_version, verifiers_names
 from ..parsers.base import Parser, identity
+from ..rubrics.group import EnvGroupRubric
 from ..rubrics.rubric import Rubric
 from ..types import (
     ChatMessage,
     Messages,
     SamplingArgs,
     State,
+    content_text,
     maybe_await,
     tool_call_dict,
 )
@@ -120,6 +132,18 @@ def with_system_prompt(system_prompt: str, row: Mapping[str, Any]) -> dict[str, 
     if not isinstance(prompt, str) and prompt[0]["role"] == "system":
         return {"prompt": prompt}
     return {"prompt": followed_by([MESSAGES["system"](content=system_prompt)], prompt)}
+
+# %% ../../nbs/bridges/08_later_environments.ipynb #d61a8fc8
+def text_of_messages(messages: Sequence[ChatMessage]) -> str:
+    """Return messages as the text that a model completes."""
+    return "\n\n".join(content_text(message.get("content") or "") for message in messages)
+
+
+def with_message(response: Any) -> Any:
+    """Return a response whose text is also the assistant's message."""
+    choice = response.choices[0]
+    choice.message = LaterMessage(role="assistant", content=choice.text)
+    return response
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #944527ef
 def end_with_hooks(owner: Any) -> None:
@@ -179,6 +203,12 @@ class LaterMultiTurnEnv(MultiTurnEnv):
     def has_hooks_of_rubrics(self) -> bool:
         """Whether rubrics have hooks, too, as from 0.1.12 on."""
         return has_change(self.version, "hooks of rubrics")
+
+    @property
+    def has_text_messages(self) -> bool:
+        """Whether the texts of completions are messages, as from 0.1.11 on."""
+        is_text = self.message_type == "completion"
+        return is_text and has_change(self.version, "text messages")
 
     @property
     def tool_defs(self) -> Any:
@@ -251,7 +281,7 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         """Add the rewards of one more rubric."""
         rubrics = [*getattr(self.rubric, "rubrics", [self.rubric]), rubric]
         before = self.rubric.parallelize_scoring
-        self.rubric = group = RUBRICS[-1](rubrics, parallelize_scoring=before)
+        self.rubric = group = LaterRubricGroup(rubrics, parallelize_scoring=before)
         group.version = self.version
 
     @stop(priority=100)
@@ -301,7 +331,10 @@ class LaterMultiTurnEnv(MultiTurnEnv):
         state: Any = kwargs.get("state", given[0] if given else None)
         if is_of_state := isinstance(state, dict):
             given, kwargs = (), request_of(*given, **kwargs)
+        if is_text := isinstance(kwargs.get("prompt"), list) and self.has_text_messages:
+            kwargs["prompt"] = text_of_messages(kwargs["prompt"])
         response = await super().get_model_response(*given, **kwargs)
+        response = with_message(response) if is_text else response
         if is_of_state and has_change(self.version, "usage"):
             count_tokens(state, *tokens_of(response))
         if has_change(self.version, "refused empty responses"):
@@ -349,7 +382,8 @@ class LaterMultiTurnEnv(MultiTurnEnv):
 
     async def init_completion(self) -> Messages:
         """Return the completion that a rollout begins with."""
-        return "" if self.message_type == "completion" else []
+        is_text = self.message_type == "completion" and not self.has_text_messages
+        return "" if is_text else []
 
     async def init_state(self, *given: Any, **named: Any) -> LaterState:
         """Return the state that a rollout begins with: of a row, or of its columns in 0.1.6."""
@@ -439,9 +473,55 @@ class LaterSingleTurnEnv(LaterMultiTurnEnv, SingleTurnEnv, either=True):
         """Stop after one response."""
         return bool(state["responses"])
 
+# %% ../../nbs/bridges/08_later_environments.ipynb #d35a129b
+def closed(schema: Any, root: Mapping[str, Any]) -> Any:
+    """Return a JSON schema whose objects require all of their properties and have no others.
+
+    A default of null is left out, and a reference beside other keys is replaced by what it names.
+    """
+    if isinstance(schema, list):
+        return [closed(each, root) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if "$ref" in schema and len(schema) > 1:
+        named = root["$defs"][schema["$ref"].rpartition("/")[2]]
+        return closed({**named, **{n: v for n, v in schema.items() if n != "$ref"}}, root)
+    made: dict[str, Any] = {}
+    for name, value in schema.items():
+        if name in ("properties", "$defs"):
+            made[name] = {key: closed(each, root) for key, each in value.items()}
+        elif name != "default" or value is not None:
+            made[name] = value if name in ("default", "enum", "const") else closed(value, root)
+    if made.get("type") == "object":
+        made.setdefault("additionalProperties", False)
+        made |= {"required": [*made["properties"]]} if "properties" in made else {}
+    return made
+
+# %% ../../nbs/bridges/08_later_environments.ipynb #1c43e66b
+def strict_schema(tool: Tool) -> dict[str, Any]:
+    """Return the schema of a tool as it is there: every argument is required, and titles are kept.
+
+    An argument that is optional may be null.
+    """
+    _, texts = read_docstring(tool_docstring(tool.func))
+    arguments: dict[str, Any] = {}
+    for name, parameter in tool_parameters(tool.func, tool.hidden).items():
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+            default = ... if parameter.default is parameter.empty else parameter.default
+            arguments[name] = kind, Field(default=default, description=texts.get(name))
+    made = create_model(f"{tool.name}_args", **arguments).model_json_schema()
+    about = {"description": "", **tool.schema["function"], "parameters": closed(made, made)}
+    return {"type": "function", "function": about}
+
+
+def strict_tool(func: Callable[..., Any]) -> dict[str, Any]:
+    """Return the schema of a function as a tool, as it is there."""
+    return strict_schema(make_tool(func))
+
 # %% ../../nbs/bridges/08_later_environments.ipynb #2a8015b5
 class PlainTool(Tool):
-    """A tool whose arguments are neither checked nor converted."""
+    """A tool whose arguments are neither checked nor converted, with a schema as there."""
 
     def check_names(self, values: Mapping[str, Any]) -> None:
         """Accept any names."""
@@ -450,11 +530,14 @@ class PlainTool(Tool):
         """Return the arguments unchanged."""
         return dict(values)
 
-
-def plain_tool(name: str, func: Callable[..., Any]) -> PlainTool:
+# %% ../../nbs/bridges/08_later_environments.ipynb #94280c75
+def plain_tool(name: str, func: Callable[..., Any], version: str = "0.1.3") -> PlainTool:
     """Return a function or a tool as a plain tool with this name."""
     tool = func if isinstance(func, Tool) else make_tool(func)
-    return PlainTool(**{f.name: getattr(tool, f.name) for f in fields(Tool)} | {"name": name})
+    parts = {f.name: getattr(tool, f.name) for f in fields(Tool)} | {"name": name}
+    if has_change(version, "strict schemas") and type(tool) is Tool:
+        parts["schema"] = strict_schema(tool)
+    return PlainTool(**parts)
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #33f4c845
 class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
@@ -464,7 +547,9 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
 
     def __init__(self, tools: Any = None, max_turns: int = 10, **kwargs: Any) -> None:
         super().__init__(max_turns, tools=tools, **kwargs)
-        self.tool_map = {name: plain_tool(name, tool) for name, tool in self.tool_map.items()}
+        version = self.version
+        self.tool_map = {name: plain_tool(name, t, version) for name, t in self.tool_map.items()}
+        self.oai_tools = [tool.schema for tool in self.tool_map.values()] or None
         self.skipped_args: dict[str, list[str]] = {name: [] for name in self.tool_map}
         self.tool_monitor_rubric = LaterToolRubric(tools=self.tools)
         if has_change(self.version, "turn metrics"):
@@ -478,8 +563,9 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
             counter = LaterToolRubric.get_tool_call_count_func(name)
             self.tool_monitor_rubric.add_reward_func(counter, 0.0)
             self.skipped_args[name] = list(args_to_skip)
-        self.tool_map |= {name: plain_tool(name, each) for name, each in made.items()}
-        self.oai_tools = [*(self.oai_tools or ()), *(each.schema for each in made.values())]
+        added = {name: plain_tool(name, each, self.version) for name, each in made.items()}
+        self.tool_map |= added
+        self.oai_tools = [*(self.oai_tools or ()), *(each.schema for each in added.values())]
 
     def remove_tool(self, tool: Callable[..., Any]) -> None:
         """Remove a tool and the metric of its calls."""
@@ -522,7 +608,7 @@ class LaterToolEnv(LaterMultiTurnEnv, ToolEnv, either=True):
                 raise ERRORS["ToolParseError"](f"{type(error).__name__}: {error}") from error
             return self.failure(error, asked["id"], state)
         if name in self.tool_map:
-            self.tool_map[name] = plain_tool(name, self.tool_map[name])
+            self.tool_map[name] = plain_tool(name, self.tool_map[name], self.version)
         elif has_own:
             return await maybe_await(self.call_tool, name, json.loads(text or "{}"), asked["id"])
         return await super().answer_call(call, messages, state)
@@ -657,6 +743,18 @@ def evaluated_rows(envs: Mapping[str, Any]) -> Any:
     members = {name: env for name, env in envs.items() if env.has_eval_dataset}
     return evaluation_rows(members)
 
+# %% ../../nbs/bridges/08_later_environments.ipynb #992f6d28
+def members_of(envs: Sequence[Any], names: Sequence[str] | None) -> tuple[list[Any], list[str]]:
+    """Return the environments of a group and their names, with "/" in those of inner groups."""
+    found: list[Any] = []
+    labels: list[str] = []
+    for at, env in enumerate(envs):
+        inner = env.env_map if isinstance(env, EnvGroup) else {"": env}
+        outer = names[at] if names and at < len(names) else f"env_{at}"
+        labels += [f"{outer}/{name}" if name else outer for name in inner]
+        found += inner.values()
+    return found, labels
+
 # %% ../../nbs/bridges/08_later_environments.ipynb #5864352f
 class AnyEnvironment(ABCMeta):
     """The kind of a base class whose instances are all environments."""
@@ -684,15 +782,21 @@ class LaterEnvironment(LaterMultiTurnEnv, either=True, metaclass=AnyEnvironment)
 class LaterEnvGroup(EnvGroup):
     """A group of environments, with its later names of sync calls.
 
-    From 0.1.10 on, an evaluation asks only the members that have an evaluation set, if any has.
+    From 0.1.10 on, an evaluation asks only the members that have an evaluation set, if any has, and
+    a rollout has only the metrics of its member. From 0.1.14 on, a member may be a group.
     """
 
     generate_sync, evaluate_sync = EnvGroup.generate, EnvGroup.evaluate
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        if has_change(current_version(), "evaluated members"):
+    def __init__(self, envs: Sequence[Any], env_names: Any = None, **kwargs: Any) -> None:
+        version = current_version()
+        if has_change(version, "evaluated members"):
             self.rows_to_evaluate = evaluated_rows
-        super().__init__(*args, **kwargs)
+        if has_change(version, "nested groups"):
+            envs, env_names = members_of(envs, env_names)
+        super().__init__(envs, env_names, **kwargs)
+        if has_change(version, "own metrics") and isinstance(self.rubric, EnvGroupRubric):
+            self.rubric.with_all_names = identity  # type: ignore[method-assign, assignment]
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #e4d2aa60
 class MissingKeyError(ValueError):
@@ -707,14 +811,15 @@ def ensure_keys(keys: Iterable[str]) -> None:
 # %% ../../nbs/bridges/08_later_environments.ipynb #8b5fac59
 def tool_definition(func: Callable[..., Any]) -> LaterMessage:
     """Return a function's definition as a tool, in the form of 0.1.11."""
-    return LaterMessage(convert_func_to_oai_tool(func)["function"])
+    return LaterMessage(strict_tool(func)["function"])
 
 # %% ../../nbs/bridges/08_later_environments.ipynb #8b5fac5a
 # What has the same name there, if "Later" is left out
 CALLED_AS_THERE: list[Any] = [
     *MESSAGES.values(),
     *PARTS.values(),
-    *RUBRICS,
+    LaterRubricGroup,
+    LaterJudgeRubric,
     *ERRORS.values(),
     MaybeThinkParser,
     LaterXMLParser,
@@ -753,5 +858,9 @@ def names_since(version: str) -> dict[str, Any]:
     boxed = boxed_reader(version)
     math = replace(EXAMPLE_SETS["math"], read=partial(read_math, boxed=boxed))
     load = partial(load_example_dataset, sets={**EXAMPLE_SETS, "math": math})
-    own = {"Environment": LaterEnvironment} if has_change(version, "later style") else {}
+    own: dict[str, Any] = {}
+    if has_change(version, "later style"):
+        own["Environment"] = LaterEnvironment
+    if has_change(version, "strict schemas"):
+        own["convert_func_to_oai_tool"] = strict_tool
     return {**LATER_NAMES, **own, "extract_boxed_answer": boxed, "load_example_dataset": load}

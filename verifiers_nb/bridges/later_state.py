@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
-from .later_messages import LaterMessage, as_message, followed_by
+from .later_messages import MESSAGES, LaterMessage, as_message, followed_by
 from .later_versions import has_change
 from ..envs.multiturn import AwaitableState, initial_state
 from ..envs.prompts import DEFAULTS
@@ -101,6 +101,8 @@ class LaterState(AwaitableState):
         """Return the row that the rollout started from."""
         if name != "input":
             raise KeyError(name)
+        if isinstance(self.get("task"), dict):  # from 0.1.14 on, it is the row
+            return dict(self["task"])
         found = self.own_rows.find(*self.start) if self.own_rows else {}
         return found | {key: self[key] for key in (*DEFAULTS, "example_id") if key in self}
 
@@ -253,13 +255,15 @@ async def later_state(
 
     In a chat, a string becomes a user message.
     """
-    is_text = env.message_type == "completion"
+    version, kind = getattr(env, "version", "0.1.3"), env.message_type
     row = {name: input[name] for name in DEFAULTS}
-    row["prompt"] = followed_by("" if is_text else [], row["prompt"], env.is_later)
+    if kind == "completion" and has_change(version, "text messages"):
+        row["prompt"], kind = [MESSAGES["text"](content=row["prompt"])], "chat"
+    row["prompt"] = followed_by("" if kind == "completion" else [], row["prompt"], env.is_later)
     if env.oai_tools and not env.is_later and row["info"] is not None:
         row["info"].setdefault("oai_tools", env.oai_tools)  # there, info has the tools
     row["info"] = row["info"] or {}
-    state = LaterState(initial_state(**row, message_type=env.message_type))
+    state = LaterState(initial_state(**row, message_type=kind))
     state.update(trajectory=[], trajectory_id=uuid4().hex)
     if "example_id" in input:
         state["example_id"] = input["example_id"]
@@ -272,7 +276,7 @@ async def later_state(
     state["oai_tools"] = state["info"].get("oai_tools") or env.oai_tools
     state["timing"] = dict(start_time=time.time(), generation_ms=0.0, scoring_ms=0.0, total_ms=0.0)
     state.update(is_completed=False, is_truncated=False, error=None, final_env_response=None)
-    add_later_fields(state, getattr(env, "version", "0.1.3"))
+    add_later_fields(state, version)
     return state
 
 # %% ../../nbs/bridges/03_later_state.ipynb #0b0f7c0b
@@ -288,6 +292,9 @@ def add_later_fields(state: LaterState, version: str) -> None:
         count_tokens(state, 0, 0)
     if has_change(version, "spans of time"):
         state["timing"] = SpanTiming(state["timing"])
+    if has_change(version, "score objects") and not isinstance(state["task"], dict):
+        kept = {name: value for name, value in state["input"].items() if name != "task"}
+        state["task"] = {name: value for name, value in kept.items() if name != "info" or value}
 
 # %% ../../nbs/bridges/03_later_state.ipynb #16c73264
 def note_completion(state: State) -> None:

@@ -35,11 +35,16 @@ CHANGED_IN = {
     "evaluated members": (0, 1, 10),  # of a group: only those with an evaluation set
     "usage": (0, 1, 10),  # the state counts its tokens
     "parts of results": (0, 1, 10),  # of tools: a list of parts stays one
+    "strict schemas": (0, 1, 9),  # of tools: every argument is required, and may be null
+    "own metrics": (0, 1, 10),  # of a group's rollout: only those of its member
+    "text messages": (0, 1, 11),  # a completion's prompt is a message, and so is its answer
+    "unseen questions": (0, 1, 11),  # a judge isn't shown them
     "tool definitions": (0, 1, 11),  # `tool_defs`, in place of `oai_tools`
     "hooks of rubrics": (0, 1, 12),  # are called with each state after its scoring
     "strict box": (0, 1, 12),  # without a box, `MathRubric` reads no answer
     "limit of tokens": (0, 1, 12),  # `max_total_completion_tokens`
     "score objects": (0, 1, 14),  # functions get the row's columns, and the row as `task`
+    "nested groups": (0, 1, 14),
     "completion before cleanup": (0, 1, 14),
     "limit of time": (0, 1, 14),  # `timeout_seconds`
     "spans of time": (0, 1, 14),  # `state["timing"]` has them as attributes

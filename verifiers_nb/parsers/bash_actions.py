@@ -84,20 +84,21 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
 
     Raises `FormatError` without any.
     """
-    found = find_outside(BASH_BLOCK, BASH_FENCE, text)
-    closed = [block for block in found if block[1] is not None]
-    if not closed:
-        raise without_bash_block(text)
-    around, at, fault = [], 0, None
-    for block in closed:
+    around, commands, at, fault = [], [], 0, None
+    for block in find_outside(BASH_BLOCK, BASH_FENCE, text):
+        if block[1] is None:  # it is never closed
+            continue
         begin, end = block.span()
         around.append(text[at:begin])
+        commands.append(block[1])
         at = end
         if text[end : end + 1].strip() and not fault:  # something follows the fence directly
             fault = cut_fault(text, end)
+    if not commands:
+        raise without_bash_block(text)
+    span = len(around[0]), at
     thought = BLOCK_MARK.join([*around, text[at:]])
-    action = "\n".join([block[1] for block in closed])
-    return len(closed), ActionTurn(thought, action, (closed[0].start(), at), fault)
+    return len(commands), ActionTurn(thought, "\n".join(commands), span, fault)
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:
