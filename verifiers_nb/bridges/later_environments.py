@@ -509,7 +509,9 @@ def strict_schema(tool: Tool) -> dict[str, Any]:
         if parameter.kind is not parameter.VAR_KEYWORD:
             kind = Any if parameter.annotation is parameter.empty else parameter.annotation
             default = ... if parameter.default is parameter.empty else parameter.default
-            arguments[name] = kind, Field(default=default, description=texts.get(name))
+            notes = (note for note in getattr(kind, "__metadata__", ()) if isinstance(note, str))
+            text = texts.get(name) or next(notes, None)
+            arguments[name] = kind, Field(default=default, description=text)
     made = create_model(f"{tool.name}_args", **arguments).model_json_schema()
     about = {"description": "", **tool.schema["function"], "parameters": closed(made, made)}
     return {"type": "function", "function": about}
