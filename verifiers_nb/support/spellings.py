@@ -101,14 +101,14 @@ def signs_in_latex(answer: str) -> str:
 # A pair of them around an answer is no part of it.
 MARKS = ("**", "__", "```", "`", "$", "*", "_", '"')
 IN_HTML = re.compile(r"<(b|strong|i|em|answer)>(.*)</\1>", re.DOTALL)
-AFTER_IT = re.compile(r"\s*(?:(?<!\\)[,;]|\\\\)$")
+AFTER_IT = re.compile(r"(?:(?<!\\)[,;]|\\\\)$")
 
 
 def without_marks(answer: str) -> str:
     """Return an answer without a final full stop or comma, and without marks such as `**`."""
     for _ in range(4):  # such as "**$42$.**"
         before = answer
-        answer = AFTER_IT.sub("", answer.strip())
+        answer = AFTER_IT.sub("", answer.strip()).rstrip()
         if answer.endswith(".") and not answer.endswith(("..", r"\right.", r"\left.")):
             answer = answer[:-1].removesuffix("\\").rstrip()
         if in_html := IN_HTML.fullmatch(answer):
