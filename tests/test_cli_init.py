@@ -17,7 +17,8 @@ from nbclient import NotebookClient
 INSTALL = "from verifiers_nb.cli.init import install_main; raise SystemExit(install_main())"
 PIP = ["--", "-q", "--no-deps", "--no-build-isolation"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
-    "OMP_NUM_THREADS": "1"
+    "OMP_NUM_THREADS": "1",
+    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # a made environment's own test wants none
 }
 
 

@@ -1,4 +1,4 @@
-"""Environments written for `verifiers` 0.1.5 to 0.1.11, each in a way that public packages of that time have."""
+"""Environments written for `verifiers` 0.1.5 to 0.1.14, each in a way that public packages of that time have."""
 
 from __future__ import annotations
 

@@ -366,6 +366,122 @@ def load_environment():
             "0.1.11": (1.0, {"shown": 1.0, "seen": 0.0, "num_turns": 1.0}),
         },
     ),
+    "arguments_by_name": (
+        """
+def load_environment():
+    def all_of_them(**given):
+        known = ("prompt", "completion", "answer", "state", "task", "info", "example_id", "level")
+        return float(len([name for name in known if name in given]))
+    def defaults(answer="c", missing=7):
+        return float(missing) + (answer == "b")
+    def shared(counter):
+        return float(counter["n"])
+    rubric = vf.Rubric([all_of_them, defaults])
+    rubric.add_class_object("counter", {"n": 1})
+    rubric.add_reward_func(shared, weight=2.0)
+    rubric.add_metric(lambda state: float(len(state["trajectory"])))
+    return vf.SingleTurnEnv(dataset=rows("b", level=[1]), rubric=rubric)
+""",
+        ["a"],
+        {
+            "0.1.9": (
+                16.0,
+                {
+                    "all_of_them": 6.0,
+                    "defaults": 8.0,
+                    "shared": 1.0,
+                    "<lambda>": 1.0,
+                    "num_turns": 1.0,
+                },
+            ),
+            "0.1.14": (
+                18.0,
+                {
+                    "all_of_them": 8.0,
+                    "defaults": 8.0,
+                    "shared": 1.0,
+                    "<lambda>": 1.0,
+                    "num_turns": 1.0,
+                },
+            ),
+        },
+    ),
+    "rubrics_with_one_name": (
+        """
+def load_environment():
+    def one(completion):
+        return 1.0
+    def two(completion):
+        return 2.0
+    first = vf.Rubric(funcs=[one], weights=[0.5])
+    first.add_metric(two)
+    group = vf.RubricGroup([first, vf.Rubric(funcs=[two, two], weights=[1.0, 0.25])])
+    group.add_reward_func(one, weight=3.0)
+    return vf.SingleTurnEnv(dataset=rows(""), rubric=group)
+""",
+        ["a"],
+        {"0.1.9": (6.0, {"one": 1.0, "two": 4.0, "num_turns": 1.0})},
+    ),
+    "hooks_by_priority": (
+        """
+class Ordered(Turns):
+    @vf.stop(priority=-5)
+    async def low(self, state):
+        return len(state["trajectory"]) >= 1
+    @vf.stop(priority=50)
+    async def high(self, state):
+        return len(state["trajectory"]) >= 1
+    @vf.cleanup(priority=1)
+    async def last(self, state):
+        state["order"] = state.get("order", "") + "1"
+    @vf.cleanup(priority=9)
+    async def first(self, state):
+        state["order"] = state.get("order", "") + "9"
+
+def load_environment():
+    def order(state):
+        return float(state["order"]) + 100 * (state["stop_condition"] == "high")
+    return Ordered(dataset=rows(""), rubric=vf.Rubric([order]))
+""",
+        ["a"],
+        {"0.1.9": (191.0, {"order": 191.0, "num_turns": 1.0})},
+    ),
+    "names_of_calls": (
+        """
+def look(x: str) -> str:
+    "Look."
+    return x
+
+class Once(vf.ToolEnv):
+    async def env_response(self, messages, state, **kwargs):
+        answered = await super().env_response(messages, state, **kwargs)
+        state["called"] = state.get("called", 0) + len(messages[-1].get("tool_calls") or [])
+        return answered
+    @vf.stop
+    async def was_called(self, state):
+        return state.get("called", 0) > 0
+
+def load_environment():
+    def last(completion):
+        return float(completion[-1]["role"] == "tool" and completion[-1]["content"] == "b")
+    def calls(completion, state):
+        return float(sum(len(m.get("tool_calls") or []) for m in completion)) + state["called"]
+    return Once(tools=[look], dataset=rows(""), rubric=vf.Rubric([last, calls], [1.0, 0.5]))
+""",
+        [[{"name": "look", "arguments": '{"x": "b"}'}], "ok"],
+        {
+            "0.1.9": (
+                1.0,
+                {
+                    "last": 0.0,
+                    "calls": 2.0,
+                    "look_calls": 1.0,
+                    "num_turns": 2.0,
+                    "total_tool_calls": 1.0,
+                },
+            )
+        },
+    ),
     "completion_of_a_text": (
         """
 class Goes(vf.MultiTurnEnv):

@@ -511,6 +511,14 @@ WRITTEN_OTHERWISE = [
         ("1/2", "one half"),
         ("5", "x equals 5"),
     ],
+    *[
+        (r"\sqrt{ab}", r"\sqrt{a}\sqrt{b}"),
+        (r"\ln(ab)", r"\ln a+\ln b"),
+        (r"\sqrt{\frac{n}{m}}", r"\frac{\sqrt{n}}{\sqrt{m}}"),
+        ("42", "42,"),
+        ("42", "42;"),
+        ("42", "42\\\\"),
+    ],
 ]
 NOT_THE_SAME = [
     *[
@@ -679,6 +687,11 @@ NOT_THE_SAME = [
         ("1 hour 30 minutes", "80 minutes"),
         ("12", "12 (ten)"),
         ("two thirds", "three halves"),
+    ],
+    *[
+        (r"\sqrt{ab}", r"\sqrt{a}+\sqrt{b}"),
+        (r"\ln(a+b)", r"\ln a+\ln b"),
+        (r"\log(x^2)", r"\log x"),
     ],
 ]
 

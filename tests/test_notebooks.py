@@ -40,7 +40,7 @@ NEEDS = {
 # What is as true after fewer steps, and with fewer rollouts; the saved outputs are of the numbers that a reader sees.
 FEWER = {
     "rollouts": {
-        "for _ in range(3):": "for _ in range(2):",
+        "for _ in range(3):": "for _ in range(1):",
         ": 3000,": ": 1000,",
         ": 2000": ": 700",
         "requests=1000": "requests=400",

@@ -281,7 +281,7 @@ def warn_of_results(results: GenerateOutputs, rubric: Any) -> None:
     if len(results.reward) < 2 or high - low >= EQUAL_REWARDS or all_earn_most:
         return  # known without a look at each rollout
     good = [at for at, error in enumerate(results.errors) if not error]
-    columns = (results.reward, results.state, results.completion)
+    columns: tuple[Any, ...] = (results.reward, results.state, results.completion)
     rewards, states, completions = ([column[at] for at in good] for column in columns)
     one_group = [0] * len(good)  # equal rewards teach nothing, whatever their prompts
     seen = learnable(rewards, one_group, states, completions, rubric)

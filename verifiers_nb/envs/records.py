@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'encode_record', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value',
-           'to_line', 'from_line', 'check_content_parts', 'check_calls', 'check_messages', 'is_number', 'check_fields',
-           'check_shown', 'check_record', 'restore_state', 'restore_rollout']
+           'to_line', 'from_line', 'is_content_part', 'is_call', 'check_message', 'check_messages', 'is_number',
+           'check_fields', 'check_shown', 'check_record', 'restore_state', 'restore_rollout']
 
 # %% ../../nbs/envs/01_records.ipynb #e5ade682
 import math
@@ -117,37 +117,44 @@ FIELD_TYPES: dict[str, tuple[type, ...]] = {
 }
 
 # %% ../../nbs/envs/01_records.ipynb #96f3107a
-def check_content_parts(parts: Sequence[Any]) -> None:
-    """Raise `ValueError` if the parts of a message are neither texts nor objects."""
-    for part in parts:
-        if not isinstance(part, (str, dict)) or (
-            isinstance(part, dict) and not isinstance(part.get("text"), (str, type(None)))
-        ):
-            raise ValueError(f"it has a message with the part {part!r:.40}")
+def is_content_part(part: Any) -> bool:
+    """Return whether something is part of a content: a text, or an object that is no message."""
+    if isinstance(part, dict):
+        return "role" not in part and isinstance(part.get("text"), (str, type(None)))
+    return isinstance(part, str)
 
 # %% ../../nbs/envs/01_records.ipynb #1a3db66b
-def check_calls(calls: Any) -> None:
-    """Raise `ValueError` if a message's calls lack a function, its name or its arguments."""
+def is_call(call: dict[str, Any] | str) -> bool:
+    """Return whether a call, or its JSON text, has a function with a name and arguments."""
+    try:
+        plain = tool_call_dict(call)
+    except (ValueError, RecursionError):  # no JSON, or nested too deeply
+        return False
+    function = plain.get("function") if isinstance(plain, dict) else None
+    return isinstance(function, dict) and {"name", "arguments"} <= {*function}
+
+# %% ../../nbs/envs/01_records.ipynb #e5668e74
+def check_message(message: Any) -> None:
+    """Raise `ValueError` if something is not a message."""
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+        raise ValueError(f"it has the message {message!r:.40}")
+    content, calls = message.get("content"), message.get("tool_calls") or []
+    if not isinstance(content, (str, list, type(None))):
+        raise ValueError(f"it has a message with the content {content!r:.40}")
+    for part in content if isinstance(content, list) else ():
+        if not is_content_part(part):
+            raise ValueError(f"it has a message with the part {part!r:.40}")
     if not isinstance(calls, list) or not all(isinstance(call, (dict, str)) for call in calls):
         raise ValueError(f"it has a message with the tool_calls {calls!r:.40}")
     for call in calls:
-        plain = tool_call_dict(call)
-        function = plain.get("function") if isinstance(plain, dict) else None
-        if not isinstance(function, dict) or not {"name", "arguments"} <= {*function}:
+        if not is_call(call):
             raise ValueError(f"it has a message with the tool call {call!r:.40}")
 
-# %% ../../nbs/envs/01_records.ipynb #e5668e74
+# %% ../../nbs/envs/01_records.ipynb #54f0e927
 def check_messages(messages: Any) -> None:
     """Raise `ValueError` if messages are neither a text nor a list of messages."""
     for message in () if isinstance(messages, str) else messages:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ValueError(f"it has the message {message!r:.40}")
-        if not isinstance(message.get("content"), (str, list, type(None))):
-            raise ValueError(f"it has a message with the content {message['content']!r:.40}")
-        if not isinstance(message.get("content"), (str, type(None))):
-            check_content_parts(message["content"])
-        if calls := message.get("tool_calls"):
-            check_calls(calls)
+        check_message(message)
 
 # %% ../../nbs/envs/01_records.ipynb #4b1ec313
 def is_number(value: Any, finite: bool) -> bool:
@@ -176,6 +183,8 @@ def check_fields(record: Mapping[str, Any]) -> None:
             raise ValueError(f"its {name} is {number!r:.40}")
     if not isinstance(errors := record.get("state", {}).get("reward_errors") or {}, dict):
         raise ValueError(f"its reward_errors is {errors!r:.40}")
+    if not isinstance(model := (record.get("run") or {}).get("model") or "", str):
+        raise ValueError(f"its model is {model!r:.40}")
     if odd := [turn for turn in record.get("turns", ()) if not isinstance(turn, dict)]:
         raise ValueError(f"it has the turn {odd[0]!r:.40}")
     for name in ("prompt", "completion"):

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'SERIES', 'POETRY', 'SURE', 'OPTIONAL', 'TOOLS', 'DYNAMIC', 'INSTALLED', 'names_text', 'verifiers_names',
-           'has_alias', 'changed_names', 'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder',
+__all__ = ['logger', 'SERIES', 'OPEN_SERIES', 'POETRY', 'SURE', 'OPTIONAL', 'TOOLS', 'DYNAMIC', 'INSTALLED', 'names_text',
+           'verifiers_names', 'has_alias', 'changed_names', 'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder',
            'loaded_verifiers', 'unload_verifiers', 'active_finder', 'current_version', 'is_since', 'as_verifiers',
            'is_lower', 'named_versions', 'meant_version', 'version_in_address', 'poetry_bounds', 'table_requirement',
            'texts_in', 'table_at', 'requirements_in', 'requirement_groups', 'needs_more', 'on_verifiers',
@@ -153,7 +153,7 @@ class AliasFinder(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         """Log that `verifiers` is an alias; the alias itself needs no execution."""
         if module.__name__ == "verifiers":
-            logger.warning("import verifiers means verifiers_nb here, with names up to 0.1.11.")
+            logger.warning("import verifiers means verifiers_nb here, with names up to 0.1.14.")
 
 # %% ../../nbs/envs/15_verifiers.ipynb #7e268178
 def loaded_verifiers() -> dict[str, ModuleType]:
@@ -211,6 +211,8 @@ def as_verifiers(version: str | None = None) -> ExitStack:
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cc3
 SERIES = ".*"
+# Not a valid bound, but people write it: "0.1.1*" are 0.1.10 and later
+OPEN_SERIES = re.compile(r"==\s*(\d+(?:\.\d+)*)\*")
 
 
 def is_lower(bound: Specifier) -> bool:
@@ -325,7 +327,7 @@ def on_verifiers(texts: Iterable[str]) -> Iterator[Requirement]:
     """Give the requirements on `verifiers` among some texts."""
     for text in texts:
         with suppress(InvalidRequirement):  # a group may also include another
-            required = Requirement(text)
+            required = Requirement(OPEN_SERIES.sub(r">=\g<1>0", text))
             if canonicalize_name(required.name) == "verifiers":
                 yield required
 

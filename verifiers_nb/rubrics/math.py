@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'NAME_OF_LETTERS',
-           'SENTENCE', 'DENIAL', 'MISREAD', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'compare_spellings', 'is_statement', 'is_unreadable', 'read_first', 'equal_answers', 'MathRubric']
+__all__ = ['LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'SENTENCE', 'DENIAL',
+           'MISREAD', 'NAME_OF_LETTERS', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
+           'is_statement', 'is_unreadable', 'compare_spellings', 'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -100,35 +100,6 @@ def is_too_large(answer: str) -> bool:
     ends = [min(partners.get(at, len(answer)), at + 1 + longest) for at in opened]
     return any(is_large_number(answer[at + 1 : end]) for at, end in zip(opened, ends, strict=True))
 
-# %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
-# Names of three points or choices, Roman numerals, and words with a letter twice: math-verify
-# multiplies their letters, in any order.
-NAME_OF_LETTERS = re.compile(
-    r"\(?(?:[A-Z]{3,8}|[IVX]{2}|(?=[a-z]{0,9}([a-z])[a-z]{0,9}\1)[a-z]{3,12})\)?"
-)
-
-
-def compare_spellings(gold: str, response: str) -> bool | None:
-    """Return whether two answers are equal, or None if only math-verify can decide."""
-    if is_same_text(gold, response):
-        return True
-    if NAME_OF_LETTERS.fullmatch(gold) and NAME_OF_LETTERS.fullmatch(response):
-        return False
-    bases = bases_in(gold), bases_in(response)
-    if all(bases) and bases[0] != bases[1]:
-        return False
-    values = based_value(gold, bases[0]), based_value(response, bases[1])
-    if None not in values:
-        return values[0] != "" and values[0] == values[1]
-    if not bases[0] and values[1] is not None:
-        return compare_at_sight(gold, values[1]) is True
-    verdict = compare_lists(gold, response)
-    if verdict is None:
-        verdict = compare_ratios(gold, response)
-    if verdict is None:
-        verdict = compare_at_sight(gold, response)
-    return compare_percentage(gold, response) if verdict is None else verdict
-
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
 DENIAL = re.compile(
@@ -158,6 +129,35 @@ def is_unreadable(answer: str) -> bool:
     """Return whether math-verify would read an answer as another one, or evaluate it for ever."""
     is_misread = SIDE_BY_SIDE.fullmatch(answer) or MISREAD.search(answer)
     return is_misread is not None or is_too_large(answer)
+
+# %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
+# Names of three points or choices, Roman numerals, and words with a letter twice: math-verify
+# multiplies their letters, in any order.
+NAME_OF_LETTERS = re.compile(
+    r"\(?(?:[A-Z]{3,8}|[IVX]{2}|(?=[a-z]{0,9}([a-z])[a-z]{0,9}\1)[a-z]{3,12})\)?"
+)
+
+
+def compare_spellings(gold: str, response: str) -> bool | None:
+    """Return whether two answers are equal, or None if only math-verify can decide."""
+    if is_same_text(gold, response):
+        return True
+    if NAME_OF_LETTERS.fullmatch(gold) and NAME_OF_LETTERS.fullmatch(response):
+        return False
+    bases = bases_in(gold), bases_in(response)
+    if all(bases) and bases[0] != bases[1]:
+        return False
+    values = based_value(gold, bases[0]), based_value(response, bases[1])
+    if None not in values:
+        return values[0] != "" and values[0] == values[1]
+    if not bases[0] and values[1] is not None:
+        return compare_at_sight(gold, values[1]) is True
+    verdict = compare_lists(gold, response)
+    if verdict is None:
+        verdict = compare_ratios(gold, response)
+    if verdict is None:
+        verdict = compare_at_sight(gold, response)
+    return compare_percentage(gold, response) if verdict is None else verdict
 
 # %% ../../nbs/rubrics/03_math.ipynb #e0a55947
 @lru_cache(maxsize=2048)

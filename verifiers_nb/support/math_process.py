@@ -64,14 +64,18 @@ def differ_in_size(gold: Sequence[Any], response: Sequence[Any]) -> bool:
 
 # %% ../../nbs/support/31_math_process.ipynb #4f8f4224
 def positive_symbols(gold: Sequence[Any]) -> dict[Any, Any]:
-    """Return a positive symbol for each one that is positive because a root is real."""
-    from sympy import Basic, Dummy, Pow
+    """Return a positive symbol for each one that makes a root or a logarithm real."""
+    from sympy import Basic, Dummy, Pow, log
 
+    parsed = [each for each in gold if isinstance(each, Basic)]
+    roots = [power for each in parsed for power in each.atoms(Pow) if power.exp.is_Rational]
+    insides = [root.base for root in roots if root.exp.q == 2]
+    insides += [logarithm.args[0] for each in parsed for logarithm in each.atoms(log)]
     found = {}
-    for root in (part for each in gold if isinstance(each, Basic) for part in each.atoms(Pow)):
-        if getattr(root.exp, "q", None) == 2 and len(root.base.free_symbols) == 1:
-            (symbol,) = root.base.free_symbols
-            if root.base.xreplace({symbol: Dummy(negative=True)}).is_negative:
+    for inside in insides:
+        for symbol in inside.free_symbols:
+            signs = {other: Dummy(positive=True) for other in inside.free_symbols}
+            if inside.xreplace({**signs, symbol: Dummy(negative=True)}).is_negative:
                 found[symbol] = Dummy(symbol.name, positive=True)
     return found
 

@@ -55,19 +55,23 @@ def plain_decimal(fraction: bool) -> Machine:
 def scientific_number(fraction: bool = True) -> Machine:
     """Accept numbers as Python writes very small and large ones: `1.5e-07`.
 
-    Without `fraction`, those of one digit and a positive exponent: `1e2`.
+    Without `fraction`, those of one digit and a positive exponent: `1e2`. Exponents end at 299,
+    because a reader takes 1e400 for infinity and 1e-400 for 0.
     """
+    exponent = {"12": "hundreds", "03456789": "tens"}
     table = {
         "start": {"-": "sign", "123456789": "digit"},
         "sign": {"123456789": "digit"},
         "digit": {"eE": "e", **(POINT if fraction else {})},
         "point": {DIGITS: "places"},
         "places": {DIGITS: "places", "eE": "e"},
-        "e": {"+-" if fraction else "+": "e sign", DIGITS: "exponent"},
-        "e sign": {DIGITS: "exponent"},
-        "exponent": {DIGITS: "exponent"},
+        "e": {"+-" if fraction else "+": "e sign", **exponent},
+        "e sign": exponent,
+        "hundreds": {DIGITS: "tens"},
+        "tens": {DIGITS: "ones"},
+        "ones": {},
     }
-    return steps_of(table, "exponent")
+    return steps_of(table, "hundreds tens ones")
 
 # %% ../../nbs/support/10_number_automata.ipynb #062f116b
 def sign_of(number: float | Decimal) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
            'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'NAMED_FUNCTION', 'ARGUMENTS',
-           'BETWEEN_ARGUMENTS', 'first_relation', 'primes_in', 'angles_in', 'joints_of', 'sides_of',
+           'BETWEEN_ARGUMENTS', 'first_relation', 'primes_in', 'value_in', 'angles_in', 'joints_of', 'sides_of',
            'factors_of_cross_products', 'inverses_in', 'arguments_in', 'marks_of_angles', 'differ_in_signs']
 
 # %% ../../nbs/support/30_signs.ipynb #254a2acb
@@ -40,11 +40,15 @@ OF_AN_ANGLE = re.compile(r"[0-9]\s?('{1,2}|\^\s?\{?\s?\\(?:circ|prime)(?![A-Za-z
 
 
 def primes_in(answer: str) -> int:
-    """Return the number of primes of the functions and variables after the last equals sign."""
-    value = answer.rpartition("=")[2]
-    if value.lstrip().startswith("'"):  # a quotation
+    """Return the number of primes of functions and variables."""
+    if answer.lstrip().startswith("'"):  # a quotation
         return 0
-    return sum(prime.count("'") + prime.count("prime") for prime in PRIME.findall(value))
+    return sum(prime.count("'") + prime.count("prime") for prime in PRIME.findall(answer))
+
+# %% ../../nbs/support/30_signs.ipynb #068c3d6d
+def value_in(answer: str) -> str:
+    """Return what follows the last equals sign."""
+    return answer.rpartition("=")[2]
 
 # %% ../../nbs/support/30_signs.ipynb #2cca60db
 ANGLE = re.compile(r"\\(?:measured|spherical)?angle\s?\{?\s?([A-Z]{3})(?![A-Za-z])")
@@ -92,8 +96,8 @@ INVERSE_FUNCTION = re.compile(r"(?<![A-Za-z\\])[f-h]\s?\^\s?\{\s?-\s?1\s?\}\s?(?
 
 
 def inverses_in(answer: str) -> int:
-    """Return the number of inverse functions after the last equals sign."""
-    return len(INVERSE_FUNCTION.findall(answer.rpartition("=")[2]))
+    """Return the number of inverse functions."""
+    return len(INVERSE_FUNCTION.findall(answer))
 
 # %% ../../nbs/support/30_signs.ipynb #7072ebdf
 # Functions that math-verify takes for factors, or skips: an expectation, a probability, `\gcd`.
@@ -128,7 +132,11 @@ def differ_in_signs(gold: str, response: str) -> bool:
         return True
     if bool(TRANSPOSED.search(gold)) != bool(TRANSPOSED.search(response)):
         return True
-    if any(count(gold) != count(response) for count in (primes_in, inverses_in)):
+    values = value_in(gold), value_in(response)
+    if any(count(values[0]) != count(values[1]) for count in (primes_in, inverses_in)):
+        return True
+    has_names = "=" in gold and "=" in response
+    if has_names and primes_in(gold) != primes_in(response):
         return True
     lists = (
         angles_in,

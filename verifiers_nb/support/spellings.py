@@ -7,15 +7,15 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'DASH', 'ROOTS',
-           'ROOT_SIGN', 'MARKS', 'IN_HTML', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE', 'REPEATING',
-           'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN', 'POWER_IN_PYTHON',
-           'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES', 'TEENS', 'TENS',
-           'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME', 'NAME_OF_NUMBER',
-           'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN', 'COMPILED_WORDS',
-           'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT',
-           'WORDS_ONLY', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced',
-           'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses',
-           'number_in_words', 'usual_words', 'usual_commands', 'usual_spelling', 'is_same_text']
+           'ROOT_SIGN', 'MARKS', 'IN_HTML', 'AFTER_IT', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE',
+           'REPEATING', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
+           'POWER_IN_PYTHON', 'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES',
+           'TEENS', 'TENS', 'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME',
+           'NAME_OF_NUMBER', 'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN',
+           'COMPILED_WORDS', 'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES', 'HAS_WORD', 'LAYOUT',
+           'COMPILED_LAYOUT', 'WORDS_ONLY', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks',
+           'is_balanced', 'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number',
+           'with_parentheses', 'number_in_words', 'usual_words', 'usual_commands', 'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -101,13 +101,14 @@ def signs_in_latex(answer: str) -> str:
 # A pair of them around an answer is no part of it.
 MARKS = ("**", "__", "```", "`", "$", "*", "_", '"')
 IN_HTML = re.compile(r"<(b|strong|i|em|answer)>(.*)</\1>", re.DOTALL)
+AFTER_IT = re.compile(r"(?:(?<!\\)[,;]|\\\\)$")
 
 
 def without_marks(answer: str) -> str:
-    """Return an answer without a final full stop, and without marks such as `**` around it."""
+    """Return an answer without a final full stop or comma, and without marks such as `**`."""
     for _ in range(4):  # such as "**$42$.**"
         before = answer
-        answer = answer.strip()
+        answer = AFTER_IT.sub("", answer.strip()).rstrip()
         if answer.endswith(".") and not answer.endswith(("..", r"\right.", r"\left.")):
             answer = answer[:-1].removesuffix("\\").rstrip()
         if in_html := IN_HTML.fullmatch(answer):
