@@ -380,7 +380,7 @@ def plain_commands() -> Callable[[str], bool]:
     """Return the function that tells whether a text of ASCII has plain and whole commands.
 
     The text ends with a line break and `;`. The function is made for the first command, because
-    that takes 20 ms.
+    that takes tens of milliseconds.
     """
     return rust_search(rf"\A{SKIPPED};?{NEXT}{plain_parts(MOST_LEVELS)}*\z")
 
