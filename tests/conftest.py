@@ -7,14 +7,10 @@ import gc
 import getpass
 import logging
 import os
-import pickle
 import shutil
 import signal
-import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from functools import wraps
-from hashlib import blake2b
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -128,25 +124,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.weekly)
 
 
-def remembered(render: Callable[..., list[str]]) -> Callable[..., list[str]]:
-    """Return what renders all prompts of a run, and the same prompts once: a new trainer takes 0.4 seconds, and 0.1 so."""
-    known: dict[bytes, list[str]] = {}
-
-    @wraps(render)
-    def looked_up(prompts: Any, tokenizer: Any, tools: Any = None) -> list[str]:
-        about = tokenizer.chat_template, tokenizer.special_tokens_map, tools
-        key = blake2b(pickle.dumps((prompts, about))).digest()
-        if key not in known:
-            known[key] = render(prompts, tokenizer, tools)
-        return known[key]
-
-    return looked_up
-
-
 def pytest_collection_finish() -> None:
     """Leave what was imported out of each later search for garbage, which takes 0.3 seconds with it."""
-    if checks := sys.modules.get("verifiers_nb.trainer.checks"):
-        checks.render = remembered(checks.render)  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()
 

@@ -350,20 +350,17 @@ def load_environment():
     rubric = vf.JudgeRubric(judge_client=SimpleNamespace(chat=SimpleNamespace(completions=Echoes())))
     async def shown(judge, prompt, completion, answer):
         asked = await judge(prompt, completion, answer)
-        start = "Given a ground truth answer and a response, determine if the response is correct."
-        assert asked.startswith(start) and asked.endswith('Respond either "yes" or "no" only.')
-        return float("Ground truth answer: | b |" in asked and "Response: | a |" in asked)
-    async def seen(judge, prompt, completion, answer, state):
-        asked = await judge(prompt, completion, answer, state)
-        return float("Question: |  |" not in asked)
+        return float("b" in asked.split() and "a" in asked.split())
+    async def with_state(judge, prompt, completion, answer, state):
+        return float(await judge(prompt, completion, answer, state) in state["judge_response"].values())
     rubric.add_reward_func(shown)
-    rubric.add_reward_func(seen)
+    rubric.add_reward_func(with_state)
     return vf.SingleTurnEnv(dataset=rows("b"), rubric=rubric)
 """,
         ["a"],
         {
-            "0.1.9": (2.0, {"shown": 1.0, "seen": 1.0, "num_turns": 1.0}),
-            "0.1.11": (1.0, {"shown": 1.0, "seen": 0.0, "num_turns": 1.0}),
+            "0.1.9": (2.0, {"shown": 1.0, "with_state": 1.0, "num_turns": 1.0}),
+            "0.1.11": (2.0, {"shown": 1.0, "with_state": 1.0, "num_turns": 1.0}),
         },
     ),
     "arguments_by_name": (

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LaterRubricGroup', 'LATER_JUDGE_PROMPT', 'UNSEEN', 'scoring_options', 'call_score_hooks', 'after_hooks',
-           'score_states', 'with_seen_prompt', 'rollout_of', 'other_name', 'NamedRubric', 'check_weights',
-           'last_scores', 'LaterRubric', 'AwaitableFloat', 'awaitable', 'LaterToolRubric', 'model_turns',
-           'turn_metrics', 'LaterJudgeRubric', 'LaterMathRubric']
+__all__ = ['LaterRubricGroup', 'scoring_options', 'call_score_hooks', 'after_hooks', 'score_states', 'with_seen_prompt',
+           'rollout_of', 'other_name', 'NamedRubric', 'check_weights', 'last_scores', 'LaterRubric', 'AwaitableFloat',
+           'awaitable', 'LaterToolRubric', 'model_turns', 'turn_metrics', 'LaterJudgeRubric', 'LaterMathRubric']
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #6247c0b0
 import inspect
@@ -21,7 +20,6 @@ from operator import attrgetter, mul
 from statistics import fmean
 from typing import Any
 
-from .later_messages import LaterMessage
 from .later_parsers import LaterBoxedParser, boxed_reader
 from .later_state import LaterState, with_scored_errors
 from .later_versions import first_argument, has_change, marked_hooks
@@ -355,51 +353,15 @@ def turn_metrics() -> LaterRubric:
     return LaterRubric([model_turns], [0.0])
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #9d5d2bf1
-LATER_JUDGE_PROMPT = """Given a ground truth answer \
-and a response, determine if the response is correct.
-
-Question:
-```
-{question}
-```
-
-Ground truth answer:
-```
-{answer}
-```
-
-Response:
-```
-{response}
-```
-
-Respond either "yes" or "no" only."""
-UNSEEN = "As in verifiers 0.1.11 to 0.1.14, the judge is not shown the question of a dataset's row."
-
-
 class LaterJudgeRubric(JudgeRubric, LaterRubric):
-    """Ask a judge, by default with the prompt of `verifiers`."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(JudgeRubric).bind_partial(*args, **kwargs).arguments
-        default = {} if "judge_prompt" in given else {"judge_prompt": LATER_JUDGE_PROMPT}
-        super().__init__(*args, **{**kwargs, **default})
-        if "{question}" in self.judge_prompt and has_change(self.version, "unseen questions"):
-            self.logger.warning(UNSEEN)
+    """Ask a judge, with or without the state of the rollout."""
 
     async def judge(
         self, prompt: Messages, completion: Messages, answer: Any, state: Any = None, **kwargs: Any
     ) -> str:
-        """Return the judge's answer; the state is optional."""
+        """Return the judge's answer, from `state` if it is already there."""
         state = {} if state is None else state
         return await super().judge(prompt, completion, answer, state, **kwargs)
-
-    def question(self, prompt: Messages, answer: Any, response: Any) -> str:
-        """Return what the judge is asked about a response."""
-        is_seen = not has_change(self.version, "unseen questions")
-        last: Any = prompt[-1] if prompt else ""
-        shown = prompt if is_seen or not isinstance(last, LaterMessage) else ""
-        return super().question(shown, answer, str(response))
 
 # %% ../../nbs/bridges/05_later_rubrics.ipynb #8718951b
 class LaterMathRubric(MathRubric, LaterRubric):

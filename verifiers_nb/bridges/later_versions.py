@@ -38,7 +38,6 @@ CHANGED_IN = {
     "strict schemas": (0, 1, 9),  # of tools: every argument is required, and may be null
     "own metrics": (0, 1, 10),  # of a group's rollout: only those of its member
     "text messages": (0, 1, 11),  # a completion's prompt is a message, and so is its answer
-    "unseen questions": (0, 1, 11),  # a judge isn't shown them
     "tool definitions": (0, 1, 11),  # `tool_defs`, in place of `oai_tools`
     "hooks of rubrics": (0, 1, 12),  # are called with each state after its scoring
     "strict box": (0, 1, 12),  # without a box, `MathRubric` reads no answer

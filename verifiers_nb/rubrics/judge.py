@@ -216,7 +216,7 @@ class JudgeRubric(Rubric):
     ) -> str:
         """Return the judge's answer, from `state` if it is already there."""
         response = self.parser.parse_answer(completion)
-        question = self.question(prompt, answer, response)
+        question = judge_question(self.judge_prompt, prompt, answer, response)
         if not isinstance(state.get("judge_response"), dict):
             state["judge_response"] = {}
         answers = state["judge_response"]
@@ -224,10 +224,6 @@ class JudgeRubric(Rubric):
             judged_state.set(state)  # for this task: what the answer uses is counted there
             answers[question] = await self.ask_once(question)
         return answers[question]
-
-    def question(self, prompt: Messages, answer: Any, response: Any) -> str:
-        """Return what the judge is asked about a response."""
-        return judge_question(self.judge_prompt, prompt, answer, response)
 
     @cached_property
     def async_client(self) -> Any:

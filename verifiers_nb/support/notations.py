@@ -123,7 +123,7 @@ def bases_in(answer: str) -> list[str]:
     return sorted(NAMED_NUMBERS.get(name, name) for name in names)
 
 # %% ../../nbs/support/32_notations.ipynb #b29b5a1b
-BASED = re.compile(r"(-?[0-9A-Fa-f]{1,99})(?:_|\s?\\text\{\s?base|\s?base)")
+BASED = re.compile(rf"(-?[0-9A-Fa-f]{{1,99}})(?:_|\s?{IN_TEXT}base)")
 
 
 def based_value(answer: str, bases: Sequence[str]) -> str | None:
@@ -219,7 +219,7 @@ def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
     return (value, second) if value and second else (gold, response)
 
 # %% ../../nbs/support/32_notations.ipynb #8a304e16
-BETWEEN_VALUES = re.compile(r",\s?and\b|[,;]|\band\b|\\text\{\s?and\s?\}")
+BETWEEN_VALUES = re.compile(rf",\s?and\b|[,;]|\band\b|{TEXT_COMMAND}\s?\{{\s?and\s?\}}")
 NAMED_VALUE = re.compile(r"([A-Za-z])\s?=\s?([^=<>]{1,60})")
 
 
@@ -263,15 +263,14 @@ def interval_of(relation: str) -> tuple[str, str] | None:
         return None
     first, before, variable, after, last = found.groups()
     orders = [first_relation(order) for order in (before, after) if order]
-    rises = {order in ("<", "le") for order in orders}
-    if len(rises) > 1:  # such as 1 < x > 0
+    rises = orders[-1] in ("<", "le")
+    if any((order in ("<", "le")) != rises for order in orders):  # such as 1 < x > 0
         return None
-    bounds = [bound for bound in (first, last) if bound]
-    if rises == {False}:
+    if first is None:  # the other bound is infinite
+        first, orders = (r"-\infty" if rises else r"\infty"), ["<", *orders]
+    bounds = [first, last]
+    if not rises:
         bounds, orders = bounds[::-1], orders[::-1]
-    if first is None:
-        bounds = [r"-\infty", *bounds] if rises == {True} else [*bounds, r"\infty"]
-        orders = ["<", *orders] if rises == {True} else [*orders, "<"]
     opening, closing = ("[" if "e" in orders[0] else "("), ("]" if "e" in orders[1] else ")")
     return variable, f"{opening}{bounds[0]},{bounds[1]}{closing}"
 
