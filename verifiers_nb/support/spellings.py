@@ -291,7 +291,9 @@ NAMED_PARTS = {
     "fourth": 4,
     "fifth": 5,
     "sixth": 6,
+    "seventh": 7,
     "eighth": 8,
+    "ninth": 9,
     "tenth": 10,
 }
 NAMED_FRACTIONS = {"half": r"\frac{1}{2}", "one-half": r"\frac{1}{2}"}
