@@ -13,12 +13,12 @@ __all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUO
            'SIGN_OF_SUM', 'SHELL_VARIABLE', 'QUOTED', 'PLAINLY_QUOTED', 'INNERMOST_PIECE', 'INNER_PIECE', 'OPENING',
            'WORD_PIECE', 'CLAUSE', 'CASE', 'INNER_DEEP_PIECE', 'OTHER_SIGN', 'IN_DEEP_BRACES', 'IN_INNER_SUM',
            'IN_DEEP_SUM', 'DEEP_VARIABLE', 'DEEP_PIECE', 'BLANK', 'COMMENT', 'SKIPPED', 'TO_TARGET', 'TO_WORD', 'NEXT',
-           'END_SIGN', 'AFTER_COMPOUND', 'FUNCTION_NAME', 'PAIR', 'SHELL_FUNCTION', 'LOOP', 'MOST_LEVELS', 'DOCUMENT',
-           'MOST_DOCUMENTS', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'after_document',
-           'Opened', 'in_parentheses', 'open_word', 'unfinished_list', 'without_quotation', 'token_in', 'open_part',
-           'parting', 'other_word', 'sign_but', 'words_of', 'in_pair', 'variable_or_sum', 'word_piece', 'in_pairs',
-           'plain_command', 'plain_parts', 'plain_compound', 'plain_commands', 'without_documents', 'is_plainly_whole',
-           'unfinished_part']
+           'END_SIGN', 'AFTER_COMPOUND', 'FUNCTION_NAME', 'PAIR', 'SHELL_FUNCTION', 'IN_LIST', 'LOOP', 'MOST_LEVELS',
+           'DOCUMENT', 'MOST_DOCUMENTS', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell',
+           'after_document', 'Opened', 'in_parentheses', 'open_word', 'unfinished_list', 'without_quotation',
+           'token_in', 'open_part', 'parting', 'other_word', 'sign_but', 'words_of', 'in_pair', 'variable_or_sum',
+           'word_piece', 'in_pairs', 'plain_command', 'plain_parts', 'plain_compound', 'plain_commands',
+           'without_documents', 'is_plainly_whole', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_shell.ipynb #e0ecdf16
 import json
@@ -247,7 +247,7 @@ def token_in(inside: list[str]) -> re.Pattern[str]:
         return SHELL_TOKEN
     return QUOTED_TOKEN if '"' in inside else BRACES_TOKEN
 
-
+# %% ../../nbs/parsers/04_shell.ipynb #6edccc02
 def open_part(command: str) -> str:
     """Return what is open at the end of a bash command, or "", by a look at all of its words."""
     inside: list[str] = []  # the open quotation marks and parentheses
@@ -428,7 +428,8 @@ def plain_parts(levels: int, signs: str = r"&&|\|[|&]?") -> str:
     return f"(?:{command}{after_command}|{compounds}{AFTER_COMPOUND})"
 
 # %% ../../nbs/parsers/04_shell.ipynb #ca4ff1c8
-LOOP = rf"(?:for|select){BLANK}(?:[A-Za-z_][A-Za-z0-9_]*{BLANK}in{BLANK}|\(\({SIGN_OF_SUM}*\)\){END_SIGN})"
+IN_LIST = f"[A-Za-z_][A-Za-z0-9_]*{BLANK}in{BLANK}"
+LOOP = rf"(?:for|select){BLANK}(?:{IN_LIST}|\(\({SIGN_OF_SUM}*\)\){END_SIGN})"
 MOST_LEVELS = 5  # of compound commands in one another
 
 
