@@ -8,9 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['HELP_PARTS', 'READERS', 'METADATA_KINDS', 'data_text', 'command_table', 'command_places', 'help_parts', 'json_object',
            'whole_number', 'number', 'add_arguments', 'unknown_word', 'CommandParser', 'say', 'SafeFormatter',
-           'CommandError', 'one_line_errors', 'open_missing_streams', 'run_command', 'end_despite_threads', 'ending',
-           'end_on_sigterm', 'Presses', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata',
-           'read_metadata', 'one_row', 'command_summaries', 'main']
+           'CommandError', 'one_line_errors', 'open_missing_streams', 'output_fails', 'run_command',
+           'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole', 'write_metadata',
+           'load_metadata', 'read_metadata', 'one_row', 'command_summaries', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -235,6 +235,15 @@ def open_missing_streams(prog: str) -> None:
     if "stdout" in missing:
         say(f"{prog}: standard output is closed, so nothing is printed")
 
+# %% ../../nbs/cli/00_command.ipynb #95229e06
+def output_fails() -> bool:
+    """Return whether standard output takes not even a line, such as a file on a full disk."""
+    try:
+        print(flush=True)
+    except (OSError, ValueError):
+        return True
+    return False
+
 # %% ../../nbs/cli/00_command.ipynb #fa35e192
 def run_command(prog: str, work: Callable[[], int]) -> int:
     """Return the status of a command: the result of `work`, 2 for a `CommandError` or an
@@ -261,6 +270,7 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
         return 141
     except (CommandError, OSError) as error:
         file, why = (getattr(error, name, None) for name in ("filename", "strerror"))
+        file = file or (output_fails() and "standard output")
         say(f"{prog}: {f'{file}: ' if file else ''}{why or error}")
         return 2
 
