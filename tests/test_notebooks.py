@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
+import forked
 import nbformat
 import preloaded
 import pytest
@@ -70,6 +71,10 @@ FEWER = {
         "held_out = 64": "held_out = 4",
     },
 }
+
+# Those that start programs which load PyTorch: each begins as a fork. Two processes of accelerate's command and a vf-train that
+# import for themselves are in test_processes.py and test_cli_train.py.
+FORKED = ("12_train", "109_several_gpus_and_servers")
 
 
 def packages(path: Path) -> tuple[str, ...]:
@@ -142,7 +147,14 @@ def test_notebook(path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str])
         assert before in copy.read_text()
         copy.write_text(copy.read_text().replace(before, after))
     shell_ends = patch.object(interactiveshell, "atexit")  # else each searches for garbage then
-    with shell_ends, preloaded.starts(), torch.enable_grad():  # which some turn off for themselves
+    python = forked.program() if path.stem in FORKED else sys.executable
+    starts_as_fork = patch.object(sys, "executable", python)
+    with (
+        shell_ends,
+        starts_as_fork,
+        preloaded.starts(),
+        torch.enable_grad(),
+    ):  # which some turn off for themselves
         passed, _ = run_cells(
             copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path
         )
