@@ -173,8 +173,9 @@ def program() -> str:
 def kernels() -> str:
     """Return a folder for JUPYTER_PATH, in which Jupyter finds kernels that begin where the imports have ended."""
     folder = Path(tempfile.mkdtemp())
-    start = "from ipykernel.kernelapp import launch_new_instance as start; start()"
-    about = dict(argv=[program(), "-c", start, "-f", "{connection_file}"])
+    about: dict[str, Any] = dict(
+        argv=[program(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    )
     about |= dict(display_name="Python 3 (ipykernel)", language="python")
     (folder / "kernels/python3").mkdir(parents=True)
     (folder / "kernels/python3/kernel.json").write_text(json.dumps(about))
@@ -225,13 +226,16 @@ def execute(command: Sequence[str]) -> int:
         sys.stdout.reconfigure(write_through=True)
     sys.path[0] = os.getcwd()  # as python -m and python -c have it
     importlib.invalidate_caches()
-    sys.modules["__main__"] = main = ModuleType("__main__")
+    sys.modules["__main__"] = own = ModuleType("__main__")
     try:
         if how == "-m":
-            return importlib.import_module(sys.argv[0]).main() or 0
+            if main := getattr(importlib.import_module(name := sys.argv[0]), "main", None):
+                return main() or 0
+            runpy.run_module(name, run_name="__main__")
+            return 0
         if how == "-c":
             code, sys.argv[0] = sys.argv[0], "-c"
-            exec(compile(code, "<string>", "exec"), main.__dict__)
+            exec(compile(code, "<string>", "exec"), own.__dict__)
             return 0
         sys.argv, sys.path[0] = [how, *sys.argv], str(Path(how).parent)
         runpy.run_path(how, run_name="__main__")

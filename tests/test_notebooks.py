@@ -55,8 +55,13 @@ FEWER = {
         "log_history[:6]": "log_history[:4]",
     },
     "index": {"max_steps=40": "max_steps=6"},
-    "commands": {"for _ in range(3):": "for _ in range(1):"},
-    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(20):"},
+    "commands": {
+        "for _ in range(3):": "for _ in range(1):",
+        "import GRPOConfig, GRPOTrainer": "import Rubric",
+        "COUNT = 100_000": "COUNT = 10_000",
+        "places[50_000]": "places[5_000]",
+    },
+    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(14):"},
     "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
     "109_several_gpus_and_servers": {"max_steps=10,": "max_steps=3,"},
@@ -74,7 +79,7 @@ FEWER = {
 
 # Those that start programs which load PyTorch: each begins as a fork. Two processes of accelerate's command and a vf-train that
 # import for themselves are in test_processes.py and test_cli_train.py.
-FORKED = ("12_train", "109_several_gpus_and_servers")
+FORKED = ("05_eval", "12_train", "15_demo", "109_several_gpus_and_servers")
 
 
 def packages(path: Path) -> tuple[str, ...]:
