@@ -39,7 +39,12 @@ from ..support.notations import (
     in_same_unit,
     with_one_parameter,
 )
-from ..support.signs import differ_in_signs
+from ..support.signs import (
+    differ_in_signs,
+    with_distinct_capitals,
+    with_plain_letters,
+    with_symbols_of_functions,
+)
 from ..support.spellings import DENIALS, SIDE_BY_SIDE, is_same_text, usual_spelling
 from ..types import Messages, RewardFunc
 
@@ -171,7 +176,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False
-    gold, response = numbers
+    gold, response = with_symbols_of_functions(*numbers)
     verdict = compare_spellings(gold, response)
     if verdict is not None:
         return verdict
@@ -179,6 +184,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
         return False
     if is_statement(response) and not SENTENCE.search(gold):
         response += "."
+    gold, response = map(with_plain_letters, with_distinct_capitals(gold, response))
     return with_last_variable(gold), with_last_variable(response)
 
 # %% ../../nbs/rubrics/03_math.ipynb #6458ef0d

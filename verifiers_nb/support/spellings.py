@@ -8,14 +8,15 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'DASH', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'AFTER_IT', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE',
-           'REPEATING', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
+           'REPEATING', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPED_DIGITS', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
            'POWER_IN_PYTHON', 'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES',
            'TEENS', 'TENS', 'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME',
            'NAME_OF_NUMBER', 'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN',
-           'COMPILED_WORDS', 'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES', 'HAS_WORD', 'LAYOUT',
-           'COMPILED_LAYOUT', 'WORDS_ONLY', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks',
-           'is_balanced', 'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number',
-           'with_parentheses', 'number_in_words', 'usual_words', 'usual_commands', 'usual_spelling', 'is_same_text']
+           'COMPILED_WORDS', 'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES',
+           'NAME_OF_COMBINATIONS', 'BELOW', 'COMBINATIONS', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS_ONLY',
+           'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
+           'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
+           'usual_words', 'usual_commands', 'with_binomials', 'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -194,12 +195,16 @@ def repeating_as_fraction(number: re.Match[str]) -> str:
 # %% ../../nbs/support/23_spellings.ipynb #0ac9e202
 LATEX_SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
 BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
-GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?:(?: [0-9]{3})+|(?:\\?_[0-9]{3})+)(?:\.[0-9]+)?")
+GROUPED_DIGITS = re.compile(
+    r"[+-]?[0-9]{1,3}(?:(?: [0-9]{3})+|(?:\\?_[0-9]{3})+)(?:\.[0-9]+)?"
+    r"|[+-]?[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?"  # as in India
+)
 SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
 E_NOTATION = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
     rf"\s?(?:[eE]|{TEXT_COMMAND}\{{[eE]\}})"
     r"(?:\{([+-]?[0-9]{1,4})\}|([+-]?[0-9]{1,4}))"
+    rf"(?=\Z|\s?{TEXT_COMMAND}| [A-Za-z])"  # a unit may follow
 )
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
 POWER_IN_PYTHON = re.compile(
@@ -218,11 +223,12 @@ def usual_number(answer: str) -> str:
         answer = POWER_IN_PYTHON.sub(lambda power: f"^{{{power[2]}}}" if power[2] else "^", answer)
     answer = TIMES_TEN.sub(r"\\times ", answer)
     answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
-    if GROUPS_OF_THREE.fullmatch(answer):
-        return re.sub(r"\\?[ _]", "", answer)
-    if number := E_NOTATION.fullmatch(answer):
+    if GROUPED_DIGITS.fullmatch(answer):
+        return re.sub(r"\\?[ _,]", "", answer)
+    if number := E_NOTATION.match(answer):
         exponent = int(number[2] or number[3])
-        return rf"{number[1].removesuffix('.')}\times 10^{{{exponent}}}"
+        unit = answer[number.end() :]
+        return rf"{number[1].removesuffix('.')}\times 10^{{{exponent}}}{unit}"
     return mixed_as_fraction(REPEATING.sub(repeating_as_fraction, answer))
 
 # %% ../../nbs/support/23_spellings.ipynb #29d66c22
@@ -315,10 +321,12 @@ OUR_ANSWER = (
 )
 WORDS_REWRITTEN = {
     r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
+    r"^(?:[Aa]bout|[Aa]pproximately|[Rr]oughly) (?=[-0-9$\\])": "",
     r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
     rf"^{TEXT_COMMAND}\{{\s?([Tt]he [A-Za-z ]{{1,60}} (?:is|are|equals)) ?\}}\s?": r"\1 ",
     rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
     rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
+    rf"^(?!(?i:{DENIED}))[A-Z][a-z]{{2,}}(?: (?!{DENIED})[a-z]+){{0,3}}:\s({WORDLESS})$": r"\1",
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
     rf"^{IN_TEXT}[Tt](?:rue|RUE)\s?\}}?$": r"\\text{true}",
     rf"^{IN_TEXT}[Ff](?:alse|ALSE)\s?\}}?$": r"\\text{false}",
@@ -326,7 +334,9 @@ WORDS_REWRITTEN = {
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
     rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Aa](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 AM",
     rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Pp](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 PM",
+    r"^([0-9]{1,2}):00(?= [AP]M$)": r"\1",
     rf"^{IN_TEXT}(?:[Aa]n?|[Tt]he) ([A-Za-z]{{3,}}(?: [A-Za-z]{{2,}}){{0,3}}) ?\}}?$": r"\1",
+    rf"^{IN_TEXT}(?:DNE|[Dd]oes not exist)\s?\}}?$": r"\\text{does not exist}",
     rf"^{IN_TEXT}[Nn]o (?:real )?solutions?\s?\}}?$": r"\\emptyset ",
     rf"^{IN_TEXT}[Aa]ll (?:real numbers|reals)\s?\}}?$": r"\\mathbb{R}",
 }
@@ -354,6 +364,12 @@ SET_BUILDER = (
     r"\s?(?:\\right)?\s?\\\}$"
 )
 COMMANDS_REWRITTEN = {
+    r"\\var(?=(?:epsilon|phi|theta|rho|sigma|kappa)(?![A-Za-z]))": r"\\",
+    r"\\[dt]?binom\s?([0-9a-z])\s?([0-9a-z])(?![0-9a-z])": r"\\binom{\1}{\2}",
+    r"\\lg(?![A-Za-z])": r"\\log",
+    r"\\log\s?_\s?(?:e|\{e\})": r"\\ln ",
+    r"\\(vec|hat)\s?(?:\{?\s?\\([ij])math\s?\}?|([A-Za-z])(?![A-Za-z]))": r"\\\1{\2\3}",
+    r"(?<=\})\s?(?=\\[dt]?binom)": r"\\cdot ",
     r"(?<![0-9A-Za-z.)}])\\(?:boldsymbol|bm|pmb)\s?\{([A-Za-z]|[0-9.]+)\}(?![0-9])": r"\1",
     r"\\(?:text)?color\s?\{[a-z]*\}": "",
     r"\\(?:varnothing|empty)(?![A-Za-z])": r"\\emptyset ",
@@ -382,6 +398,23 @@ def usual_commands(answer: str) -> str:
         answer = pattern.sub(usual, answer)
     return DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer) if r"\circ" in answer else answer
 
+# %% ../../nbs/support/23_spellings.ipynb #1a1eb638
+NAME_OF_COMBINATIONS = rf"(?:C|{TEXT_COMMAND}\s?\{{C\}})\s?_"
+BELOW = r"\s?\{?([0-9]{1,2}|[a-z])\}?"
+COMBINATIONS = [
+    re.compile(rf"(?:\{{\s?\}}|(?<![A-Za-z0-9)\]}}]))[\^_]{BELOW}\s?{NAME_OF_COMBINATIONS}{BELOW}"),
+    re.compile(
+        rf"(?<![A-Za-z_^]){NAME_OF_COMBINATIONS}\s?\{{?([3-9]|[1-9][0-9]|[mn])\}}?\s?\^{BELOW}"
+    ),
+]
+
+
+def with_binomials(answer: str) -> str:
+    """Return an answer with each number of combinations as a binomial coefficient."""
+    for pattern in COMBINATIONS:
+        answer = pattern.sub(r"\\binom{\1}{\2}", answer)
+    return answer
+
 # %% ../../nbs/support/23_spellings.ipynb #d2012c6f
 HAS_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][A-Za-z.]")
 
@@ -391,6 +424,8 @@ def usual_spelling(answer: str) -> str:
     answer = without_style(without_marks(signs_in_latex(answer)))
     if HAS_WORD.search(answer):
         answer = usual_words(answer)
+    if "C" in answer and "_" in answer:
+        answer = with_binomials(answer)
     if "\\" in answer:
         answer = usual_commands(answer)
     return with_parentheses(usual_number(without_marks(answer)))
@@ -402,8 +437,9 @@ LAYOUT = {
     r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
     r"\\frac\s?([0-9])\s?([0-9])(?![0-9])": r"\\frac{\1}{\2}",
     r"([_^])\s?\{([A-Za-z0-9])\}": r"\1\2",
-    r"\(\s?\\?mod\s?([A-Za-z0-9]+)\)|\\[pb]?mod\s?\{?\s?([A-Za-z0-9]+)\}?": r"\\mod \1\2",
+    r"\(\s?\\?mod\s{0,3}([A-Za-z0-9]+)\)|\\[pb]?mod\s?\{?\s?([A-Za-z0-9]+)\}?": r"\\mod \1\2",
     r" {2,}": " ",
+    r"(\\[A-Za-z]+) (?=[0-9])": r"\1",
     r" (?![A-Za-z0-9])|(?<![A-Za-z0-9,]) |(?<=,) (?![0-9])": "",
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
