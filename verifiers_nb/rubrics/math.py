@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'SENTENCE', 'DENIAL',
-           'MISREAD', 'NAME_OF_LETTERS', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'is_statement', 'is_unreadable', 'compare_spellings', 'read_first', 'equal_answers', 'MathRubric']
+__all__ = ['LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'DEEPEST', 'SENTENCE',
+           'DENIAL', 'MISREAD', 'LONGEST_FORMULA', 'NAME_OF_LETTERS', 'pairs_of_brackets', 'power_of_digits',
+           'is_large_number', 'is_too_large', 'is_too_deep', 'is_statement', 'is_unreadable', 'compare_spellings',
+           'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -105,6 +106,19 @@ def is_too_large(answer: str) -> bool:
     ends = [min(partners.get(at, len(answer)), at + 1 + longest) for at in opened]
     return any(is_large_number(answer[at + 1 : end]) for at, end in zip(opened, ends, strict=True))
 
+# %% ../../nbs/rubrics/03_math.ipynb #9b4adfe4
+DEEPEST = 20
+
+
+def is_too_deep(answer: str) -> bool:
+    """Return whether an answer has brackets in more brackets than math-verify reads in a second."""
+    depth = 0
+    for bracket in re.finditer("[(){}]", answer):
+        depth += 1 if bracket[0] in "({" else -1
+        if depth > DEEPEST:
+            return True
+    return False
+
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
 DENIAL = re.compile(
@@ -130,10 +144,15 @@ MISREAD = re.compile(
 )
 
 
+LONGEST_FORMULA = 2000  # characters
+
+
 def is_unreadable(answer: str) -> bool:
     """Return whether math-verify would read an answer as another one, or evaluate it for ever."""
+    if len(answer) > LONGEST_FORMULA and not SENTENCE.search(answer):
+        return True
     is_misread = SIDE_BY_SIDE.fullmatch(answer) or MISREAD.search(answer)
-    return is_misread is not None or is_too_large(answer)
+    return is_misread is not None or is_too_deep(answer) or is_too_large(answer)
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
 # Names of three points or choices, Roman numerals, and words with a letter twice: math-verify

@@ -123,6 +123,8 @@ def usual_arguments(arguments: str) -> list[str]:
 
 def arguments_in(answer: str) -> list[list[str]]:
     """Return the arguments of each function with a name that have letters, all sorted."""
+    if "(" not in answer and "[" not in answer:
+        return []
     found = (usual_arguments(arguments) for _, arguments in ARGUMENTS.findall(answer))
     return sorted(filter(None, found))
 
@@ -158,6 +160,8 @@ def differ_in_signs(gold: str, response: str) -> bool:
 # %% ../../nbs/support/30_signs.ipynb #29c7c869
 def with_symbols_of_functions(gold: str, response: str) -> tuple[str, str]:
     """Return two answers with a symbol for each value of a named function, such as `P(A)`."""
+    if not (arguments_in(gold) or arguments_in(response)):
+        return gold, response
     values = dict[tuple[str, ...], int]()
 
     def symbol(function: re.Match[str]) -> str:
@@ -188,6 +192,8 @@ def capitals_beside_small(answer: str) -> set[str]:
 
 def with_distinct_capitals(gold: str, response: str) -> tuple[str, str]:
     """Return two answers with other symbols for capitals whose small letters are there, too."""
+    if gold + response == (gold + response).lower():
+        return gold, response
     capitals = capitals_beside_small(gold) | capitals_beside_small(response)
     free = [symbol for symbol in RARE_SYMBOLS if symbol.strip() not in gold + response]
     if not capitals or len(capitals) > len(free):
@@ -207,4 +213,4 @@ BOLD_LETTER = re.compile(
 
 def with_plain_letters(answer: str) -> str:
     """Return an answer with plain letters for bold letters and unit vectors."""
-    return BOLD_LETTER.sub(r"{\1\2}", answer) if "\\" in answer else answer
+    return BOLD_LETTER.sub(r"{\1\2}", answer) if BOLD_LETTER.search(answer) else answer

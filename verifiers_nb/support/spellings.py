@@ -16,10 +16,12 @@ __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 
            'NAME_OF_COMBINATIONS', 'BELOW', 'COMBINATIONS', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS_ONLY',
            'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
            'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
-           'usual_words', 'usual_commands', 'with_binomials', 'usual_spelling', 'is_same_text']
+           'rewritten', 'usual_words', 'usual_commands', 'with_binomials', 'usual_spelling', 'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from unicodedata import decimal, normalize
 
 # %% ../../nbs/support/23_spellings.ipynb #98572360
@@ -343,10 +345,17 @@ WORDS_REWRITTEN = {
 COMPILED_WORDS = [(re.compile(pattern), latex) for pattern, latex in WORDS_REWRITTEN.items()]
 
 
+def rewritten(answer: str, rows: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    """Return an answer after all replacements, in their order."""
+    for pattern, usual in rows:
+        if pattern.search(answer):  # `sub` costs more, and few patterns are found
+            answer = pattern.sub(usual, answer)
+    return answer
+
+
 def usual_words(answer: str) -> str:
     """Return an answer that has words as math-verify reads it: bare, with numbers in digits."""
-    for pattern, latex in COMPILED_WORDS:
-        answer = pattern.sub(latex, answer)
+    answer = rewritten(answer, COMPILED_WORDS)
     if "illion" in answer or "hundred" in answer or "thousand" in answer:
         answer = WRITTEN_OUT.sub(number_in_words, answer)
     if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
@@ -394,8 +403,7 @@ DEGREES = re.compile(
 
 def usual_commands(answer: str) -> str:
     """Return an answer that has commands of LaTeX with those that math-verify reads."""
-    for pattern, usual in COMPILED_COMMANDS:
-        answer = pattern.sub(usual, answer)
+    answer = rewritten(answer, COMPILED_COMMANDS)
     return DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer) if r"\circ" in answer else answer
 
 # %% ../../nbs/support/23_spellings.ipynb #1a1eb638
@@ -419,8 +427,12 @@ def with_binomials(answer: str) -> str:
 HAS_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][A-Za-z.]")
 
 
+@lru_cache(maxsize=1024)
 def usual_spelling(answer: str) -> str:
-    """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
+    """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop.
+
+    The gold answer is asked for by each rollout of a prompt.
+    """
     answer = without_style(without_marks(signs_in_latex(answer)))
     if HAS_WORD.search(answer):
         answer = usual_words(answer)
@@ -450,8 +462,7 @@ WORDS_ONLY = re.compile(r"[A-Za-z][a-z]{3,}(?: [A-Za-z][a-z]*)*")
 def is_same_text(gold: str, response: str) -> bool:
     """Return whether two answers are one text, but for its layout."""
     gold, response = " ".join(gold.split()), " ".join(response.split())
-    for pattern, text in COMPILED_LAYOUT:
-        gold, response = pattern.sub(text, gold), pattern.sub(text, response)
+    gold, response = rewritten(gold, COMPILED_LAYOUT), rewritten(response, COMPILED_LAYOUT)
     if WORDS_ONLY.fullmatch(gold) and WORDS_ONLY.fullmatch(response):
         return gold.lower() == response.lower()
     return gold == response and re.search(r"(?<!\\)\b[A-Za-z0-9]", gold) is not None
