@@ -7,12 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNITS', 'METRIC_UNITS', 'METRIC_PREFIXES', 'UNIT_OF', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'IN_BASE_UNITS', 'ONE_LETTER',
-           'LETTERS', 'SEVERAL_LETTERS', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'LONGEST_MEASURE', 'EQUATION', 'MONEY',
-           'UNIT_BEGINS', 'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS',
-           'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'metric_units', 'product_of_units', 'unit_named',
-           'without_text_commands', 'in_base_units', 'Measure', 'may_be_variables', 'sum_of_measures', 'measured',
-           'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things', 'with_last_variable',
-           'differ_in_words', 'are_things']
+           'UNIT_OF_LETTERS', 'SEVERAL_LETTERS', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'LONGEST_MEASURE', 'EQUATION',
+           'MONEY', 'UNIT_BEGINS', 'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL',
+           'SINGULARS', 'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'metric_units', 'product_of_units',
+           'unit_named', 'without_text_commands', 'in_base_units', 'Measure', 'may_be_variables', 'sum_of_measures',
+           'measured', 'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things',
+           'with_last_variable', 'differ_in_words', 'are_things']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
@@ -101,6 +101,12 @@ def metric_units() -> dict[str, str]:
 UNIT_OF = {name: line.split()[0] for line in UNITS.strip().splitlines() for name in line.split()}
 UNIT_OF |= metric_units()
 
+# %% ../../nbs/support/24_measures.ipynb #38c76a1b
+def product_of_units(powers: Mapping[str, int]) -> str:
+    """Return the usual name of a product of powers of units, such as `kg m s^-2`."""
+    factors = sorted((name, power) for name, power in powers.items() if power)
+    return " ".join(name if power == 1 else f"{name}^{power}" for name, power in factors)
+
 # %% ../../nbs/support/24_measures.ipynb #51266f4a
 FACTOR = re.compile(r"([^\s^/0-9-]{1,16})(?:\^(-?[1-9]))?")
 IN_A_UNIT = {
@@ -119,12 +125,6 @@ IN_A_UNIT = {
     r"\b(?:square|sq)\b\.? ([^\s/^]+)": r"\1^2",
     r"\b(?:cubic|cu)\b\.? ([^\s/^]+)": r"\1^3",
 }
-
-
-def product_of_units(powers: Mapping[str, int]) -> str:
-    """Return the usual name of a product of powers of units, such as `kg m s^-2`."""
-    factors = sorted((name, power) for name, power in powers.items() if power)
-    return " ".join(name if power == 1 else f"{name}^{power}" for name, power in factors)
 
 
 def unit_named(text: str) -> str | None:
@@ -194,8 +194,8 @@ class Measure:
 
 # %% ../../nbs/support/24_measures.ipynb #90aa1333
 ONE_LETTER = re.compile(r"[A-Z]|[A-Za-z] ?\^ ?\{?[2-9]\}?")
-LETTERS = r"[A-Za-z]{1,2}(?: ?\^ ?\{?[2-9]\}?)?"
-SEVERAL_LETTERS = re.compile(rf"[a-z]|{LETTERS}(?: {LETTERS})+")
+UNIT_OF_LETTERS = r"[A-Za-z]{1,2}(?: ?\^ ?\{?[2-9]\}?)?"
+SEVERAL_LETTERS = re.compile(rf"[a-z]|{UNIT_OF_LETTERS}(?: {UNIT_OF_LETTERS})+")
 
 
 def may_be_variables(number: str, unit: str, is_beside: bool) -> bool:
@@ -227,7 +227,8 @@ def sum_of_measures(plain: str) -> Measure | None:
 LONGEST_MEASURE = 100  # characters
 EQUATION = re.compile(r"[A-Za-z]\s?=\s?(?=[^=]*$)")
 MONEY = re.compile(
-    r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹]|Rs(?=\.?\s?[0-9]))\.?\s?([0-9.][0-9.,]*[0-9]|[0-9])(?: (?i:usd|dollars?))?"
+    r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹]|Rs(?=\.?\s?[0-9]))\.?\s?"
+    r"([0-9.][0-9.,]*[0-9]|[0-9])(?: (?i:usd|dollars?))?"
 )
 UNIT_BEGINS = re.compile(
     r"\^\s?\{?\s?\\circ|\\?%|\\(?:mu|Omega)(?![a-z])|[£€¥₹¢µμΩ]|(?<![\\A-Za-z])[A-Za-z]"
@@ -346,7 +347,8 @@ def with_last_variable(answer: str) -> str:
 
 # %% ../../nbs/support/24_measures.ipynb #2fe6790f
 CHANGING = re.compile(
-    r"[0-9)}] ?((?:hundred|thousand|million|billion|trillion|dozen)s?|squared|cubed|factorial|halves"
+    r"[0-9)}] ?((?:hundred|thousand|million|billion|trillion|dozen)s?"
+    r"|squared|cubed|factorial|halves"
     r"|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths|thousandths"
     r"|millionths|and a (?:half|third|quarter)|or (?:more|less|fewer)"
     r"|is (?:not|wrong|incorrect))\b",

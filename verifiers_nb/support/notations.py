@@ -8,11 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
            'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES', 'BETWEEN_VALUES', 'NAMED_VALUE',
-           'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINT', 'BRACKET', 'BOUNDED', 'ANY_INTEGER', 'compare_at_sight',
-           'without_same_things', 'numbers_in_same_unit', 'in_same_unit', 'compare_percentage', 'bases_in',
-           'based_value', 'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'read_choice', 'choices_in',
-           'compare_choices', 'values_by_name', 'is_point', 'as_points', 'interval_of', 'interval_of_both', 'as_union',
-           'as_intervals', 'with_one_parameter']
+           'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINING', 'BRACKET', 'BOUNDED', 'ANY_INTEGER',
+           'compare_at_sight', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit', 'compare_percentage',
+           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'read_choice',
+           'choices_in', 'compare_choices', 'values_by_name', 'is_point', 'as_points', 'interval_of',
+           'interval_of_both', 'as_union', 'as_intervals', 'with_one_parameter']
 
 # %% ../../nbs/support/32_notations.ipynb #a5619a09
 import re
@@ -109,7 +109,7 @@ def compare_percentage(gold: str, response: str) -> bool | None:
     else:
         return None
     value = read_plain(number)
-    is_small = value is None or abs(value.parts[0].get((1, ""), 0)) < 1
+    is_small = value is None or abs(value.parts[0].get((1, ""), Fraction(0))) < 1
     if not is_small and compare_plain(number, other):
         return True
     return compare_plain(f"({number})/100", other)
@@ -219,7 +219,8 @@ def read_choice(answer: str) -> tuple[str, str]:
 
 # %% ../../nbs/support/32_notations.ipynb #22b1eb2f
 SEVERAL_CHOICES = re.compile(
-    rf"{IN_TEXT}\(?[A-H]\)?(?:(?:,|,? ?and |,?{TEXT_COMMAND}\{{ ?and ?\}}|、)? ?\(?[A-H]\)?){{1,7}}\}}?"
+    rf"{IN_TEXT}\(?[A-H]\)?"
+    rf"(?:(?:,|,? ?and |,?{TEXT_COMMAND}\{{ ?and ?\}}|、)? ?\(?[A-H]\)?){{1,7}}\}}?"
 )
 
 
@@ -281,7 +282,7 @@ AND = re.compile(
 BOUND = r"([^<>=,;]{1,40}?)"
 ORDER = r"\s?(<=?|>=?|\\(?:le|leq|leqslant|lt|ge|geq|geqslant|gt)(?![A-Za-z]))\s?"
 HAS_ORDER = re.compile(r"[<>]|\\(?:[lg]e|[lg]eq|[lg]eqslant|[lg]t)(?![A-Za-z])")
-JOINT = re.compile(f"{OR.pattern}|{AND.pattern}")
+JOINING = re.compile(f"{OR.pattern}|{AND.pattern}")
 BRACKET = re.compile(r"(?:[A-Za-z]\s?\\in(?![a-z])\s?)?(?:\\left\s?)?[(\[]")
 BOUNDED = re.compile(rf"(?:{BOUND}{ORDER})?([A-Za-z]){ORDER}{BOUND}")
 
@@ -338,7 +339,7 @@ def as_intervals(gold: str, response: str) -> tuple[str, str]:
     first, second = as_union(gold), as_union(response)
     if first and second and first[0] != second[0]:
         return gold, response
-    joined = [bool(JOINT.search(each)) for each in (gold, response)]
+    joined = [bool(JOINING.search(each)) for each in (gold, response)]
     if first and (joined[0] or (second and joined[1]) or BRACKET.match(response)):
         gold = first[1]
     if second and (joined[1] or (first and joined[0]) or BRACKET.match(gold)):

@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
            'ONE_SIDE', 'VECTOR', 'PRODUCT', 'INVERSE_FUNCTION', 'NAMED_FUNCTION', 'ARGUMENTS', 'BETWEEN_ARGUMENTS',
-           'NO_LETTERS', 'CAPITAL', 'OUTSIDE', 'RARE_SYMBOLS', 'BOLD_LETTER', 'first_relation', 'primes_in', 'value_in',
-           'angles_in', 'joints_of', 'sides_of', 'products_of_vectors', 'inverses_in', 'usual_arguments',
+           'NO_SINGLE_LETTERS', 'CAPITAL', 'NOT_SINGLE', 'RARE_SYMBOLS', 'BOLD_LETTER', 'first_relation', 'primes_in',
+           'value_in', 'angles_in', 'joints_of', 'sides_of', 'products_of_vectors', 'inverses_in', 'usual_arguments',
            'arguments_in', 'marks_of_angles', 'differ_in_signs', 'with_symbols_of_functions', 'capitals_beside_small',
            'with_distinct_capitals', 'with_plain_letters']
 
@@ -120,7 +120,7 @@ def usual_arguments(arguments: str) -> list[str]:
     has_letters = re.search(r"(?<![\\a-z])[a-z]", plain)
     return sorted(BETWEEN_ARGUMENTS.split(plain)) if has_letters else []
 
-
+# %% ../../nbs/support/30_signs.ipynb #64784d0a
 def arguments_in(answer: str) -> list[list[str]]:
     """Return the arguments of each function with a name that have letters, all sorted."""
     if "(" not in answer and "[" not in answer:
@@ -175,18 +175,18 @@ def with_symbols_of_functions(gold: str, response: str) -> tuple[str, str]:
 
 # %% ../../nbs/support/30_signs.ipynb #57620a86
 # What has no single letters: the text of a command, another command, and a word.
-NO_LETTERS = (
+NO_SINGLE_LETTERS = (
     r"\\(?:math(?:bb|cal|frak|scr)|text|operatorname|vec|hat|begin|end)\s?\{[^{}]*\}|\\[A-Za-z]+"
     r"|[A-Za-z]*[a-z]{3}[A-Za-z]*"
 )
-CAPITAL = re.compile(rf"{NO_LETTERS}|([A-Z])")
-OUTSIDE = re.compile(NO_LETTERS)
+CAPITAL = re.compile(rf"{NO_SINGLE_LETTERS}|([A-Z])")
+NOT_SINGLE = re.compile(NO_SINGLE_LETTERS)
 RARE_SYMBOLS = (r"\xi ", r"\zeta ", r"\chi ", r"\upsilon ", r"\iota ")
 
 
 def capitals_beside_small(answer: str) -> set[str]:
     """Return the letters that an answer has as capital and as small letters."""
-    letters = {*OUTSIDE.sub(" ", answer)}
+    letters = {*NOT_SINGLE.sub(" ", answer)}
     return {letter for letter in letters if letter.isupper() and letter.lower() in letters}
 
 
@@ -207,7 +207,8 @@ def with_distinct_capitals(gold: str, response: str) -> tuple[str, str]:
 
 # %% ../../nbs/support/30_signs.ipynb #d59772c6
 BOLD_LETTER = re.compile(
-    r"\\(?:mathbf|boldsymbol|bm|pmb)\s?\{\s?([A-Za-z])\s?\}|\\(?:hat|vec)\s?\{\s?\\?([ijk])(?:math)?\s?\}"
+    r"\\(?:mathbf|boldsymbol|bm|pmb)\s?\{\s?([A-Za-z])\s?\}"
+    r"|\\(?:hat|vec)\s?\{\s?\\?([ijk])(?:math)?\s?\}"
 )
 
 

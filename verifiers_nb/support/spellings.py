@@ -13,10 +13,11 @@ __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 
            'TEENS', 'TENS', 'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME',
            'NAME_OF_NUMBER', 'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN',
            'COMPILED_WORDS', 'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES',
-           'NAME_OF_COMBINATIONS', 'BELOW', 'COMBINATIONS', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS_ONLY',
+           'NAME_OF_COMBINATIONS', 'COMBINATIONS', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS_ONLY',
            'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
            'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
-           'rewritten', 'usual_words', 'usual_commands', 'with_binomials', 'usual_spelling', 'is_same_text']
+           'with_replacements', 'usual_words', 'usual_commands', 'index', 'with_binomials', 'usual_spelling',
+           'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
@@ -314,6 +315,14 @@ NUMBERS_BY_NAME = NAMED_NUMBERS | NAMED_FRACTIONS
 NAME_OF_NUMBER = re.compile(rf"{IN_TEXT}([A-Za-z]{{3,9}}(?:[ -][a-z]{{3,8}})?) ?\}}?")
 SAID_TWICE = re.compile(r"([0-9]+) ?\(([A-Za-z -]{3,20})\)")  # such as `5 (five)`
 
+# %% ../../nbs/support/23_spellings.ipynb #ea778811
+def with_replacements(answer: str, rows: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    """Return an answer after all replacements, in their order."""
+    for pattern, usual in rows:
+        if pattern.search(answer):  # `sub` costs more, and few patterns are found
+            answer = pattern.sub(usual, answer)
+    return answer
+
 # %% ../../nbs/support/23_spellings.ipynb #1311fd28
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
 DENIALS = "not|no|nor|neither|never|cannot|but|except|or|than|wrong|incorrect|false"
@@ -345,17 +354,9 @@ WORDS_REWRITTEN = {
 COMPILED_WORDS = [(re.compile(pattern), latex) for pattern, latex in WORDS_REWRITTEN.items()]
 
 
-def rewritten(answer: str, rows: Sequence[tuple[re.Pattern[str], str]]) -> str:
-    """Return an answer after all replacements, in their order."""
-    for pattern, usual in rows:
-        if pattern.search(answer):  # `sub` costs more, and few patterns are found
-            answer = pattern.sub(usual, answer)
-    return answer
-
-
 def usual_words(answer: str) -> str:
     """Return an answer that has words as math-verify reads it: bare, with numbers in digits."""
-    answer = rewritten(answer, COMPILED_WORDS)
+    answer = with_replacements(answer, COMPILED_WORDS)
     if "illion" in answer or "hundred" in answer or "thousand" in answer:
         answer = WRITTEN_OUT.sub(number_in_words, answer)
     if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
@@ -403,24 +404,32 @@ DEGREES = re.compile(
 
 def usual_commands(answer: str) -> str:
     """Return an answer that has commands of LaTeX with those that math-verify reads."""
-    answer = rewritten(answer, COMPILED_COMMANDS)
+    answer = with_replacements(answer, COMPILED_COMMANDS)
     return DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer) if r"\circ" in answer else answer
 
-# %% ../../nbs/support/23_spellings.ipynb #1a1eb638
+# %% ../../nbs/support/23_spellings.ipynb #dc2ad09c
+def index(name: str, numbers: str = "[0-9]{1,2}|[a-z]") -> str:
+    """Return the pattern of a number or a letter, perhaps in braces, as a group with a name."""
+    return rf"\s?(?P<{name}_open>\{{)?(?P<{name}>{numbers})(?({name}_open)\}})"
+
+
 NAME_OF_COMBINATIONS = rf"(?:C|{TEXT_COMMAND}\s?\{{C\}})\s?_"
-BELOW = r"\s?\{?([0-9]{1,2}|[a-z])\}?"
 COMBINATIONS = [
-    re.compile(rf"(?:\{{\s?\}}|(?<![A-Za-z0-9)\]}}]))[\^_]{BELOW}\s?{NAME_OF_COMBINATIONS}{BELOW}"),
     re.compile(
-        rf"(?<![A-Za-z_^]){NAME_OF_COMBINATIONS}\s?\{{?([3-9]|[1-9][0-9]|[mn])\}}?\s?\^{BELOW}"
+        rf"(?:\{{\s?\}}|(?<![A-Za-z0-9)\]}}]))[\^_]{index('n')}\s?"
+        rf"{NAME_OF_COMBINATIONS}{index('k')}"
+    ),
+    re.compile(
+        rf"(?<![A-Za-z_^]){NAME_OF_COMBINATIONS}"
+        rf"{index('n', '[1-9][0-9]|[3-9]|[mn]')}\s?\^{index('k')}"
     ),
 ]
 
-
+# %% ../../nbs/support/23_spellings.ipynb #1a1eb638
 def with_binomials(answer: str) -> str:
     """Return an answer with each number of combinations as a binomial coefficient."""
     for pattern in COMBINATIONS:
-        answer = pattern.sub(r"\\binom{\1}{\2}", answer)
+        answer = pattern.sub(r"\\binom{\g<n>}{\g<k>}", answer)
     return answer
 
 # %% ../../nbs/support/23_spellings.ipynb #d2012c6f
@@ -462,7 +471,10 @@ WORDS_ONLY = re.compile(r"[A-Za-z][a-z]{3,}(?: [A-Za-z][a-z]*)*")
 def is_same_text(gold: str, response: str) -> bool:
     """Return whether two answers are one text, but for its layout."""
     gold, response = " ".join(gold.split()), " ".join(response.split())
-    gold, response = rewritten(gold, COMPILED_LAYOUT), rewritten(response, COMPILED_LAYOUT)
+    gold, response = (
+        with_replacements(gold, COMPILED_LAYOUT),
+        with_replacements(response, COMPILED_LAYOUT),
+    )
     if WORDS_ONLY.fullmatch(gold) and WORDS_ONLY.fullmatch(response):
         return gold.lower() == response.lower()
     return gold == response and re.search(r"(?<!\\)\b[A-Za-z0-9]", gold) is not None
