@@ -210,6 +210,7 @@ def test_an_apostrophe_in_the_lines_of_an_edit_is_no_cut() -> None:
 SHELL_BITS = [
     *["'", '"', "(", ")", "#", "\\", " ", "\n", "a", ";", "`", "<", ">", "|", "&&", "$(", "$'"],
     *["<<E", "\nE\n", "<<-'E F'", "\tE F\n", "<<<", "it's", "echo ", "`a`", "f()"],
+    *["${", "${x:-", "}", "${x}"],
 ]
 SHELL_PARTS = [
     *["if true; then", "elif x; then", "else", "fi", "for f in *; do", "for ((i=0;i<3;i++)); do"],
@@ -239,6 +240,8 @@ SHELL_PARTS = [
         "a$",
         "esac)",
     ],
+    *["${x:-'a b'}", '"${x:-$(date)}"', "$(case x in x) echo;; esac)", "$(a $(b $(c)))", "${x:-"],
+    *["(a; (b))", "$(( (1+2)*3 ))", "}"],
 ]
 WAITING = ("delimited by end-of-file", "unexpected EOF while looking for", "unexpected end of file")
 SHELL_LISTS = st.tuples(st.sampled_from(["\n", "; ", " "]), st.lists(st.sampled_from(SHELL_PARTS), max_size=5))  # fmt: skip
@@ -284,6 +287,10 @@ PLAIN_COMMANDS = [
     "for ((i=0; i<3; i++)); do echo $((1<<i)); done",
     "[[ $a =~ ^(x|y)$ ]] && echo $'it\\'s' \"`date`\"",
     "if ! time -p a; then { b; } 2>&1 | c; fi",
+    "$(a $(b $(c $(d)))) && (a; (b; (c)))",
+    'echo ${x:-\'a b\'} ${x:-$(date)} "${x:-${y:-z}}" ${x:?"no x"}',
+    "echo $(case x in x) echo;; esac)",
+    "echo $(( (1+2)*3 )) $((y + $(wc -l < f)))",
 ]
 
 

@@ -233,7 +233,7 @@ def outside(text: str) -> str:
 
     It may be in the thinking, where nothing is run.
     """
-    return " outside the thinking" if has_thinking(text) else ""
+    return " outside the thinking" if FUNCTION_TAG in text and has_thinking(text) else ""
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #f1f836cb
 class XMLFunctionCallingParser(AbstractParseFunction):
