@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END', 'FN_REGEX_PATTERN',
-           'FN_PARAM_REGEX_PATTERN', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN', 'LINE_RANGE', 'ALIASES',
-           'JOINED_CALL', 'ToolLike', 'JSON_RULES', 'FunctionCallingFormatError', 'excerpts', 'known_command',
-           'check_values', 'check_types', 'call_line', 'unique_keys', 'read_json', 'find_call', 'parameter_value',
-           'find_parameters', 'read_range', 'typed_value', 'tagged_action', 'repeated_fault', 'value_format',
-           'parameter_format', 'tagged_call_format', 'plain_error', 'outside', 'without_call',
+__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'JSON_READER', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
+           'FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN', 'LINE_RANGE',
+           'ALIASES', 'JOINED_CALL', 'ToolLike', 'JSON_RULES', 'FunctionCallingFormatError', 'excerpts',
+           'known_command', 'check_values', 'check_types', 'call_line', 'unique_keys', 'read_json', 'find_call',
+           'parameter_value', 'find_parameters', 'read_range', 'typed_value', 'tagged_action', 'repeated_fault',
+           'value_format', 'parameter_format', 'tagged_call_format', 'plain_error', 'outside', 'without_call',
            'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action', 'tool_schema',
            'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser', 'read_json_object', 'read_fields',
            'joined_call', 'json_action', 'unexpected_fault', 'object_schema', 'json_format', 'JsonParser']
@@ -122,8 +122,16 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #a74a6238
-def read_json(text: str) -> Any:
-    """Read JSON; raises `ValueError` if it is invalid or repeats a key."""
+JSON_READER = json.JSONDecoder(object_pairs_hook=unique_keys)  # making one takes 2 µs
+
+
+def read_json(text: Any) -> Any:
+    """Read JSON; raises `ValueError` if it is invalid or repeats a key.
+
+    `TypeError` for what is no text.
+    """
+    if isinstance(text, str):
+        return JSON_READER.decode(text)
     return json.loads(text, object_pairs_hook=unique_keys)
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #4d134bc0
