@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['CALL_RULES', 'RULE_OF_CODE', 'JSON_READER', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
            'FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN', 'LINE_RANGE',
            'ALIASES', 'JOINED_CALL', 'ToolLike', 'JSON_RULES', 'FunctionCallingFormatError', 'excerpts',
-           'known_command', 'check_values', 'check_types', 'call_line', 'unique_keys', 'read_json', 'find_call',
+           'known_command', 'check_values', 'check_types', 'call_line', 'unique_keys', 'loaded_json', 'find_call',
            'parameter_value', 'find_parameters', 'read_range', 'typed_value', 'tagged_action', 'repeated_fault',
            'value_format', 'parameter_format', 'tagged_call_format', 'plain_error', 'outside', 'without_call',
            'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action', 'tool_schema',
@@ -125,7 +125,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 JSON_READER = json.JSONDecoder(object_pairs_hook=unique_keys)  # making one takes 2 µs
 
 
-def read_json(text: Any) -> Any:
+def loaded_json(text: Any) -> Any:
     """Read JSON; raises `ValueError` if it is invalid or repeats a key.
 
     `TypeError` for what is no text.
@@ -183,7 +183,7 @@ def typed_value(argument: Argument, text: str) -> Any:
     value: Any = text
     if argument.type in JSON_TYPES and argument.type != "string":
         with suppress(ValueError, RecursionError):
-            value = read_json(text.lower() if argument.type == "boolean" else text)
+            value = loaded_json(text.lower() if argument.type == "boolean" else text)
     if fault := value_fault(argument, value):
         raise FunctionCallingFormatError(fault, "incorrect_args")
     if isinstance(value, (list, dict)) or (isinstance(value, float) and argument.type == "integer"):
@@ -335,7 +335,7 @@ def call_values(arguments: Any) -> Mapping[str, Any]:
     Raises `FunctionCallingFormatError` if they are no object.
     """
     try:
-        values = arguments if isinstance(arguments, Mapping) else read_json(arguments)
+        values = arguments if isinstance(arguments, Mapping) else loaded_json(arguments)
     except (TypeError, ValueError, RecursionError) as error:
         message = f"The arguments are not valid JSON ({excerpt(str(error), 200)})."
         raise FunctionCallingFormatError(message, "invalid_json") from error
@@ -414,7 +414,7 @@ class FunctionCallingParser(AbstractParseFunction):
 def read_json_object(text: str) -> dict[str, Any]:
     """Read a JSON object; raises `FormatError` if it is invalid."""
     try:
-        data = read_json(text)
+        data = loaded_json(text)
     except (ValueError, RecursionError) as error:
         at = getattr(error, "pos", 0)
         raise FormatError(f"It is not JSON ({error}).", span=(at, len(text))) from error
