@@ -62,8 +62,9 @@ def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 # %% ../../nbs/envs/03_store.ipynb #98a38f4d
 logger = logging.getLogger(__name__)
 OTHER_FUNCTIONS = (
-    "%s: %s has changed since it scored the stored rollouts (its source, a value that it uses, its "
-    "parser or its judge). They keep their scores; vf.rescore or `vf-eval --rescore` scores them again."
+    "%s: %s has changed since it scored the stored rollouts (its source, a value that it "
+    "uses, its parser or its judge). They keep their scores; vf.rescore or `vf-eval --rescore` "
+    "scores them again."
 )
 
 
