@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import forked
 import pytest
 
 # A shell starts what it runs in the background deaf to Ctrl-C, and what the tests start would be too.
@@ -33,6 +34,7 @@ def have_one_temporary_folder() -> None:
 
 if "PYTEST_XDIST_WORKER" not in os.environ:  # a worker has the folder of who started it
     have_one_temporary_folder()
+    os.environ["FORKED_ORIGIN"] = forked.Origin().address
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same
 
 # What has one second try, and why; pytest lists those that needed it.

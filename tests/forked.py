@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import random
+import resource
 import runpy
 import select
 import signal
@@ -30,54 +31,50 @@ from pathlib import Path
 from types import ModuleType
 from typing import IO, Any, NoReturn
 
+KIND = socket.AF_UNIX, socket.SOCK_SEQPACKET  # what is sent at once arrives at once
 IMPORTED = ["verifiers_nb.cli.eval", "verifiers_nb.cli.train", "verifiers_nb.trainer.grpo"]
 IMPORTED += ["verifiers_nb.inference.engine", "verifiers_nb.environments.addition", "datasets"]
 
 
 class Origin:
-    """The process that is forked, which ends with this one, and the statuses of its forks that have ended."""
+    """The process that is forked. It starts when it is first asked for a fork, and ends with this one."""
 
     def __init__(self, script: str = __file__, env: Mapping[str, str] = os.environ) -> None:
-        call = [sys.executable, script]
-        env, pipe = {**env, "OMP_NUM_THREADS": "1"}, subprocess.PIPE
-        self.process = subprocess.Popen(call, stdin=pipe, stdout=pipe, env=env, bufsize=0)
-        # By number, the status of the latest process with it: a system uses numbers again.
-        self.statuses: dict[int, list[int]] = {}
-        self.started: list[int] = []
-        self.lock = threading.RLock()  # a server is watched by a thread
+        self.address = f"{tempfile.mkdtemp()}/origin"
+        self.call, self.env = [sys.executable, script], {**env, "OMP_NUM_THREADS": "1"}
+        self.listener = socket.socket(*KIND)
+        self.listener.bind(self.address)
+        self.listener.listen(100)
+        threading.Thread(target=self.start_when_asked, daemon=True).start()
+
+    def start_when_asked(self) -> None:
+        """Start the process when somebody connects; it accepts the connection when it has imported."""
+        select.select([self.listener], [], [])
+        number, pipe = self.listener.fileno(), subprocess.PIPE
+        pipes = dict(stdin=pipe, stdout=pipe, pass_fds=[number])  # nothing comes through them
+        self.process = subprocess.Popen([*self.call, str(number)], env=self.env, **pipes)
         atexit.register(self.process.wait)  # so that its time counts; calls come last first
         atexit.register(self.process.kill)
 
-    def read(self, seconds: float) -> None:
-        """Note what the process tells within some time: `pid` for a start, `pid status` for an end."""
-        assert self.process.stdout is not None
-        with self.lock:
-            if select.select([self.process.stdout], [], [], seconds)[0]:
-                pid, *status = map(int, self.process.stdout.readline().split())
-                if status:
-                    self.statuses[pid] += status
-                else:
-                    self.started.append(pid)
-                    self.statuses[pid] = []
 
-    def fork(self, asked: dict[str, Any]) -> tuple[int, list[int]]:
-        """Start a process; return its number, and a list that gets its status when it has ended."""
-        assert self.process.stdin is not None
-        with self.lock:
-            self.process.stdin.write(json.dumps(asked).encode() + b"\n")
-            while not self.started:
-                self.read(60)
-            pid = self.started.pop()
-            return pid, self.statuses[pid]
+@cache
+def address() -> str:
+    """Return where forks are asked for. All workers of pytest share one process (conftest.py)."""
+    return os.environ.get("FORKED_ORIGIN") or Origin().address
 
 
-origin = cache(Origin)
+def ask(address: str, asked: dict[str, Any], files: Sequence[int]) -> socket.socket:
+    """Ask for a fork with these files; return the connection, which tells its number, then its status."""
+    connection = socket.socket(*KIND)
+    connection.connect(address)
+    socket.send_fds(connection, [json.dumps(asked).encode()], files)
+    return connection
 
 
 class Popen:
     """As much of `subprocess.Popen` as tests need, for a command that begins with this Python."""
 
-    origin = staticmethod(origin)
+    address = staticmethod(address)
 
     def __init__(
         self,
@@ -95,17 +92,24 @@ class Popen:
         )
         asked = dict(command=[*map(str, command[1:])], cwd=str(cwd or Path.cwd()))
         asked |= dict(env=dict(os.environ if env is None else env))
-        asked |= dict(out=str(self.out), err=str(self.err))
-        self.pid, self.status = self.origin().fork(asked)
+        with open(os.devnull, "rb") as none, self.out.open("ab") as out, self.err.open("ab") as err:
+            self.connection = ask(
+                self.address(), asked, [each.fileno() for each in (none, out, err)]
+            )
+        self.pid = int(self.connection.recv(20))
+        self.returncode: int | None = None
+        self.lock = threading.Lock()  # a server is watched by a thread
 
-    @property
-    def returncode(self) -> int | None:
-        """Return the status as far as it is known."""
-        return self.status[0] if self.status else None
+    def read(self, seconds: float) -> None:
+        """Note the status, if the process ends within some time."""
+        with self.lock:
+            if self.returncode is None and select.select([self.connection], [], [], seconds)[0]:
+                self.returncode = int(self.connection.recv(20))
+                self.connection.close()
 
     def poll(self) -> int | None:
         """Return the status, None if the process runs."""
-        self.origin().read(0)
+        self.read(0)
         return self.returncode
 
     def wait(self, timeout: float = 300) -> int:
@@ -114,7 +118,7 @@ class Popen:
         while self.returncode is None:
             if time.monotonic() > deadline:
                 raise subprocess.TimeoutExpired(self.args, timeout)
-            self.origin().read(0.2)
+            self.read(0.2)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -134,6 +138,48 @@ class Popen:
             self.kill()
             raise
         return self.out.read_text(), self.err.read_text()
+
+
+# Its fork has its files and its signals, ends when it is killed, and starts the same program as "this Python".
+PROGRAM = """#!{python} -IS
+import json, os, resource, signal, socket, sys
+
+origin = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+origin.connect({address!r})
+asked = dict(command=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ), program=__file__)
+asked["file_size"] = resource.getrlimit(resource.RLIMIT_FSIZE)
+socket.send_fds(origin, [json.dumps(asked).encode()], [0, 1, 2])
+pid = int(origin.recv(20))
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, lambda number, frame: os.kill(pid, number))
+status = int(origin.recv(20))
+if status < 0:
+    signal.signal(-status, signal.SIG_DFL) if status != -signal.SIGKILL else None
+    os.kill(os.getpid(), -status)
+sys.exit(status)
+"""
+
+
+@cache
+def program() -> str:
+    """Return a program that does what this Python does, in a fork: for what is started by a path, as kernels are."""
+    path = Path(tempfile.mkdtemp()) / "python"
+    path.write_text(PROGRAM.format(python=sys.executable, address=address()))
+    path.chmod(0o700)
+    return str(path)
+
+
+@cache
+def kernels() -> str:
+    """Return a folder for JUPYTER_PATH, in which Jupyter finds kernels that begin where the imports have ended."""
+    folder = Path(tempfile.mkdtemp())
+    about: dict[str, Any] = dict(
+        argv=[program(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    )
+    about |= dict(display_name="Python 3 (ipykernel)", language="python")
+    (folder / "kernels/python3").mkdir(parents=True)
+    (folder / "kernels/python3/kernel.json").write_text(json.dumps(about))
+    return str(folder)
 
 
 def free_port() -> int:
@@ -156,32 +202,40 @@ def run(
     return subprocess.CompletedProcess(command, process.wait(), *said)
 
 
-def begin(asked: dict[str, Any]) -> int:
+def begin(asked: dict[str, Any], files: Sequence[int]) -> int:
     """Be the process that was asked for, in a fork; return its status."""
     os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
-    modes = os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND] * 2
-    for number, path in enumerate((os.devnull, asked["out"], asked["err"])):
-        opened = os.open(path, modes[number])
-        os.dup2(opened, number)
-        os.close(opened)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
     sys.stdin = open(0)  # noqa: SIM115
+    if "program" in asked:
+        os.setsid()  # what it signals as a group is its own
+        sys.executable = asked["program"]
+        resource.setrlimit(resource.RLIMIT_FSIZE, asked["file_size"])
     return execute(asked["command"])
 
 
 def execute(command: Sequence[str]) -> int:
     """Do what Python does with these words, and return its status."""
     how, *sys.argv = command
+    if how == "-u":
+        how, *sys.argv = sys.argv
+        sys.stdout.reconfigure(write_through=True)
     sys.path[0] = os.getcwd()  # as python -m and python -c have it
     importlib.invalidate_caches()
-    sys.modules["__main__"] = main = ModuleType("__main__")
+    sys.modules["__main__"] = own = ModuleType("__main__")
     try:
         if how == "-m":
-            return importlib.import_module(sys.argv[0]).main() or 0
+            if main := getattr(importlib.import_module(name := sys.argv[0]), "main", None):
+                return main() or 0
+            runpy.run_module(name, run_name="__main__")
+            return 0
         if how == "-c":
             code, sys.argv[0] = sys.argv[0], "-c"
-            exec(compile(code, "<string>", "exec"), main.__dict__)
+            exec(compile(code, "<string>", "exec"), own.__dict__)
             return 0
         sys.argv, sys.path[0] = [how, *sys.argv], str(Path(how).parent)
         runpy.run_path(how, run_name="__main__")
@@ -204,27 +258,47 @@ def end(status: int) -> NoReturn:
     os._exit(status)
 
 
+def fork(connection: socket.socket, others: Sequence[socket.socket]) -> tuple[int, bool]:
+    """Start the process that a connection asks for; return its number, and whether it ends with who asked."""
+    text, files, *_ = socket.recv_fds(connection, 2**20, 3)
+    asked = json.loads(text)
+    if not (pid := os.fork()):
+        for each in (connection, *others):
+            each.close()
+        end(begin(asked, files))
+    for file in files:
+        os.close(file)
+    connection.send(b"%d" % pid)
+    return pid, "program" in asked
+
+
 def serve() -> None:
-    """Fork for each line; tell the numbers of the processes, and their statuses when they have ended."""
+    """Fork for each connection; tell it the number of the process, and its status when it has ended."""
     gc.collect()
     gc.freeze()  # the forks need not search what was imported for garbage
-    forks: dict[int, int] = {}  # the descriptor of a process, and its number
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    forks: dict[
+        int, tuple[int, socket.socket]
+    ] = {}  # by descriptor: a process, and who asked for it
+    callers: dict[socket.socket, int] = {}  # programs, and their forks
     while True:
-        for ready in select.select([0, *forks], [], [])[0]:
-            if ready:
-                pid = forks.pop(ready)
+        for ready in select.select([0, listener, *forks, *callers], [], [])[0]:
+            if ready == 0:  # who started this process has ended
+                return
+            if ready is listener:
+                connection, others = listener.accept()[0], [each for _, each in forks.values()]
+                pid, ends = fork(connection, [listener, *others])
+                forks[os.pidfd_open(pid)] = pid, connection
+                if ends:
+                    callers[connection] = pid
+            elif ready in forks:
+                pid, connection = forks.pop(ready)
                 os.close(ready)
-                print(pid, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-                continue
-            line = b""
-            while not line.endswith(b"\n"):
-                if not (part := os.read(0, 2**20)):
-                    return
-                line += part
-            if not (pid := os.fork()):
-                end(begin(json.loads(line)))
-            forks[os.pidfd_open(pid)] = pid
-            print(pid, flush=True)
+                callers.pop(connection, None)
+                with connection, suppress(OSError):
+                    connection.send(b"%d" % os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            elif ready in callers:
+                os.kill(callers.pop(ready), signal.SIGKILL)
 
 
 if __name__ == "__main__":

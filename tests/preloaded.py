@@ -30,15 +30,15 @@ IMPORTED += ["vllm.v1.engine.core", "vllm.v1.executor.uniproc_executor", *forked
 
 
 @cache
-def origin() -> forked.Origin:
-    """Return the process that is forked, which has the variables of a server."""
-    return forked.Origin(__file__, vllm_options.server_env(os.devnull, [], {}))
+def address() -> str:
+    """Return where forks are asked for, of a process that has the variables of a server."""
+    return forked.Origin(__file__, vllm_options.server_env(os.devnull, [], {})).address
 
 
 class Popen(forked.Popen):
     """A process that has imported vLLM, and starts its own servers in the same way."""
 
-    origin = staticmethod(origin)
+    address = staticmethod(address)
 
 
 class Guard(Popen):

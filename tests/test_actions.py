@@ -136,6 +136,8 @@ KNOWN: list[tuple[str, str, tuple[Any, str] | None]] = [
     ("json", as_json("grep", {"x": "a b", "y": "c"}), ("t", "grep a b c")),
     ("json", as_json("submit", None, thought=None), (None, "submit")),
     ("json", as_json("bash", {"command": " ls | wc ", "more": 1}), ("t", "ls | wc")),
+    ("json", '{"thought": "t", "command": {"name": "submit"}, "command": {"name": "bash"}}', None),
+    ("json", as_json("edit", {"start": 1, "end": 2, "text": "end_of_edit\nrm a"}), None),
     ("json", '{"thought": "t", "command": "ls"}', None),
     ("json", '["thought", "command"]', None),
     ("json", "{'thought': 't'}", None),
@@ -210,6 +212,7 @@ def test_an_apostrophe_in_the_lines_of_an_edit_is_no_cut() -> None:
 SHELL_BITS = [
     *["'", '"', "(", ")", "#", "\\", " ", "\n", "a", ";", "`", "<", ">", "|", "&&", "$(", "$'"],
     *["<<E", "\nE\n", "<<-'E F'", "\tE F\n", "<<<", "it's", "echo ", "`a`", "f()"],
+    *["${", "${x:-", "}", "${x}"],
 ]
 SHELL_PARTS = [
     *["if true; then", "elif x; then", "else", "fi", "for f in *; do", "for ((i=0;i<3;i++)); do"],
@@ -239,6 +242,8 @@ SHELL_PARTS = [
         "a$",
         "esac)",
     ],
+    *["${x:-'a b'}", '"${x:-$(date)}"', "$(case x in x) echo;; esac)", "$(a $(b $(c)))", "${x:-"],
+    *["(a; (b))", "$(( (1+2)*3 ))", "}"],
 ]
 WAITING = ("delimited by end-of-file", "unexpected EOF while looking for", "unexpected end of file")
 SHELL_LISTS = st.tuples(st.sampled_from(["\n", "; ", " "]), st.lists(st.sampled_from(SHELL_PARTS), max_size=5))  # fmt: skip
@@ -284,6 +289,10 @@ PLAIN_COMMANDS = [
     "for ((i=0; i<3; i++)); do echo $((1<<i)); done",
     "[[ $a =~ ^(x|y)$ ]] && echo $'it\\'s' \"`date`\"",
     "if ! time -p a; then { b; } 2>&1 | c; fi",
+    "$(a $(b $(c $(d)))) && (a; (b; (c)))",
+    'echo ${x:-\'a b\'} ${x:-$(date)} "${x:-${y:-z}}" ${x:?"no x"}',
+    "echo $(case x in x) echo;; esac)",
+    "echo $(( (1+2)*3 )) $((y + $(wc -l < f)))",
 ]
 
 
@@ -291,6 +300,30 @@ PLAIN_COMMANDS = [
 def test_the_fast_look_at_commands_accepts_what_is_plain(command: str) -> None:
     assert is_plainly_whole(command)
     assert unfinished_part(command) == ""
+
+
+ODD_ACTIONS = [
+    ("xml_thought_action", "</command>a<command>", 0.5, "comes before"),
+    ("xml_thought_action", "<command>a</command>b</command>", 0.5, "reaches to the last one"),
+    ("xml_thought_action", "<command>a</command><command>b</command>", 1.0, ""),
+    ("xml_function_calling", tags("open", ("path", "a"), ("path", "b")), 0.7, "Repeated argument(s)"),
+    ("xml_function_calling", tags("open", ("path", "a"), ("line_number", "7")), 1.0, ""),
+    ("json", as_json("submit", {"x": 1}), 0.7, "Unexpected argument(s): 'x'"),
+    ("json", as_json("submit", None), 1.0, ""),
+    ("json", as_json("grep", {"x": "a"}), 1.0, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "text", "score", "reason"), ODD_ACTIONS)
+def test_an_odd_action_is_run_and_costs_points(
+    kind: str, text: str, score: float, reason: str
+) -> None:
+    parser = PARSERS[kind]
+    parser({"message": text}, COMMANDS)
+    assert parser.format_score(text, COMMANDS) == pytest.approx(score)
+    assert [reason in check.message for check in parser.checks(text, COMMANDS) if check.lost] == (
+        [True] if reason else []
+    )
 
 
 TOOL_CALLS: list[tuple[str, Any, str]] = [
@@ -301,6 +334,10 @@ TOOL_CALLS: list[tuple[str, Any, str]] = [
     ("find-file", '{"file-name": true, "dir": ""}', "incorrect_args"),
     ("edit", '{"start": 1, "end": 2, "text": "a\\nb", "end_of_edit": 1}', "edit 1:2\na\nb\nend_of_edit"),
     ("submit", "{}", "submit"),
+    ("open", {"path": "a", "line_number": 7.0}, 'open "a" 7'),
+    ("open", '{"path": "a", "path": "b"}', "invalid_json"),
+    ("edit", {"start": 1, "end": 2, "text": "a\nend_of_edit \nrm b"}, "incorrect_args"),
+    ("edit", {"start": 1, "end": 2, "text": "a end_of_edit"}, "edit 1:2\na end_of_edit\nend_of_edit"),
     ("open", "{}", "missing_arg"),
     ("open", '{"path": "a", "x": 1}', "unexpected_arg"),
     ("open", "{", "invalid_json"),
@@ -419,7 +456,8 @@ def test_any_response_is_a_turn_or_a_format_error(response: Any, strict: bool) -
         if not strict and not isinstance(response, str):
             checks = parser.checks(response, COMMANDS)
             lost = [check.name for check in checks if check.lost]
-            assert lost in ([], ["whole command"]) if read else lost
+            costly = (["whole command"], ["arguments"], ["closing tag"])
+            assert lost in ([], *costly) if read else lost
             assert math.isclose(sum(check.weight for check in checks), 1)
 
 

@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -36,22 +35,6 @@ def call(*arguments: str, cwd: Path, **environ: str) -> subprocess.CompletedProc
     if not any(name.startswith("HF_") for name in environ):
         return forked.run(command, cwd, env)
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
-
-
-class Twice(forked.Popen):
-    """Processes of an origin that gives each the same number, and the statuses 0 and 3."""
-
-
-def test_a_system_uses_numbers_again(tmp_path: Path) -> None:
-    """A process that runs must not get the status of an ended one with its number: its files are not there yet."""
-    script = tmp_path / "origin.py"
-    script.write_text("for status in 0, 3: input(), print(77), print(77, status)")
-    Twice.origin = staticmethod(cache(lambda: forked.Origin(str(script))))
-    first = Twice([sys.executable])
-    assert first.wait() == 0
-    second = Twice([sys.executable])
-    assert (first.pid, second.pid) == (77, 77)
-    assert (first.wait(), second.wait()) == (0, 3)
 
 
 class Handler(BaseHTTPRequestHandler):

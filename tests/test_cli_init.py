@@ -10,11 +10,14 @@ import venv
 import zipfile
 from pathlib import Path
 
+import forked
 import nbformat
 import pytest
 from nbclient import NotebookClient
 
 INSTALL = "from verifiers_nb.cli.init import install_main; raise SystemExit(install_main())"
+# vf-eval in an environment, in a process that has imported.
+SCORE = "import site; site.addsitedir({site!r}); from verifiers_nb.cli.eval import main; raise SystemExit(main())"
 PIP = ["--", "-q", "--no-deps", "--no-build-isolation"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
     "OMP_NUM_THREADS": "1",
@@ -54,19 +57,9 @@ def test_from_a_name_to_a_score(python: Path, tmp_path: Path) -> None:
     assert "needs vf-install" in line
     done = call(python, "vf-install", "my-sums", *PIP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    scored = call(
-        python,
-        "verifiers_nb.cli.eval",
-        "my_sums",
-        "-n",
-        "2",
-        "-r",
-        "1",
-        "-s",
-        "-t",
-        "40",
-        cwd=tmp_path,
-    )
+    site = next(python.parents[1].glob("lib/python*/site-packages"))
+    score = [sys.executable, "-c", SCORE.format(site=str(site)), "my_sums"]
+    scored = forked.run([*score, *"-n 2 -r 1 -s -t 40".split()], tmp_path, ENVIRON)
     assert scored.returncode == 0, scored.stderr
     assert [*tmp_path.glob("environments/my_sums/outputs/evals/my-sums--*/*/results.jsonl")]
     elsewhere = tmp_path / "elsewhere"
@@ -112,10 +105,11 @@ def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
         assert "Traceback" not in failed.stderr
 
 
+# What such a package needs besides `verifiers` is a package that needs no other: pip looks at all that one needs.
 OF_VERIFIERS = """[project]
 name = "their-sums"
 version = "0.2.0"
-dependencies = ["Verifiers>=0.1.2.post0", "verifiers_nb"]
+dependencies = ["Verifiers>=0.1.2.post0", "orjson"]
 
 [build-system]
 requires = ["setuptools>=64"]
@@ -220,7 +214,7 @@ build-backend = "setuptools.build_meta"
 [project]
 name = "NAME"
 version = "0.1"
-dependencies = ["verifiers>=0.1.3", "datasets"]
+dependencies = ["verifiers>=0.1.3", "orjson"]
 [tool.setuptools]
 py-modules = ["NAME"]
 """
@@ -230,7 +224,7 @@ def put_on_shelf(shelf: Path, name: str) -> None:
     """Write a wheel as setuptools would build it."""
     shelf.mkdir()
     about = f"{name}-0.1.dist-info"
-    needs = "Requires-Dist: verifiers>=0.1.3\nRequires-Dist: datasets\n"
+    needs = "Requires-Dist: verifiers>=0.1.3\nRequires-Dist: orjson\n"
     inside = {
         f"{name}.py": THEIRS,
         f"{about}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n{needs}",

@@ -377,3 +377,39 @@ def test_a_parser_that_was_used_is_the_same_parser(kind: Any, tmp_path: Path) ->
         parser.parse_answer("<answer>1</answer>")
         known.append(json.loads(path.read_text())["run"]["functions"])
     assert known[0] == known[1]
+
+
+def paid(completion: Any) -> float:
+    """Pay one."""
+    return 1.0
+
+
+def paid_less(completion: Any) -> float:
+    """Pay less."""
+    return 0.25
+
+
+paid_less.__name__ = "paid"  # as if its code had been changed
+
+
+def test_what_has_changed_since_rollouts_were_stored_is_said(
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """Another reward function by a warning, since the file keeps its scores; tools and turns by an error."""
+    rows = [{"question": "?", "answer": "1"}]
+
+    def rewards(func: Any = paid, **settings: Any) -> list[float]:
+        env = vf.ToolEnv(eval_dataset=rows, rubric=vf.Rubric([func]), **settings)
+        client, path = vf.ScriptedClient("1"), tmp_path / "rollouts.jsonl"
+        return env.evaluate(client, "m", progress=False, save_path=path).reward
+
+    assert rewards(tools=[vf.calculator]) == rewards(tools=[vf.calculator]) == [1.0]
+    assert not caplog.records
+    assert rewards(paid_less, tools=[vf.calculator]) == [1.0]
+    assert "paid has changed since it scored the stored rollouts" in caplog.text
+    for settings, named in (
+        ({"tools": [vf.calculator], "max_turns": 3}, "max_turns was 10 and is 3"),
+        ({"tools": []}, "other settings: tools"),
+    ):
+        with pytest.raises(ValueError, match=named):
+            rewards(**settings)

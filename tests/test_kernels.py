@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import forked
 import nbformat
+import pytest
 from nbclient import NotebookClient
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -80,6 +82,12 @@ for widget in (explorer, inspector, dashboard):
     display(widget)
 explorer.act("show", {"row": "1"})
 """
+
+
+@pytest.fixture(autouse=True)
+def kernels_have_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let kernels begin where the imports have ended."""
+    monkeypatch.setenv("JUPYTER_PATH", forked.kernels())
 
 
 def execute(folder: Path, *sources: str) -> nbformat.NotebookNode:

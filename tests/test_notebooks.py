@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest.mock import patch
 
+import forked
 import nbformat
 import preloaded
 import pytest
@@ -54,8 +55,13 @@ FEWER = {
         "log_history[:6]": "log_history[:4]",
     },
     "index": {"max_steps=40": "max_steps=6"},
-    "commands": {"for _ in range(3):": "for _ in range(1):"},
-    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(20):"},
+    "commands": {
+        "for _ in range(3):": "for _ in range(1):",
+        "import GRPOConfig, GRPOTrainer": "import Rubric",
+        "COUNT = 100_000": "COUNT = 10_000",
+        "places[50_000]": "places[5_000]",
+    },
+    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(14):"},
     "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
     "109_several_gpus_and_servers": {"max_steps=10,": "max_steps=3,"},
@@ -70,6 +76,10 @@ FEWER = {
         "held_out = 64": "held_out = 4",
     },
 }
+
+# Those that start programs which load PyTorch: each begins as a fork. Two processes of accelerate's command and a vf-train that
+# import for themselves are in test_processes.py and test_cli_train.py.
+FORKED = ("05_eval", "12_train", "15_demo", "109_several_gpus_and_servers")
 
 
 def packages(path: Path) -> tuple[str, ...]:
@@ -142,7 +152,14 @@ def test_notebook(path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str])
         assert before in copy.read_text()
         copy.write_text(copy.read_text().replace(before, after))
     shell_ends = patch.object(interactiveshell, "atexit")  # else each searches for garbage then
-    with shell_ends, preloaded.starts(), torch.enable_grad():  # which some turn off for themselves
+    python = forked.program() if path.stem in FORKED else sys.executable
+    starts_as_fork = patch.object(sys, "executable", python)
+    with (
+        shell_ends,
+        starts_as_fork,
+        preloaded.starts(),
+        torch.enable_grad(),
+    ):  # which some turn off for themselves
         passed, _ = run_cells(
             copy, skip_flags=CONFIG.tst_flags.split(), basepath=CONFIG.config_path
         )

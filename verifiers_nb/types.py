@@ -7,12 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'Rollouts', 'OPENAI_TYPES', 'NO_CONTENT', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_PARTS', 'PAYLOADS',
-           'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores', 'ProcessedOutputs',
-           'part_text', 'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields', 'thought_text',
-           'is_thought', 'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label', 'messages_to_printable',
-           'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict', 'plain_messages',
-           'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text', 'conversation', 'rich_text',
+           'Rollouts', 'OPENAI_TYPES', 'NO_CONTENT', 'TEXT_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_PARTS',
+           'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores',
+           'ProcessedOutputs', 'part_text', 'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields',
+           'thought_text', 'is_thought', 'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label',
+           'messages_to_printable', 'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict',
+           'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text', 'conversation', 'rich_text',
            'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
@@ -198,13 +198,16 @@ NO_CONTENT = (
 )
 
 
+TEXT_TYPES = ("text", "output_text", "input_text")  # the last two as in the Responses API
+
+
 def part_text(part: str | Mapping[str, Any]) -> str | None:
     """Return the text of a content part, or None if it isn't text; raises for a message."""
     if isinstance(part, str):
         return part
     if "role" in part:
         raise TypeError(NO_CONTENT)
-    return part.get("text") if part.get("type") == "text" else None
+    return part.get("text") if part.get("type", "text") in TEXT_TYPES else None
 
 # %% ../nbs/00_types.ipynb #b6bc1fdb
 def content_text(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import forked
 import nbformat
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -99,6 +100,7 @@ def started_lab(folder: Path, home: Path) -> Iterator[Lab]:
     options.write_text('{"buildCheck": false, "buildAvailable": false}')  # else each load runs yarn
     env = os.environ | {name: str(home / place) for name, place in places.items()}
     env |= {"IPYTHONDIR": str(home / "ipython"), "OMP_NUM_THREADS": "1"}
+    env["JUPYTER_PATH"] = forked.kernels()  # which begin where the imports have ended
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['MAX_IN_FLIGHT', 'T', 'NEW_OBJECTS', 'logger', 'TOO_MANY_FILES', 'MAY_END_IN_FLIGHT', 'run_group', 'run_bounded',
            'fewer_collections', 'all_set', 'derive_seed', 'with_seed', 'lacks_files', 'fail', 'failed_score',
-           'score_group', 'PromptGroups', 'outputs_from_rollouts', 'run_settings', 'until_weights', 'run_alone',
-           'RolloutRun']
+           'score_group', 'PromptGroups', 'outputs_from_rollouts', 'settings_digest', 'run_settings', 'until_weights',
+           'run_alone', 'RolloutRun']
 
 # %% ../../nbs/envs/06_rollouts.ipynb #77de68da
 import asyncio
@@ -202,6 +202,12 @@ def outputs_from_rollouts(
     # The messages come from our own rollouts, so pydantic need not validate each of them.
     return GenerateOutputs.model_construct(**columns, reward=reward, metrics=metrics)
 
+# %% ../../nbs/envs/06_rollouts.ipynb #f1511ebd
+def settings_digest(value: Any) -> str:
+    """Return a digest of sampling arguments or of tools."""
+    text = json.dumps(value, sort_keys=True, default=lambda other: type(other).__name__)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
 # %% ../../nbs/envs/06_rollouts.ipynb #827bfc45
 def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None) -> dict[str, Any]:
     """Return the settings that all rollouts of a run share.
@@ -211,8 +217,7 @@ def run_settings(model: str, sampling_args: SamplingArgs, rubric: Rubric | None)
     used = rubric or Rubric()
     names = used.get_reward_func_names()
     rewards = list(zip_longest(names, used.get_reward_weights(), fillvalue=1.0))
-    text = json.dumps(sampling_args, sort_keys=True, default=lambda other: type(other).__name__)
-    digest = hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    digest = settings_digest(sampling_args)
     return dict(model=model, rewards=rewards, sampling_args=digest, functions=func_digests(used))
 
 # %% ../../nbs/envs/06_rollouts.ipynb #824ea3e0
@@ -293,8 +298,10 @@ class RolloutRun:
     def settings(self) -> dict[str, Any]:
         """Return the settings that are stored with every rollout of this run."""
         name = getattr(self.env, "env_id", "") or type(self.env).__name__
+        turns, tools = (getattr(self.env, each, None) for each in ("max_turns", "oai_tools"))
+        limits = {"max_turns": turns, "tools": settings_digest(tools)}
         settings = run_settings(self.model, self.sampling_args, self.rubric)
-        return {**settings, "environment": name}
+        return {**settings, **limits, "environment": name}
 
     async def start(self, max_concurrent: int = -1) -> None:
         """Run every row that is not in the store.

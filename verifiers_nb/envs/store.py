@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NOT_JSON', 'COMPARED', 'PLAIN_ONLY', 'changed_settings', 'comparable_value', 'inputs_text', 'without_none',
-           'input_digest', 'input_digests', 'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile',
-           'RolloutStore']
+__all__ = ['DIGESTS', 'NOT_IN_OLD_FILES', 'logger', 'OTHER_FUNCTIONS', 'NOT_JSON', 'COMPARED', 'PLAIN_ONLY', 'changed_settings',
+           'changed_functions', 'comparable_value', 'inputs_text', 'without_none', 'input_digest', 'input_digests',
+           'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore']
 
 # %% ../../nbs/envs/03_store.ipynb #77de68da
 import errno
 import json
+import logging
 import os
 import re
 import stat
@@ -41,19 +42,38 @@ from ..support.threads import end_if_forked
 from ..types import Rollout
 
 # %% ../../nbs/envs/03_store.ipynb #91032ad7
+DIGESTS = ("sampling_args", "tools")  # a digest says nothing to a reader
+NOT_IN_OLD_FILES = ("max_turns", "tools")
+
+
 def changed_settings(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Return a sentence for each setting that differs.
 
     The code of reward functions and the name of the environment may differ.
     """
-    pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new}}
+    free = {"functions", "environment", *(n for n in NOT_IN_OLD_FILES if n not in old)}
+    pairs = {name: (old.get(name), new.get(name)) for name in {**old, **new} if name not in free}
     return [
-        name  # of sampling_args only a digest is stored, which says nothing
-        if name == "sampling_args"
-        else f"{name} was {before!r:.200} and is {after!r:.200}"
+        name if name in DIGESTS else f"{name} was {before!r:.200} and is {after!r:.200}"
         for name, (before, after) in pairs.items()
-        if before != after and name not in ("functions", "environment")
+        if before != after
     ]
+
+# %% ../../nbs/envs/03_store.ipynb #98a38f4d
+logger = logging.getLogger(__name__)
+OTHER_FUNCTIONS = (
+    "%s: %s has changed since it scored the stored rollouts (its source, a value that it "
+    "uses, its parser or its judge). They keep their scores; vf.rescore or `vf-eval --rescore` "
+    "scores them again."
+)
+
+
+def changed_functions(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """List the reward functions that are known to differ from those that scored stored rollouts."""
+    before, after = old.get("functions") or {}, new.get("functions") or {}
+    known = [name for name in after if name in before]
+    pairs = {n: zip(before[n].split("-"), after[n].split("-"), strict=False) for n in known}
+    return [name for name, parts in pairs.items() if any(a != b and a and b for a, b in parts)]
 
 # %% ../../nbs/envs/03_store.ipynb #7d6c09cd
 NOT_JSON = "an object that JSON can't express"
@@ -252,13 +272,16 @@ class RolloutStore:
         """Set the settings of this run, and remove failed rollouts if they are to be played again.
 
         Then open the file, because later this process may have no descriptor left. Raises
-        `ValueError`, and leaves the file as it is, if it was written with other settings.
+        `ValueError`, and leaves the file as it is, if it was written with other settings. Logs a
+        warning if a reward function has changed.
         """
         self.settings_text = to_line(settings)[:-1]
         self.settings = json.loads(self.settings_text)
         stored = self.stored_settings
         if stored and (changed := changed_settings(stored, self.settings)):
             raise self.mismatch(f"a run with other settings: {'; '.join(changed)}.")
+        if stored and (others := changed_functions(stored, self.settings)):
+            logger.warning(OTHER_FUNCTIONS, self.path, ", ".join(others))
         if self.failed and self.retry_failed:
             self.drop(self.failed)
         self.open()

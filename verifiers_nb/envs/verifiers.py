@@ -333,16 +333,21 @@ def on_verifiers(texts: Iterable[str]) -> Iterator[Requirement]:
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cca
 def first_version(groups: Iterable[Iterable[str]]) -> str | None:
-    """Return the version of `verifiers` that the first group with a bound or an address means."""
+    """Return the version of `verifiers` that the first group with a bound or an address means.
+
+    An address without a version, such as that of a branch, means the newest if no group has more.
+    """
+    has_address = False
     for group in groups:
         found = sorted(on_verifiers(group), key=needs_more)
+        has_address = has_address or any(each.url for each in found)
         for need in sorted({*map(needs_more, found)}):
             equal = [each for each in found if needs_more(each) == need]
             addresses = [version_in_address(each.url or "") for each in equal]
             bounds = SpecifierSet(",".join(str(each.specifier) for each in equal if not each.url))
             if version := next(filter(None, addresses), None) or meant_version(bounds):
                 return version
-    return None
+    return max(changed_names(), key=Version) if has_address else None
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81ccd
 INSTALLED = ("site-packages", "dist-packages")

@@ -8,8 +8,9 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['CONNECT_TIMEOUT', 'SPARE_FILES', 'WATCHED_SECONDS', 'MOST_STREAMS', 'NOT_STREAMED', 'STREAMING', 'REFUSALS', 'logger',
            'FEW_FILES', 'needs_proxy', 'DirectRequest', 'make_session', 'end_session', 'running_loop', 'end_sessions',
-           'as_timeout', 'file_limit', 'connections_within', 'send_request', 'request_body', 'can_be_streamed',
-           'has_all_tokens', 'ask_streaming', 'HTTPClient', 'is_openais', 'can_stand_in', 'as_http_client']
+           'as_timeout', 'file_limit', 'connections_within', 'where_from', 'send_request', 'request_body',
+           'can_be_streamed', 'has_all_tokens', 'ask_streaming', 'HTTPClient', 'is_openais', 'can_stand_in',
+           'as_http_client']
 
 # %% ../../nbs/inference/10_http.ipynb #1b645389
 import asyncio
@@ -149,6 +150,12 @@ def connections_within(most: int, files: float) -> int:
     """Return how many connections to open: `most`, or fewer if few files may be open."""
     return int(min(most, max(1, files - SPARE_FILES, files // 2)))
 
+# %% ../../nbs/inference/10_http.ipynb #dda29e1a
+def where_from(url: URL, response: aiohttp.ClientResponse) -> str:
+    """Return the address of a request, and that to which it was redirected."""
+    redirected = f", redirected to {response.method} {response.url}" if response.history else ""
+    return f"{url}{redirected}"
+
 # %% ../../nbs/inference/10_http.ipynb #bbaaa906
 async def send_request(
     session: aiohttp.ClientSession,
@@ -160,19 +167,20 @@ async def send_request(
 ) -> tuple[Exchange, bytes]:
     """Send a request once; return the exchange and its content. Raises OpenAI's errors.
 
-    Events of a streamed response are added to `stream`, and the content is that of the whole.
+    Events of a streamed response are added to `stream`, and the content is that of the whole; so it
+    is if a server streams that was not asked to.
     """
     try:
         async with session.request(method, url, **request) as response:
-            if stream is not None and response.content_type == EVENT_STREAM:
-                content = await read_stream(response, max_reply_mb, stream)
+            if response.content_type == EVENT_STREAM:
+                content = await read_stream(response, max_reply_mb, stream or Stream())
             else:
                 content = await read_bounded(response, max_reply_mb)
     except (aiohttp.ClientError, OSError) as error:  # a TimeoutError is an OSError
         no_connection = isinstance(error, aiohttp.ConnectionTimeoutError)
         waited = CONNECT_TIMEOUT if no_connection else request["timeout"].total
         raise connection_error(Exchange(method, str(url)), error, waited) from error
-    exchange = Exchange(method, str(url), response.status, response.headers)
+    exchange = Exchange(method, where_from(url, response), response.status, response.headers)
     if response.status >= 400:
         exchange.text = content.decode(errors="replace")
         raise status_error(exchange)

@@ -57,7 +57,9 @@ def earlier_item(whole: Sequence[Any], item: Mapping[str, Any]) -> dict[str, Any
     number = item.get("index")
     if number is not None:
         same = (e for e in reversed(whole) if isinstance(e, dict) and e.get("index") == number)
-        return next(same, None)
+        earlier = next(same, None)
+        ids = [each["id"] for each in (earlier, item) if each and each.get("id")]
+        return earlier if ids[:1] == ids[-1:] else None  # some servers give each call number 0
     last = whole[-1] if whole and item.get("type") in GROWING else None
     return last if isinstance(last, dict) and last.get("type") == item.get("type") else None
 
@@ -69,7 +71,7 @@ def as_parts(content: Any) -> list[Any]:
     return [{"type": "text", "text": content}] if content else []
 
 # %% ../../nbs/inference/09_streams.ipynb #ef32f6f5
-STATED_WHOLE = ("role", "finish_reason", "stop_reason", "type", "id", "format")
+STATED_WHOLE = ("role", "finish_reason", "stop_reason", "type", "id", "format", "name")
 
 
 def add_items(whole: list[Any], items: Sequence[Any]) -> None:
@@ -96,7 +98,7 @@ def add_part(whole: dict[str, Any], part: Mapping[str, Any]) -> None:
             whole[name] = None  # a text with a single owner grows in place, others are copied
             before += value
             whole[name] = before
-        elif value is not None or name not in whole:
+        elif value not in (None, "") or name not in whole:
             whole[name] = value
 
 # %% ../../nbs/inference/09_streams.ipynb #b599b10f

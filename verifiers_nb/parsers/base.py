@@ -176,8 +176,9 @@ class Parser:
             return None
         last = completion[-1]
         text = last.get("content")
-        if self.reads_thinking and (len(last) > 2 or not isinstance(text, str)):
-            text = text_with_thinking(last)  # most messages have a role and a text only
+        # Most messages have a role and a text only.
+        if (len(last) > 2 or not isinstance(text, str)) and self.reads_thinking:
+            text = text_with_thinking(last)
         return self.parse(text)
 
     def checks(self, text: str) -> list[Check]:

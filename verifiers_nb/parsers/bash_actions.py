@@ -46,6 +46,8 @@ OTHER_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*\n?", re.MULTILINE)
 
 def without_bash_block(text: str) -> FormatError:
     """Return the error for a text without a complete bash block."""
+    if FENCE_MARK not in text and "~~~" not in text:  # as in most texts
+        return unfinished("bash block", None, text)
     fence = re.search(BASH_FENCE, text)
     if fence and FENCE_MARK in text[fence.end() :] and not has_thinking(text):
         message = (

@@ -9,7 +9,7 @@ from __future__ import annotations
 __all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'SINGLE_QUOTED', 'ACTIVE',
            'EXPRESSION', 'STRING', 'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits', 'value_fault',
            'call_format', 'check_arguments', 'Command', 'own_characters', 'check_written', 'render_argument',
-           'write_value', 'invoke', 'usage', 'argument_docs', 'command_docs']
+           'write_value', 'check_end', 'invoke', 'usage', 'argument_docs', 'command_docs']
 
 # %% ../../nbs/parsers/05_commands.ipynb #77de68da
 import json
@@ -217,6 +217,8 @@ def check_written(written: str, template: str) -> None:
 # %% ../../nbs/parsers/05_commands.ipynb #ea9061b0
 def render_argument(argument: Argument, value: Any) -> str:
     """Write a value with its argument's template; the plain one needs no Jinja."""
+    if isinstance(value, float) and argument.type == "integer":
+        value = int(value)
     if argument.argument_format == PLAIN:
         return str(value)
     return compiled_template(argument.argument_format).render(value=value)
@@ -244,6 +246,14 @@ def write_value(argument: Argument, value: Any, before: str, null: Any = None) -
     return render_argument(argument, null if value is None else value)
 
 # %% ../../nbs/parsers/05_commands.ipynb #f87a5815
+def check_end(end_name: str | None, value: Any) -> None:
+    """Raise `ValueError` if a line of a value would end the command of several lines."""
+    if not end_name or not isinstance(value, str) or end_name not in value:
+        return
+    if end_name in [line.rstrip() for line in value.split("\n")]:
+        raise ValueError(f"A line of a value is {end_name!r}, which ends the command.")
+
+# %% ../../nbs/parsers/05_commands.ipynb #89a5bc02
 def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str:
     """Return the stripped call of a command; an argument without a value leaves nothing behind.
 
@@ -257,6 +267,7 @@ def invoke(command: Command, values: Mapping[str, Any], null: Any = None) -> str
             continue
         value = values[argument.name]
         if command.name == "bash" or command.end_name is not None:
+            check_end(command.end_name, value)
             words[argument.name] = render_argument(argument, null if value is None else value)
         else:
             before = call.partition(f"{{{argument.name}}}")[0]

@@ -143,7 +143,8 @@ BEFORE_QUOTATION = re.compile(r"(?:\A|[\s=($])(?:-\w+)?\Z")  # or an option such
 
 def opened_quotation(command: str) -> str:
     """Return the mark of a quotation that begins a word and is open at a command's end, or ""."""
-    if unfinished_part(command) != "a quotation":
+    has_mark = "'" in command or '"' in command
+    if not has_mark or unfinished_part(command) != "a quotation":
         return ""
     for mark in "'\"":
         before, found, _ = command.rpartition(mark)

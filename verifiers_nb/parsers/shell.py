@@ -6,17 +6,19 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'OUTSIDE', 'ENDS', 'COMPOUND',
-           'SHELL_WORD', 'WORDS_BEFORE', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'BEFORE_WORD', 'BETWEEN_COMMANDS',
-           'LAST_SIGNS', 'NAME_OF_FUNCTION', 'KEYWORDS', 'PLAIN_SIGNS', 'REST_OF_WORD', 'PLAIN_RUN', 'BETWEEN_WORDS',
-           'NO_CASE', 'ESCAPED_SIGN', 'IN_BRACES', 'ARITHMETIC', 'QUOTED', 'SHELL_VARIABLE', 'PLAINLY_QUOTED',
-           'INNERMOST_PIECE', 'INNER_PIECE', 'OPENING', 'WORD_PIECE', 'BLANK', 'COMMENT', 'SKIPPED', 'TO_TARGET',
-           'TO_WORD', 'FIRST_WORD', 'MORE_WORDS', 'PLAIN_COMMAND', 'NEXT', 'END_SIGN', 'AFTER_COMPOUND',
-           'FUNCTION_NAME', 'PAIR', 'SHELL_FUNCTION', 'LOOP', 'MOST_LEVELS', 'DOCUMENT', 'MOST_DOCUMENTS', 'open_quote',
-           'shell_word', 'ShellList', 'ShellDict', 'for_shell', 'after_document', 'Opened', 'in_parentheses',
-           'open_word', 'unfinished_list', 'without_quotation', 'open_part', 'parting', 'other_word', 'sign_but',
-           'in_pair', 'word_piece', 'plain_parts', 'plain_compound', 'plain_commands', 'without_documents',
-           'is_plainly_whole', 'unfinished_part']
+__all__ = ['QUOTE_OR_ESCAPE', 'SPECIAL', 'IN_DOUBLE_QUOTES', 'SHELL_TOKEN', 'QUOTED_TOKEN', 'BRACES_TOKEN', 'OUTSIDE', 'ENDS',
+           'COMPOUND', 'SHELL_WORD', 'WORDS_BEFORE', 'BEFORE_COMMAND', 'END_OF_PATTERN', 'BEFORE_WORD',
+           'BETWEEN_COMMANDS', 'LAST_SIGNS', 'NAME_OF_FUNCTION', 'CLOSING_OF', 'OPENINGS', 'KEYWORDS', 'PLAIN_SIGNS',
+           'REST_OF_WORD', 'PLAIN_RUN', 'BETWEEN_WORDS', 'NO_CASE', 'ESCAPED_SIGN', 'SIGN_IN_BRACES', 'IN_BRACES',
+           'SIGN_OF_SUM', 'SHELL_VARIABLE', 'QUOTED', 'PLAINLY_QUOTED', 'INNERMOST_PIECE', 'INNER_PIECE', 'OPENING',
+           'WORD_PIECE', 'CLAUSE', 'CASE', 'INNER_DEEP_PIECE', 'OTHER_SIGN', 'IN_DEEP_BRACES', 'IN_INNER_SUM',
+           'IN_DEEP_SUM', 'DEEP_VARIABLE', 'DEEP_PIECE', 'BLANK', 'COMMENT', 'SKIPPED', 'TO_TARGET', 'TO_WORD', 'NEXT',
+           'END_SIGN', 'AFTER_COMPOUND', 'FUNCTION_NAME', 'PAIR', 'SHELL_FUNCTION', 'IN_LIST', 'LOOP', 'MOST_LEVELS',
+           'DOCUMENT', 'MOST_DOCUMENTS', 'open_quote', 'shell_word', 'ShellList', 'ShellDict', 'for_shell',
+           'after_document', 'Opened', 'in_parentheses', 'open_word', 'unfinished_list', 'without_quotation',
+           'token_in', 'open_part', 'parting', 'other_word', 'sign_but', 'words_of', 'in_pair', 'variable_or_sum',
+           'word_piece', 'in_pairs', 'plain_command', 'plain_parts', 'plain_compound', 'plain_commands',
+           'without_documents', 'is_plainly_whole', 'unfinished_part']
 
 # %% ../../nbs/parsers/04_shell.ipynb #e0ecdf16
 import json
@@ -67,24 +69,24 @@ class ShellList(list[Any]):
     """A list of quoted words; as a whole it is one word, the list in JSON."""
 
     def __init__(self, values: Iterable[Any]) -> None:
-        self.whole = quote(json.dumps(list(values)))
-        super().__init__(map(for_shell, values))
+        self.whole = list(values)
+        super().__init__(map(for_shell, self.whole))
 
     def __str__(self) -> str:
         """Return the list as one word."""
-        return self.whole
+        return quote(json.dumps(self.whole))
 
 # %% ../../nbs/parsers/04_shell.ipynb #7453ea6e
 class ShellDict(dict[str, Any]):
     """An object of quoted keys and values; as a whole it is one word, the object in JSON."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
-        self.whole = quote(json.dumps(values))
+        self.whole = values
         super().__init__({quote(key): for_shell(value) for key, value in values.items()})
 
     def __str__(self) -> str:
         """Return the object as one word."""
-        return self.whole
+        return quote(json.dumps(self.whole))
 
 # %% ../../nbs/parsers/04_shell.ipynb #0b71e247
 def for_shell(value: Any) -> Any:
@@ -103,6 +105,7 @@ SHELL_TOKEN = re.compile(
     | (?:(?<=[\s;&|()]) | (?<![\s\S])) \#[^\n]*   # a comment
     | \$\(\( (?:[^()] | \([^()]*\))*+ \)\) \#*     # arithmetic, in which << is a shift
     | \(\( (?:[^()] | \([^()]*\))*+ \)\)
+    | \$\{
     | <<<                                         # a text as input
     | << (?P<tabs>-?) [ \t]* (?P<end> (?: \\. | '[^'\n]*' | "[^"\n]*" | [^\s;&|<>()'"\\] )+ )
     | \$'(?:\\. | [^'\\])*+ (?P<close>'?)        # a quotation with escapes
@@ -112,8 +115,15 @@ SHELL_TOKEN = re.compile(
     """,
     re.DOTALL | re.VERBOSE,
 )
-# What matters within them.
-QUOTED_TOKEN = re.compile(r"`(?:\\.|[^`\\])*+(?P<ticked>`?)|\\.|\"|\$\(", re.DOTALL)
+# What matters within them, and within `${`.
+QUOTED_TOKEN = re.compile(
+    r"`(?:\\.|[^`\\])*+(?P<ticked>`?)|\\.|[\"}]|\$\(\((?:[^()\\]|\([^()\\]*\))*+\)\)|\$[({]",
+    re.DOTALL,
+)
+BRACES_TOKEN = re.compile(
+    rf"{QUOTED_TOKEN.pattern}|[<>]\(|\$'(?:\\.|[^'\\])*+(?P<close>'?)|'[^']*+(?P<closed>'?)",
+    re.DOTALL,
+)
 
 # %% ../../nbs/parsers/04_shell.ipynb #a0ec94cc
 def after_document(text: str, at: int, end: str, tabs: bool) -> int:
@@ -192,7 +202,7 @@ def open_word(bare: str) -> str:
 BEFORE_WORD = ("<", ">", "<&", ">&", ">|")
 BETWEEN_COMMANDS = ("&&", "|", "|&")
 LAST_SIGNS = tuple("<>&|)")
-NAME_OF_FUNCTION = re.compile(r"[^\s;&|($<>=?*+@][ \t]*\(\s*\)\Z")
+NAME_OF_FUNCTION = re.compile(r"(?:[^\s;&|($<>=?*+@]|(?<![^\s;&|()])=)[ \t]*\(\s*\)\Z")
 
 # %% ../../nbs/parsers/04_shell.ipynb #378532e8
 def unfinished_list(command: str) -> str:
@@ -226,23 +236,35 @@ def without_quotation(mark: str) -> str:
     return " " if mark[0] == "<" else "''"
 
 # %% ../../nbs/parsers/04_shell.ipynb #b9e9d21f
+# What ends in what a word may hold. Within double quotation marks, a single one means nothing.
+CLOSING_OF = {'"': '"', "${": "}"}
+OPENINGS = {*CLOSING_OF, "(", "$(", "<(", ">("}
+
+
+def token_in(inside: list[str]) -> re.Pattern[str]:
+    """Return the pattern of what matters within these open quotation marks and parentheses."""
+    if not inside or inside[-1] not in CLOSING_OF:
+        return SHELL_TOKEN
+    return QUOTED_TOKEN if '"' in inside else BRACES_TOKEN
+
+# %% ../../nbs/parsers/04_shell.ipynb #6edccc02
 def open_part(command: str) -> str:
     """Return what is open at the end of a bash command, or "", by a look at all of its words."""
     inside: list[str] = []  # the open quotation marks and parentheses
     documents: list[tuple[str, bool]] = []  # the here-documents that begin after this line
     bare: list[str] = []
-    at = quotes = 0
-    while token := (QUOTED_TOKEN if inside[-1:] == ['"'] else SHELL_TOKEN).search(command, at):
-        if not quotes:  # open double quotation marks
+    at = quotes = 0  # the open double quotation marks and `${`
+    while token := token_in(inside).search(command, at):
+        if not quotes:
             bare += [command[at : token.start()], without_quotation(token[0])]
         at, mark = token.end(), token[0]
-        if mark == '"' and inside[-1:] == ['"']:
+        if mark == CLOSING_OF.get("".join(inside[-1:])):
             inside.pop()
             quotes -= 1
-        elif mark in ('"', "(", "$("):
+        elif mark in OPENINGS:
             substitutes = command[max(0, at - 2) : at] in ("$(", "<(", ">(")
             inside.append("$(" if substitutes else mark)
-            quotes += mark == '"'
+            quotes += mark in CLOSING_OF
         elif mark == ")" and inside:
             if inside.pop() == "$(":
                 while command.startswith("#", at):  # its word goes on, so this is no comment
@@ -260,7 +282,8 @@ def open_part(command: str) -> str:
     if documents:
         return "a here-document"
     if inside:
-        return "a quotation" if quotes else "a parenthesis"
+        part = "`${`" if inside[-1] == "${" else "a parenthesis"
+        return "a quotation" if '"' in inside else part
     rest = command[at:].removesuffix("\\")  # a last backslash escapes nothing
     return unfinished_list("".join([*bare, rest]))
 
@@ -303,24 +326,42 @@ BETWEEN_WORDS = r"(?:[ \t\n;&|>]|<<<|<[ \tA-Za-z0-9_./~-]|<\$[A-Za-z_])"
 NO_CASE = other_word(["case"])
 
 
+def words_of(pieces: str) -> str:
+    """Return the pattern of Rust of words with these pieces."""
+    return rf"(?:{NO_CASE}?(?:{BETWEEN_WORDS}|{pieces}))*{NO_CASE}?"
+
+
 def in_pair(pieces: str) -> str:
     """Return the pattern of Rust of words with these pieces and a closing parenthesis."""
-    return rf"(?:{NO_CASE}?(?:{BETWEEN_WORDS}|{pieces}))*{NO_CASE}?\)"
+    return words_of(pieces) + r"\)"
 
 
 ESCAPED_SIGN = r"\\" + sign_but(r"\n")
-IN_BRACES = sign_but(r"""{}()$`"'\\\n""") + rf"|{ESCAPED_SIGN}|\$[A-Za-z_]"
-ARITHMETIC = r"\(\(" + sign_but(r"""()`"'\\""") + r"*\)\)"
+SIGN_IN_BRACES = sign_but(r"""{}()$`"'\\\n""")
+IN_BRACES = "|".join(
+    [
+        rf"{SIGN_IN_BRACES}|{ESCAPED_SIGN}|\$[A-Za-z_]",
+        rf"""'{SIGN_IN_BRACES}*'|"{SIGN_IN_BRACES}*"|\$\{{{SIGN_IN_BRACES}*\}}""",
+    ]
+)
+SIGN_OF_SUM = sign_but(r"""()`"'\\""")
+
+
+def variable_or_sum(in_braces: str, in_sum: str) -> str:
+    """Return the pattern of Rust of a variable or a sum, by what its braces or parentheses hold."""
+    return rf"\$(?:[A-Za-z0-9_?!#@*$-]|\{{(?:{in_braces})*\}}|\(\((?:{in_sum})*\)\))"
+
+
+SHELL_VARIABLE = variable_or_sum(IN_BRACES, SIGN_OF_SUM)
 QUOTED = "'" + sign_but("'") + "*'"
-SHELL_VARIABLE = rf"\$(?:[A-Za-z0-9_?!#@*$-]|\{{(?:{IN_BRACES})*\}}|{ARITHMETIC})"
 
 # %% ../../nbs/parsers/04_shell.ipynb #6291b234
-def word_piece(opening: str, inside: str) -> str:
+def word_piece(opening: str, inside: str, variable: str = SHELL_VARIABLE) -> str:
     """Return the pattern of Rust of a piece of a word.
 
     `opening` is the pattern of an opening parenthesis, and `inside` of what follows it.
     """
-    both = ["`" + sign_but(r"`\\") + "*`", SHELL_VARIABLE]
+    both = ["`" + sign_but(r"`\\") + "*`", variable]
     signs = [sign_but(r'"`$\\'), r"\\[\x01-\x7f]", r"\$" + sign_but(r'"`\\({')]
     quoted = rf'"(?:{"|".join([*both, *signs])}|\$\({inside})*\$?"'
     escapes = rf"\$'(?:{sign_but(chr(39) + chr(92) * 2)}|\\[\x01-\x7f])*'"
@@ -330,8 +371,26 @@ def word_piece(opening: str, inside: str) -> str:
 PLAINLY_QUOTED = sign_but(r'"`$\\')
 INNERMOST_PIECE = rf'{SHELL_VARIABLE}|{QUOTED}|"(?:{SHELL_VARIABLE}|{PLAINLY_QUOTED})*"'
 INNER_PIECE = word_piece(r"[$<]?\(", in_pair(INNERMOST_PIECE))
-OPENING = rf"(?:[$=<>]\(|\^\({PLAIN_RUN})"
+OPENING = rf"(?:[$<>]\(|[{PLAIN_SIGNS}]=\(|\^\({PLAIN_RUN})"
 WORD_PIECE = f"(?:{word_piece(OPENING, in_pair(INNER_PIECE))})(?:{PLAIN_RUN})?"
+
+# %% ../../nbs/parsers/04_shell.ipynb #bd23373e
+def in_pairs(levels: int) -> str:
+    """Return the pattern of Rust of words, with pairs in one another, and a closing parenthesis."""
+    inner = rf"|[$<]?\({in_pairs(levels - 1)}" if levels else ""
+    return in_pair(INNERMOST_PIECE + inner)
+
+
+CLAUSE = words_of(INNERMOST_PIECE)
+CASE = rf"case[ \t](?:{CLAUSE}\))+{CLAUSE}[;\n][ \t\n]*esac"
+INNER_DEEP_PIECE = "|".join([word_piece(r"[$<]?\(", in_pairs(2)), CASE])
+# No word `case` is in this substitution, because no "se" is.
+OTHER_SIGN = sign_but(r"""{}()$`"'\\\n#<s""")
+IN_DEEP_BRACES = rf"{IN_BRACES}|\$\((?:{OTHER_SIGN}|s+[{OTHER_SIGN}--e])*s*\)"
+IN_INNER_SUM = sign_but(r"""()`"'\\#""")
+IN_DEEP_SUM = rf"{SIGN_OF_SUM}|\((?:{IN_INNER_SUM}|\({IN_INNER_SUM}*\))*\)"
+DEEP_VARIABLE = variable_or_sum(IN_DEEP_BRACES, IN_DEEP_SUM)
+DEEP_PIECE = f"(?:{word_piece(OPENING, in_pair(INNER_DEEP_PIECE), DEEP_VARIABLE)})(?:{PLAIN_RUN})?"
 
 # %% ../../nbs/parsers/04_shell.ipynb #f9e5d0d5
 BLANK = r"(?:[ \t](?:[ \t]|\\\n)*)"
@@ -339,9 +398,12 @@ COMMENT = "#" + sign_but(r"\n") + "*"
 SKIPPED = rf"(?:[ \t\n]|\\\n|{COMMENT}\n)*"
 TO_TARGET = rf"(?:<<<|[<>]&?|>>|>\||&>>?){BLANK}?"
 TO_WORD = rf"\$?(?:{BLANK}|{BLANK}?{TO_TARGET})"
-FIRST_WORD = rf"{other_word(KEYWORDS)}|{TO_TARGET}{PLAIN_RUN}|(?:{TO_TARGET})?{WORD_PIECE}"
-MORE_WORDS = rf"(?:{TO_WORD}{PLAIN_RUN}|(?:{TO_WORD})?{WORD_PIECE})*\$?"
-PLAIN_COMMAND = f"(?:{FIRST_WORD}){MORE_WORDS}"
+
+
+def plain_command(piece: str) -> str:
+    """Return the pattern of Rust of a command, by the pieces of its words."""
+    first = rf"{other_word(KEYWORDS)}|{TO_TARGET}{PLAIN_RUN}|(?:{TO_TARGET})?{piece}"
+    return rf"(?:{first})(?:{TO_WORD}{PLAIN_RUN}|(?:{TO_WORD})?{piece})*\$?"
 
 # %% ../../nbs/parsers/04_shell.ipynb #2e6bd2cf
 NEXT = rf"{SKIPPED}(?:(?:do|then|else|elif|!|time|-p|coproc)[ \t\n]{SKIPPED})*"
@@ -357,14 +419,17 @@ def plain_parts(levels: int, signs: str = r"&&|\|[|&]?") -> str:
     It may be a compound command with others in it.
     """
     after_command = f"(?:{END_SIGN}|{BLANK}?(?:{signs}){NEXT})"
-    compounds = rf"\({in_pair(INNER_PIECE)}"
+    is_deep = levels == MOST_LEVELS
+    command = plain_command(DEEP_PIECE if is_deep else WORD_PIECE)
+    compounds = rf"\({in_pair(INNER_DEEP_PIECE if is_deep else INNER_PIECE)}"
     if levels:
         compounds += "|" + plain_compound(levels)
     compounds = f"(?:{SHELL_FUNCTION})?(?:{compounds})"
-    return f"(?:{PLAIN_COMMAND}{after_command}|{compounds}{AFTER_COMPOUND})"
+    return f"(?:{command}{after_command}|{compounds}{AFTER_COMPOUND})"
 
 # %% ../../nbs/parsers/04_shell.ipynb #ca4ff1c8
-LOOP = rf"(?:for|select){BLANK}(?:[A-Za-z_][A-Za-z0-9_]*{BLANK}in{BLANK}|{ARITHMETIC}{END_SIGN})"
+IN_LIST = f"[A-Za-z_][A-Za-z0-9_]*{BLANK}in{BLANK}"
+LOOP = rf"(?:for|select){BLANK}(?:{IN_LIST}|\(\({SIGN_OF_SUM}*\)\){END_SIGN})"
 MOST_LEVELS = 5  # of compound commands in one another
 
 

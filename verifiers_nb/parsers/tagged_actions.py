@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'blank_thinking', 'last_tags', 'without_tag', 'command_format',
-           'XMLThoughtActionParser']
+__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'blank_thinking', 'last_tags', 'without_tag', 'odd_end',
+           'command_format', 'XMLThoughtActionParser']
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #a616673e
 import re
@@ -63,6 +63,18 @@ def without_tag(tag: str, rule: str, text: str) -> FormatError:
     where = " outside the thinking" if tag in text else ""
     return FormatError(f"There is no {tag}{where}.", rule=rule, span=(len(text), len(text)))
 
+# %% ../../nbs/parsers/09_tagged_actions.ipynb #ea5d8414
+def odd_end(text: str, begin: int, end: int) -> FormatError | None:
+    """Return the fault that the last `</command>` isn't the one after `<command>`, or `None`."""
+    span = end, end + len(COMMAND_END)
+    if end < begin:
+        message = f"The last {COMMAND_END} comes before the last {COMMAND_TAG}."
+        return FormatError(message, rule="closing tag", span=span)
+    if text.find(COMMAND_END, begin) == end:
+        return None
+    message = f"The command contains a {COMMAND_END}: it reaches to the last one."
+    return FormatError(message, rule="closing tag", span=span)
+
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #ff3b2080
 def command_format(commands: Sequence[Command]) -> Format:
     """Match text with one `<command>`."""
@@ -91,4 +103,5 @@ class XMLThoughtActionParser(AbstractParseFunction):
             raise without_tag(COMMAND_END, "closing tag", text)
         begin = start + len(COMMAND_TAG)
         thought = text[:start] + text[end + len(COMMAND_END) :]
-        return ActionTurn(thought.strip(), text[begin:end].strip(), (begin, max(begin, end)))
+        span = begin, max(begin, end)
+        return ActionTurn(thought.strip(), text[begin:end].strip(), span, odd_end(text, begin, end))

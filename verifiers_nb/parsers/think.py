@@ -271,15 +271,12 @@ def after_first(text: str) -> tuple[int, re.Pattern[str] | None]:
 
     For a text with other marks: 0, and the pattern that finds them.
     """
-    if possible_marks(text) is None:  # as in nearly all texts
-        return 0, None
-    at = 0
     if text.startswith(OPEN):
         close = text.rfind(CLOSE)
-        if close >= 0 and text.rfind(CLOSE, 0, close) < 0:
-            at = close + len(CLOSE)
-    marks = marks_in(text, at)
-    return (0, marks_in(text)) if marks and at else (at, marks)
+        at = close + len(CLOSE)
+        if close >= 0 and text.rfind(CLOSE, 0, close) < 0 and not marks_in(text, at):
+            return at, None
+    return 0, marks_in(text)
 
 # %% ../../nbs/parsers/02_think.ipynb #ad35b22b
 def outside_thinking(text: str) -> str:
@@ -379,7 +376,7 @@ class ThinkParser(Parser):
         """Return the sum of `weight * score` over the checks of `text`."""
         if self.__class__.checks is not ThinkParser.checks:
             return super().format_score(text)  # a subclass is scored by its own checks
-        return 0.0 if think_fault(text) else 1.0
+        return 0.0 if OPEN not in text or think_fault(text) else 1.0
 
     def to_structural_tag(self) -> StructuralTag:
         """Return the tag with which a server enforces the format; needs xgrammar."""

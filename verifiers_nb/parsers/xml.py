@@ -624,6 +624,8 @@ class OneAnswerParser(XMLParser):
     def parse_answer(self, completion: Messages) -> str | None:
         """Return the answer of the last assistant message, or `None` if it has none or several."""
         given = "".join(assistant_texts(completion)[-1:])
+        if f"<{self.answer_field}>" not in given:
+            return None
         if self.answer_field not in THINKING_TAGS:
             given = outside_thinking(given)
         alone = self.count_answers(given) == 1 and f"<{self.answer_field}>" in given

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'SENTENCE', 'DENIAL',
-           'MISREAD', 'NAME_OF_LETTERS', 'pairs_of_brackets', 'power_of_digits', 'is_large_number', 'is_too_large',
-           'is_statement', 'is_unreadable', 'compare_spellings', 'read_first', 'equal_answers', 'MathRubric']
+__all__ = ['LARGEST_EXPONENT', 'EXPONENT', 'FACTORIAL', 'NESTED', 'LONGEST_EXPONENT', 'VARIABLE', 'POWER', 'DEEPEST', 'SENTENCE',
+           'DENIAL', 'MISREAD', 'LONGEST_FORMULA', 'NAME_OF_LETTERS', 'pairs_of_brackets', 'power_of_digits',
+           'is_large_number', 'is_too_large', 'is_too_deep', 'is_statement', 'is_unreadable', 'compare_spellings',
+           'read_first', 'equal_answers', 'MathRubric']
 
 # %% ../../nbs/rubrics/03_math.ipynb #77de68da
 import asyncio
@@ -39,7 +40,12 @@ from ..support.notations import (
     in_same_unit,
     with_one_parameter,
 )
-from ..support.signs import differ_in_signs
+from ..support.signs import (
+    differ_in_signs,
+    with_distinct_capitals,
+    with_plain_letters,
+    with_symbols_of_functions,
+)
 from ..support.spellings import DENIALS, SIDE_BY_SIDE, is_same_text, usual_spelling
 from ..types import Messages, RewardFunc
 
@@ -100,6 +106,19 @@ def is_too_large(answer: str) -> bool:
     ends = [min(partners.get(at, len(answer)), at + 1 + longest) for at in opened]
     return any(is_large_number(answer[at + 1 : end]) for at, end in zip(opened, ends, strict=True))
 
+# %% ../../nbs/rubrics/03_math.ipynb #9b4adfe4
+DEEPEST = 20
+
+
+def is_too_deep(answer: str) -> bool:
+    """Return whether an answer has brackets in more brackets than math-verify reads in a second."""
+    depth = 0
+    for bracket in re.finditer("[(){}]", answer):
+        depth += 1 if bracket[0] in "({" else -1
+        if depth > DEEPEST:
+            return True
+    return False
+
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
 DENIAL = re.compile(
@@ -125,10 +144,15 @@ MISREAD = re.compile(
 )
 
 
+LONGEST_FORMULA = 2000  # characters
+
+
 def is_unreadable(answer: str) -> bool:
     """Return whether math-verify would read an answer as another one, or evaluate it for ever."""
+    if len(answer) > LONGEST_FORMULA and not SENTENCE.search(answer):
+        return True
     is_misread = SIDE_BY_SIDE.fullmatch(answer) or MISREAD.search(answer)
-    return is_misread is not None or is_too_large(answer)
+    return is_misread is not None or is_too_deep(answer) or is_too_large(answer)
 
 # %% ../../nbs/rubrics/03_math.ipynb #4f4a5dd7
 # Names of three points or choices, Roman numerals, and words with a letter twice: math-verify
@@ -171,7 +195,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False
-    gold, response = numbers
+    gold, response = with_symbols_of_functions(*numbers)
     verdict = compare_spellings(gold, response)
     if verdict is not None:
         return verdict
@@ -179,6 +203,7 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
         return False
     if is_statement(response) and not SENTENCE.search(gold):
         response += "."
+    gold, response = map(with_plain_letters, with_distinct_capitals(gold, response))
     return with_last_variable(gold), with_last_variable(response)
 
 # %% ../../nbs/rubrics/03_math.ipynb #6458ef0d

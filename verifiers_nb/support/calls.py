@@ -8,10 +8,11 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE',
            'MOST_PROBES', 'UNAVAILABLE', 'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES',
-           'OF_A_REQUEST', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient', 'seconds_until',
-           'retry_after', 'with_retries', 'is_without_connection', 'Breaker', 'with_breaker', 'without_retries',
-           'request_arguments', 'meant_by', 'dict_argument', 'extra_warnings', 'check_sampling_args',
-           'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets', 'check_takes']
+           'OR_A_SWITCH', 'OF_A_REQUEST', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient',
+           'seconds_until', 'retry_after', 'with_retries', 'is_without_connection', 'Breaker', 'with_breaker',
+           'without_retries', 'request_arguments', 'meant_by', 'is_for_template', 'dict_argument', 'extra_warnings',
+           'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets',
+           'check_takes']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -276,6 +277,7 @@ MEANT_NAMES = {
     "effort": "reasoning_effort",
 }
 TEMPLATE_NAMES = ("enable_thinking",)
+OR_A_SWITCH = "thinking"  # DeepSeek's templates have a switch of this name, and its API an object
 OF_A_REQUEST = frozenset(("model", "messages", "prompt"))  # what else a request has
 
 
@@ -290,6 +292,11 @@ def meant_by(name: str) -> str | None:
     close = get_close_matches(plain, sorted(SAMPLING_NAMES), n=1, cutoff=0.8)
     return MEANT_NAMES.get(plain) or "".join(close)
 
+# %% ../../nbs/support/01_calls.ipynb #9f15b19b
+def is_for_template(name: str, value: Any) -> bool:
+    """Return whether an argument is for the chat template, as switches for thinking are."""
+    return name in TEMPLATE_NAMES or (name == OR_A_SWITCH and isinstance(value, bool))
+
 # %% ../../nbs/support/01_calls.ipynb #759a4bc1
 def dict_argument(arguments: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Return an argument that is a dict, {} if it is missing; raises `ValueError` if it is none."""
@@ -302,7 +309,7 @@ def extra_warnings(extra: Mapping[str, Any], arguments: Mapping[str, Any]) -> li
     """Return warnings about `extra_body`, and about the names for the chat template."""
     warnings = []
     for name in extra:
-        if name in TEMPLATE_NAMES:
+        if is_for_template(name, extra[name]):
             place = f"extra_body={{'chat_template_kwargs': {{{name!r}: {extra[name]!r}}}}}"
             warnings.append(f"{name} in extra_body: vLLM and SGLang read it only in {place}")
         elif name in ("extra_body", "sampling_args"):
@@ -333,7 +340,8 @@ def check_sampling_args(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], l
         checked.pop("stream_options", None)
         faults.append("stream is left out: rollouts wait for whole answers.")
     extra = dict_argument(checked, "extra_body")
-    if moved := {name: checked.pop(name) for name in TEMPLATE_NAMES if name in checked}:
+    names = [name for name, value in checked.items() if is_for_template(name, value)]
+    if moved := {name: checked.pop(name) for name in names}:
         moved |= dict_argument(checked, "chat_template_kwargs")
         checked.pop("chat_template_kwargs", None)
         moved |= dict_argument(extra, "chat_template_kwargs")

@@ -6,96 +6,146 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['UNITS', 'UNIT_OF', 'POWERS', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'IN_BASE_UNITS', 'ONE_MEASURE', 'SEVERAL_MEASURES',
-           'LONGEST_MEASURE', 'EQUATION', 'MONEY', 'UNIT_BEGINS', 'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS',
-           'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'unit_named',
-           'without_text_commands', 'in_base_units', 'Measure', 'sum_of_measures', 'measured', 'read_measure',
-           'is_counted', 'things_named', 'singulars', 'are_same_things', 'with_last_variable', 'differ_in_words']
+__all__ = ['UNITS', 'METRIC_UNITS', 'METRIC_PREFIXES', 'UNIT_OF', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'IN_BASE_UNITS', 'ONE_LETTER',
+           'UNIT_OF_LETTERS', 'SEVERAL_LETTERS', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'LONGEST_MEASURE', 'EQUATION',
+           'MONEY', 'UNIT_BEGINS', 'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL',
+           'SINGULARS', 'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'metric_units', 'product_of_units',
+           'unit_named', 'without_text_commands', 'in_base_units', 'Measure', 'may_be_variables', 'sum_of_measures',
+           'measured', 'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things',
+           'with_last_variable', 'differ_in_words', 'are_things']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
 
-from .spellings import TEXT_COMMAND
+from .spellings import DENIALS, TEXT_COMMAND, is_balanced
 
 # %% ../../nbs/support/24_measures.ipynb #314a3fec
 UNITS = """
-mm millimeter millimeters millimetre millimetres
-cm centimeter centimeters centimetre centimetres
-m meter meters metre metres
-km kilometer kilometers kilometre kilometres
 in inch inches
 ft foot feet
 yd yard yards
 mi mile miles
-mg milligram milligrams
-g gram grams
-kg kilogram kilograms
 oz ounce ounces
 pound pounds lb lbs £ gbp
 t ton tons tonne tonnes
-ml milliliter milliliters millilitre millilitres
-l liter liters litre litres
-s sec second seconds
+s sec secs
 min minute minutes
 h hr hour hours
 day days
 week weeks
 month months
 year years
-cent cents
+cent cents ¢
 dollar dollars $ us$ usd
 euro euros € eur
 yen ¥ jpy
-rupee rupees ₹ inr
+rupee rupees ₹ inr rs
 unit units
 ° degree degrees deg
 °c celsius °celsius
 °f fahrenheit °fahrenheit
 rad radian radians
-mi/h mph
-km/h kph kmh
-N newton newtons
-J joule joules
-W watt watts
-V volt volts
-K kelvin kelvins
-Hz hertz
+AM
+PM
 % percent pct
 """
+METRIC_UNITS = """
+m meter metre
+g gram
+l liter litre
+s second
+A ampere amp
+V volt
+W watt
+J joule
+N newton
+K kelvin
+C coulomb
+F farad
+T tesla
+Ω ohm
+Hz hertz
+Pa pascal
+eV electronvolt
+mol mole
+"""
+METRIC_PREFIXES = {
+    "": ("", 0),
+    "G": ("giga", 9),
+    "M": ("mega", 6),
+    "k": ("kilo", 3),
+    "d": ("deci", -1),
+    "c": ("centi", -2),
+    "m": ("milli", -3),
+    "µ": ("micro", -6),
+    "n": ("nano", -9),
+    "p": ("pico", -12),
+}
+
+
+def metric_units() -> dict[str, str]:
+    """Return the usual name of each metric unit, with and without a prefix, by all its names."""
+    unit_of = {}
+    for short, (long, _) in METRIC_PREFIXES.items():
+        for symbol, *names in map(str.split, METRIC_UNITS.strip().splitlines()):
+            unit_of[short + symbol] = short + symbol
+            unit_of |= {long + name + s: short + symbol for name in names for s in ("", "s")}
+    return unit_of
+
+
 UNIT_OF = {name: line.split()[0] for line in UNITS.strip().splitlines() for name in line.split()}
-POWERS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
+UNIT_OF |= metric_units()
+
+# %% ../../nbs/support/24_measures.ipynb #38c76a1b
+def product_of_units(powers: Mapping[str, int]) -> str:
+    """Return the usual name of a product of powers of units, such as `kg m s^-2`."""
+    factors = sorted((name, power) for name, power in powers.items() if power)
+    return " ".join(name if power == 1 else f"{name}^{power}" for name, power in factors)
 
 # %% ../../nbs/support/24_measures.ipynb #51266f4a
-FACTOR = re.compile(r"(?:(square|sq|cubic|cu)\.? )?([^\s^/0-9]{1,16})(?: ?\^ ?([1-9]))?")
+FACTOR = re.compile(r"([^\s^/0-9-]{1,16})(?:\^(-?[1-9]))?")
 IN_A_UNIT = {
-    r"\^ ?\{? ?\\circ ?\}?|\bdegrees?(?= [cf])": "°",
-    r"[\\{}]": "",
-    r"° (?=[cf])": "°",
+    r"\^ ?\{? ?\\circ ?\}?|\bdegrees?(?= [CcFf])": "°",
+    r"\\(?:[,; ]|cdot(?![a-z]))|[*·~]": " ",
+    r"\\Omega": "Ω",
+    r"\\mu ?|μ": "µ",
+    r"[\\{}()]": "",
+    r"° (?=[CcFf])": "°",
     r"\bper cent\b": "%",
     r" per ": "/",
-    r"\s+": " ",
+    r"\bmph\b": "mi/h",
+    r"\bk(?:ph|mh)\b": "km/h",
+    r"\bNm\b": "N m",
+    r" ?\^ ?": "^",
+    r"\b(?:square|sq)\b\.? ([^\s/^]+)": r"\1^2",
+    r"\b(?:cubic|cu)\b\.? ([^\s/^]+)": r"\1^3",
 }
 
 
 def unit_named(text: str) -> str | None:
     """Return the usual name of a unit, or None if we don't know it."""
-    text = text if text in UNIT_OF else text.lower()
+    if text in UNIT_OF:
+        return UNIT_OF[text]
     for pattern, usual in IN_A_UNIT.items():
         text = re.sub(pattern, usual, text)
-    units = []
-    for part in text.split("/"):
-        factor = FACTOR.fullmatch(part.strip())
-        if factor is None or factor[2] not in UNIT_OF:
-            return None
-        power = int(factor[3] or 1) * POWERS.get(factor[1], 1)
-        units.append(UNIT_OF[factor[2]] + (f"^{power}" if power > 1 else ""))
-    return "/".join(units)
+    powers = Counter[str]()
+    for place, part in enumerate(text.split("/")):
+        for each in part.split() or [""]:
+            factor = FACTOR.fullmatch(each)
+            name = factor[1] if factor else ""
+            name = name if name in UNIT_OF else name.lower()
+            if factor is None or name not in UNIT_OF:
+                return None
+            powers[UNIT_OF[name]] += int(factor[2] or 1) * (-1 if place else 1)
+    return product_of_units(powers)
 
 # %% ../../nbs/support/24_measures.ipynb #82047326
-TEXT = re.compile(rf"{TEXT_COMMAND}\s?\{{([^{{}}]*)\}}")
+TEXT = re.compile(rf"{TEXT_COMMAND}\s?\{{((?:[^{{}}]|\{{[^{{}}]*\}})*)\}}")
 
 
 def without_text_commands(answer: str) -> str:
@@ -104,16 +154,10 @@ def without_text_commands(answer: str) -> str:
 
 # %% ../../nbs/support/24_measures.ipynb #8505c1d2
 IN_BASE_UNITS = {
-    "mm": ("m", "1/1000"),
-    "cm": ("m", "1/100"),
-    "km": ("m", "1000"),
     "in": ("m", "0.0254"),
     "ft": ("m", "0.3048"),
     "yd": ("m", "0.9144"),
     "mi": ("m", "1609.344"),
-    "mg": ("g", "1/1000"),
-    "kg": ("g", "1000"),
-    "ml": ("l", "1/1000"),
     "min": ("s", "60"),
     "h": ("s", "3600"),
     "day": ("s", "86400"),
@@ -122,26 +166,45 @@ IN_BASE_UNITS = {
     "oz": ("pound", "1/16"),
     "cent": ("dollar", "1/100"),
 }
+IN_BASE_UNITS |= {
+    short + line.split()[0]: (line.split()[0], f"1e{power}")
+    for short, (_, power) in METRIC_PREFIXES.items()
+    for line in METRIC_UNITS.strip().splitlines()
+}
 
 
 def in_base_units(unit: str) -> tuple[str, Fraction]:
-    """Return the base unit of a unit such as `km/h`, and how many of them it is."""
-    names, size = [], Fraction(1)
-    for place, factor in enumerate(unit.split("/")):
+    """Return the base unit of a unit such as `h^-1 km`, and how many of them it is."""
+    powers, size = Counter[str](), Fraction(1)
+    for factor in unit.split():
         name, _, power = factor.partition("^")
         base, number = IN_BASE_UNITS.get(name, (name, "1"))
-        names.append(f"{base}^{power}" if power else base)
-        size *= Fraction(number) ** (int(power or 1) * (-1 if place else 1))
-    return "/".join(names), size
+        powers[base] += int(power or 1)
+        size *= Fraction(number) ** int(power or 1)
+    return product_of_units(powers), size
 
 # %% ../../nbs/support/24_measures.ipynb #68df969f
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A number and its unit; `is_variable` if the unit may be a variable, as in `5m`."""
+    r"""A number and its unit; `is_variable` if it may be variables, as in `5m` or `\frac32 mg`."""
 
     number: str
     unit: str
     is_variable: bool = False
+
+# %% ../../nbs/support/24_measures.ipynb #90aa1333
+ONE_LETTER = re.compile(r"[A-Z]|[A-Za-z] ?\^ ?\{?[2-9]\}?")
+UNIT_OF_LETTERS = r"[A-Za-z]{1,2}(?: ?\^ ?\{?[2-9]\}?)?"
+SEVERAL_LETTERS = re.compile(rf"[a-z]|{UNIT_OF_LETTERS}(?: {UNIT_OF_LETTERS})+")
+
+
+def may_be_variables(number: str, unit: str, is_beside: bool) -> bool:
+    r"""Return whether a unit may be variables: `m`, `m s`, `m^2` beside a number, `\frac32 mg`."""
+    if SEVERAL_LETTERS.fullmatch(unit):
+        return True
+    if ONE_LETTER.fullmatch(unit):
+        return is_beside or "\\" in number
+    return len(unit) == 2 and unit.isalpha() and "\\" in number
 
 # %% ../../nbs/support/24_measures.ipynb #a53a9ecc
 ONE_MEASURE = re.compile(r"([0-9]+(?:[.,][0-9]+)*)[ ~]?([A-Za-z]{1,12})(?![A-Za-z])")
@@ -164,9 +227,12 @@ def sum_of_measures(plain: str) -> Measure | None:
 LONGEST_MEASURE = 100  # characters
 EQUATION = re.compile(r"[A-Za-z]\s?=\s?(?=[^=]*$)")
 MONEY = re.compile(
-    r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹])\s?([0-9.][0-9.,]*[0-9]|[0-9])(?: (?i:usd|dollars?))?"
+    r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹]|Rs(?=\.?\s?[0-9]))\.?\s?"
+    r"([0-9.][0-9.,]*[0-9]|[0-9])(?: (?i:usd|dollars?))?"
 )
-UNIT_BEGINS = re.compile(r"\^\s?\{?\s?\\circ|\\?%|[£€¥₹]|(?<![\\A-Za-z])[A-Za-z]")
+UNIT_BEGINS = re.compile(
+    r"\^\s?\{?\s?\\circ|\\?%|\\(?:mu|Omega)(?![a-z])|[£€¥₹¢µμΩ]|(?<![\\A-Za-z])[A-Za-z]"
+)
 NUMBER_IN_LATEX = re.compile(
     r"(?:[-+0-9.,/^(){} ]|\\(?:[dt]?frac|sqrt|pi|times|cdot)(?![A-Za-z]))*[0-9.)}]"
 )
@@ -194,9 +260,13 @@ def read_measure(answer: str) -> Measure | None:
         return None
     number, name = plain[: begin.start()].strip(), plain[begin.start() :]
     unit = unit_named(name)
-    if unit is None or not NUMBER_IN_LATEX.fullmatch(number) or not re.search("[0-9]", number):
+    if unit is None or not NUMBER_IN_LATEX.fullmatch(number) or not is_balanced(number):
         return None
-    return Measure(number, unit, len(name) == 1 and name.isalpha())
+    if not re.search("[0-9]", number):
+        return None
+    is_text = TEXT.search(answer) is not None
+    is_beside = plain[begin.start() - 1] != " "
+    return Measure(number, unit, not is_text and may_be_variables(number, name, is_beside))
 
 # %% ../../nbs/support/24_measures.ipynb #20d9b7c1
 COUNTED = re.compile(
@@ -212,10 +282,11 @@ def is_counted(answer: str) -> bool:
     return counted is not None and not any(word in UNIT_OF for word in counted[1].lower().split())
 
 # %% ../../nbs/support/24_measures.ipynb #662eb231
-NAMED_THINGS = re.compile(r"[0-9] ?([A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})\\?\.?$")
+NAMED_THINGS = re.compile(r"[0-9] ((?:of (?:a )?)?[A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})\\?\.?$")
 NAMELESS = {"in", "total", "all", "altogether", "together", "left", "remaining", "each", "more"}
 MATHEMATICAL = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "mod", "choose"}
-MATHEMATICAL |= {"and", "or", "times", "plus", "minus", "over"}
+MATHEMATICAL |= {"alpha", "beta", "gamma", "delta", "theta", "lambda", "sigma", "omega"}
+MATHEMATICAL |= {"and", "times", "plus", "minus", "over", "least", "most", *DENIALS.split("|")}
 SINGULARS = {
     "people": "person",
     "children": "child",
@@ -276,7 +347,8 @@ def with_last_variable(answer: str) -> str:
 
 # %% ../../nbs/support/24_measures.ipynb #2fe6790f
 CHANGING = re.compile(
-    r"[0-9)}] ?(hundred|thousand|million|billion|trillion|dozen|squared|cubed|factorial|halves"
+    r"[0-9)}] ?((?:hundred|thousand|million|billion|trillion|dozen)s?"
+    r"|squared|cubed|factorial|halves"
     r"|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths|thousandths"
     r"|millionths|and a (?:half|third|quarter)|or (?:more|less|fewer)"
     r"|is (?:not|wrong|incorrect))\b",
@@ -290,3 +362,10 @@ def differ_in_words(gold: str, response: str) -> bool:
         return False
     first, second = map(without_text_commands, (gold, response))
     return CHANGING.findall(first.lower()) != CHANGING.findall(second.lower())
+
+# %% ../../nbs/support/24_measures.ipynb #e62a8c91
+def are_things(answer: str, names: list[str]) -> bool:
+    """Return whether the names that an answer ends with are things, and not part of its number."""
+    # `5 xyz` is a product.
+    are_words = not names or any(re.search("[aeiou]", name) for name in names)
+    return are_words and not CHANGING.search(without_text_commands(answer))

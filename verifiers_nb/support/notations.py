@@ -7,21 +7,24 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
-           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'OR', 'BOUND', 'ORDER',
-           'BOUNDED', 'ANY_INTEGER', 'compare_at_sight', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit',
-           'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of',
-           'compare_ratios', 'read_choice', 'compare_choices', 'values_by_name', 'is_point', 'as_points', 'interval_of',
-           'as_union', 'as_intervals', 'with_one_parameter']
+           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES', 'BETWEEN_VALUES', 'NAMED_VALUE',
+           'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINING', 'BRACKET', 'BOUNDED', 'ANY_INTEGER',
+           'compare_at_sight', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit', 'compare_percentage',
+           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'read_choice',
+           'choices_in', 'compare_choices', 'values_by_name', 'is_point', 'as_points', 'interval_of',
+           'interval_of_both', 'as_union', 'as_intervals', 'with_one_parameter']
 
 # %% ../../nbs/support/32_notations.ipynb #a5619a09
 import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from .arithmetic import compare_plain
+from .arithmetic import compare_plain, read_plain
 from .measures import (
+    NUMBER_IN_LATEX,
     Measure,
     are_same_things,
+    are_things,
     in_base_units,
     is_counted,
     measured,
@@ -52,12 +55,16 @@ def compare_at_sight(gold: str, response: str) -> bool | None:
 def without_same_things(gold: str, response: str) -> tuple[str, str] | None:
     """Return two answers without what they count, or None if that differs.
 
-    They stay as they are if one of them counts nothing.
+    A number alone fits any things. Other answers stay as they are if one of them counts nothing.
     """
     (number, names), (other, others) = things_named(gold), things_named(response)
-    if not (names and others):
-        return gold, response
-    return (number, other) if are_same_things(names, others) else None
+    if names and others:
+        return (number, other) if are_same_things(names, others) else None
+    if NUMBER_IN_LATEX.fullmatch(response) and number != gold and are_things(gold, names):
+        return number, response
+    if NUMBER_IN_LATEX.fullmatch(gold) and other != response and are_things(response, others):
+        return gold, other
+    return gold, response
 
 # %% ../../nbs/support/32_notations.ipynb #4ad37614
 def numbers_in_same_unit(gold: Measure, response: Measure) -> tuple[str, str] | None:
@@ -92,7 +99,7 @@ def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
 def compare_percentage(gold: str, response: str) -> bool | None:
     """Return whether a percentage is a number; None if that isn't plain.
 
-    50% is 0.5, and math-verify takes 50 for it, too, but 0.5% isn't 0.5.
+    50% is 0.5, and 50, too, but 0.5% isn't 0.5.
     """
     first, second = measured(gold), measured(response)
     if first and first.unit == "%" and not second:
@@ -101,7 +108,9 @@ def compare_percentage(gold: str, response: str) -> bool | None:
         number, other = usual_spelling(second.number), gold
     else:
         return None
-    if number.isdecimal() and compare_plain(number, other):
+    value = read_plain(number)
+    is_small = value is None or abs(value.parts[0].get((1, ""), Fraction(0))) < 1
+    if not is_small and compare_plain(number, other):
         return True
     return compare_plain(f"({number})/100", other)
 
@@ -192,7 +201,7 @@ def compare_ratios(gold: str, response: str) -> bool | None:
     return len(first) == len(second) and all(map(compare_at_sight, first, second))
 
 # %% ../../nbs/support/32_notations.ipynb #79aaf6a0
-LONE_LETTER = re.compile(rf"{IN_TEXT}\(?([A-J])\)?\s?\}}?")
+LONE_LETTER = re.compile(rf"{IN_TEXT}(?:(?:[Oo]ption|[Cc]hoice) )?\(?([A-J])\)?\s?\}}?")
 # The value begins as a number, an amount or a word does: `(A) \cup B` is no choice.
 CHOICE = re.compile(
     rf"{IN_TEXT}(?:\(?([A-J])\)|([A-J])[.:](?=\s))\s?\}}?(?:\s|\\q?quad(?![a-z]))*"
@@ -208,14 +217,30 @@ def read_choice(answer: str) -> tuple[str, str]:
     choice = CHOICE.fullmatch(answer)
     return (choice[1] or choice[2], choice[3]) if choice else ("", answer)
 
+# %% ../../nbs/support/32_notations.ipynb #22b1eb2f
+SEVERAL_CHOICES = re.compile(
+    rf"{IN_TEXT}\(?[A-H]\)?"
+    rf"(?:(?:,|,? ?and |,?{TEXT_COMMAND}\{{ ?and ?\}}|、)? ?\(?[A-H]\)?){{1,7}}\}}?"
+)
+
+
+def choices_in(answer: str) -> list[str]:
+    """Return the letters of several choices, such as `A, C` or `AC`, sorted."""
+    if not SEVERAL_CHOICES.fullmatch(answer):
+        return []
+    return sorted(re.findall("[A-H]", answer))
+
 # %% ../../nbs/support/32_notations.ipynb #375419f4
 def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
     """Return whether two choices are equal, or the texts that decide."""
+    choices = choices_in(gold), choices_in(response)
+    if all(choices) and not (gold.isalpha() and response.isalpha()):
+        return choices[0] == choices[1]
     (letter, value), (other, second) = read_choice(gold), read_choice(response)
     if letter and other and bool(value) != bool(second):
         return letter == other
-    if letter and other and letter != other:
-        return False
+    if letter and other and (letter != other or not value):
+        return letter == other
     return (value, second) if value and second else (gold, response)
 
 # %% ../../nbs/support/32_notations.ipynb #8a304e16
@@ -251,8 +276,14 @@ def as_points(gold: str, response: str) -> tuple[str, str]:
 OR = re.compile(
     rf"(?<![A-Za-z])or(?![A-Za-z])|{TEXT_COMMAND}\s?\{{\s?or\s?\}}|\\(?:lor|vee)(?![a-z])"
 )
+AND = re.compile(
+    rf"(?<![A-Za-z])and(?![A-Za-z])|{TEXT_COMMAND}\s?\{{\s?and\s?\}}|\\(?:land|wedge)(?![a-z])"
+)
 BOUND = r"([^<>=,;]{1,40}?)"
 ORDER = r"\s?(<=?|>=?|\\(?:le|leq|leqslant|lt|ge|geq|geqslant|gt)(?![A-Za-z]))\s?"
+HAS_ORDER = re.compile(r"[<>]|\\(?:[lg]e|[lg]eq|[lg]eqslant|[lg]t)(?![A-Za-z])")
+JOINING = re.compile(f"{OR.pattern}|{AND.pattern}")
+BRACKET = re.compile(r"(?:[A-Za-z]\s?\\in(?![a-z])\s?)?(?:\\left\s?)?[(\[]")
 BOUNDED = re.compile(rf"(?:{BOUND}{ORDER})?([A-Za-z]){ORDER}{BOUND}")
 
 
@@ -274,13 +305,24 @@ def interval_of(relation: str) -> tuple[str, str] | None:
     opening, closing = ("[" if "e" in orders[0] else "("), ("]" if "e" in orders[1] else ")")
     return variable, f"{opening}{bounds[0]},{bounds[1]}{closing}"
 
+# %% ../../nbs/support/32_notations.ipynb #5245faa4
+def interval_of_both(relation: str) -> tuple[str, str] | None:
+    """Return what `interval_of` does, also for two bounds that `and` joins."""
+    parts = [interval_of(part) for part in AND.split(relation)]
+    if len(parts) == 1:
+        return parts[0]
+    bounds = sorted((part for part in parts if part), key=lambda part: r"(-\infty," in part[1])
+    if len(parts) != 2 or len(bounds) != 2 or bounds[0][0] != bounds[1][0]:
+        return None
+    (variable, low), (_, high) = bounds
+    if not low.endswith(r",\infty)") or not high.startswith(r"(-\infty,"):
+        return None
+    return variable, low.removesuffix(r"\infty)") + high.removeprefix(r"(-\infty,")
+
 # %% ../../nbs/support/32_notations.ipynb #2bfa2265
 def as_union(answer: str) -> tuple[str, str] | None:
-    """Return the variable and the intervals of relations that `or` joins, or None."""
-    relations = OR.split(answer)
-    if len(relations) < 2:
-        return None
-    intervals = [interval_of(relation) for relation in relations]
+    """Return the variable and the intervals of one relation or several that `or` joins, or None."""
+    intervals = [interval_of_both(relation) for relation in OR.split(answer)]
     known = [interval for interval in intervals if interval]
     if len(known) < len(intervals) or len({name for name, _ in known}) > 1:
         return None
@@ -288,11 +330,21 @@ def as_union(answer: str) -> tuple[str, str] | None:
 
 # %% ../../nbs/support/32_notations.ipynb #9370d301
 def as_intervals(gold: str, response: str) -> tuple[str, str]:
-    """Return two answers, relations of one variable that `or` joins as a union of intervals."""
+    """Return two answers, relations of one variable as intervals if they are joined or compared.
+
+    A relation alone stays as it is, unless the other answer is an interval.
+    """
+    if not (HAS_ORDER.search(gold) or HAS_ORDER.search(response)):
+        return gold, response
     first, second = as_union(gold), as_union(response)
     if first and second and first[0] != second[0]:
         return gold, response
-    return first[1] if first else gold, second[1] if second else response
+    joined = [bool(JOINING.search(each)) for each in (gold, response)]
+    if first and (joined[0] or (second and joined[1]) or BRACKET.match(response)):
+        gold = first[1]
+    if second and (joined[1] or (first and joined[0]) or BRACKET.match(gold)):
+        response = second[1]
+    return gold, response
 
 # %% ../../nbs/support/32_notations.ipynb #77d69cea
 ANY_INTEGER = re.compile(

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'TRANSPOSED', 'JOINING_WORD', 'NAMES_OF_JOINTS',
-           'ONE_SIDE', 'VECTOR', 'CROSS_PRODUCT', 'INVERSE_FUNCTION', 'NAMED_FUNCTION', 'ARGUMENTS',
-           'BETWEEN_ARGUMENTS', 'first_relation', 'primes_in', 'value_in', 'angles_in', 'joints_of', 'sides_of',
-           'factors_of_cross_products', 'inverses_in', 'arguments_in', 'marks_of_angles', 'differ_in_signs']
+           'ONE_SIDE', 'VECTOR', 'PRODUCT', 'INVERSE_FUNCTION', 'NAMED_FUNCTION', 'ARGUMENTS', 'BETWEEN_ARGUMENTS',
+           'NO_SINGLE_LETTERS', 'CAPITAL', 'NOT_SINGLE', 'RARE_SYMBOLS', 'BOLD_LETTER', 'first_relation', 'primes_in',
+           'value_in', 'angles_in', 'joints_of', 'sides_of', 'products_of_vectors', 'inverses_in', 'usual_arguments',
+           'arguments_in', 'marks_of_angles', 'differ_in_signs', 'with_symbols_of_functions', 'capitals_beside_small',
+           'with_distinct_capitals', 'with_plain_letters']
 
 # %% ../../nbs/support/30_signs.ipynb #254a2acb
 import re
@@ -84,12 +86,13 @@ def sides_of(answer: str) -> list[str]:
 
 # %% ../../nbs/support/30_signs.ipynb #2864c964
 VECTOR = r"\\(?:vec|mathbf|boldsymbol|bm|overrightarrow|hat)\s?\{?\s?([A-Za-z]+)\s?\}?"
-CROSS_PRODUCT = re.compile(rf"{VECTOR}\s?\\times\s?{VECTOR}")
+PRODUCT = re.compile(rf"{VECTOR}\s?\\(times|cdot)(?![a-z])\s?{VECTOR}")
 
 
-def factors_of_cross_products(answer: str) -> list[tuple[str, str]]:
-    """Return the names of the vectors of each cross product."""
-    return CROSS_PRODUCT.findall(answer)
+def products_of_vectors(answer: str) -> list[list[str]]:
+    """Return the names of the vectors of each product; those of a dot product are sorted."""
+    found = PRODUCT.findall(answer)
+    return [[one, s, other] if s == "times" else sorted((one, other)) for one, s, other in found]
 
 # %% ../../nbs/support/30_signs.ipynb #c7a9d69f
 INVERSE_FUNCTION = re.compile(r"(?<![A-Za-z\\])[f-h]\s?\^\s?\{\s?-\s?1\s?\}\s?(?:\\left)?\s?\(")
@@ -103,22 +106,27 @@ def inverses_in(answer: str) -> int:
 # Functions that math-verify takes for factors, or skips: an expectation, a probability, `\gcd`.
 NAMED_FUNCTION = (
     rf"(?:(?<![A-Za-z\\])(?:[EP]|Var|Cov)|\\(?:Pr|gcd|det|deg|dim)|\\mathbb\s?\{{?[EP]\}}?"
-    rf"|{TEXT_COMMAND}\s?\{{\s?[A-Za-z]{{1,6}}\s?\}})"
+    rf"|{TEXT_COMMAND}\s?\{{\s?(?!(?:and|or|if|for|when|where|with)\b)[A-Za-z]{{1,6}}\s?\}})"
 )
 ARGUMENTS = re.compile(
-    rf"{NAMED_FUNCTION}\s?(?:\\left)?\s?[(\[]([^()\[\]]{{1,60}}?)(?:\\right)?[)\]]"
+    rf"({NAMED_FUNCTION})\s?(?:\\left)?\s?[(\[]([^()\[\]]{{1,60}}?)(?:\\right)?[)\]]"
 )
 BETWEEN_ARGUMENTS = re.compile(r"(,|\\cap|\\cup)")
 
 
+def usual_arguments(arguments: str) -> list[str]:
+    """Return the arguments of a function, sorted, or nothing if they have no letters."""
+    plain = re.sub(r"(?<=\\[gl]e)q(?![a-z])|\s", "", arguments).lower()
+    has_letters = re.search(r"(?<![\\a-z])[a-z]", plain)
+    return sorted(BETWEEN_ARGUMENTS.split(plain)) if has_letters else []
+
+# %% ../../nbs/support/30_signs.ipynb #64784d0a
 def arguments_in(answer: str) -> list[list[str]]:
     """Return the arguments of each function with a name that have letters, all sorted."""
-    found = []
-    for arguments in ARGUMENTS.findall(answer):
-        plain = re.sub(r"(?<=\\[gl]e)q(?![a-z])|\s", "", arguments).lower()
-        if re.search(r"(?<![\\a-z])[a-z]", plain):
-            found.append(sorted(BETWEEN_ARGUMENTS.split(plain)))
-    return sorted(found)
+    if "(" not in answer and "[" not in answer:
+        return []
+    found = (usual_arguments(arguments) for _, arguments in ARGUMENTS.findall(answer))
+    return sorted(filter(None, found))
 
 # %% ../../nbs/support/30_signs.ipynb #8966a2de
 def marks_of_angles(answer: str) -> list[str]:
@@ -143,8 +151,67 @@ def differ_in_signs(gold: str, response: str) -> bool:
         marks_of_angles,
         joints_of,
         sides_of,
-        factors_of_cross_products,
+        products_of_vectors,
         arguments_in,
     )
     pairs: list[tuple[Any, Any]] = [(find(gold), find(response)) for find in lists]
     return any(first and second and first != second for first, second in pairs)
+
+# %% ../../nbs/support/30_signs.ipynb #29c7c869
+def with_symbols_of_functions(gold: str, response: str) -> tuple[str, str]:
+    """Return two answers with a symbol for each value of a named function, such as `P(A)`."""
+    if not (arguments_in(gold) or arguments_in(response)):
+        return gold, response
+    values = dict[tuple[str, ...], int]()
+
+    def symbol(function: re.Match[str]) -> str:
+        arguments = usual_arguments(function[2])
+        if not arguments:
+            return function[0]
+        name = re.sub(rf"{TEXT_COMMAND}|mathbb|[^A-Za-z]|(?<=P)r$", "", function[1])
+        return rf"\psi_{{{values.setdefault((name, *arguments), len(values))}}}"
+
+    return ARGUMENTS.sub(symbol, gold), ARGUMENTS.sub(symbol, response)
+
+# %% ../../nbs/support/30_signs.ipynb #57620a86
+# What has no single letters: the text of a command, another command, and a word.
+NO_SINGLE_LETTERS = (
+    r"\\(?:math(?:bb|cal|frak|scr)|text|operatorname|vec|hat|begin|end)\s?\{[^{}]*\}|\\[A-Za-z]+"
+    r"|[A-Za-z]*[a-z]{3}[A-Za-z]*"
+)
+CAPITAL = re.compile(rf"{NO_SINGLE_LETTERS}|([A-Z])")
+NOT_SINGLE = re.compile(NO_SINGLE_LETTERS)
+RARE_SYMBOLS = (r"\xi ", r"\zeta ", r"\chi ", r"\upsilon ", r"\iota ")
+
+
+def capitals_beside_small(answer: str) -> set[str]:
+    """Return the letters that an answer has as capital and as small letters."""
+    letters = {*NOT_SINGLE.sub(" ", answer)}
+    return {letter for letter in letters if letter.isupper() and letter.lower() in letters}
+
+
+def with_distinct_capitals(gold: str, response: str) -> tuple[str, str]:
+    """Return two answers with other symbols for capitals whose small letters are there, too."""
+    if gold + response == (gold + response).lower():
+        return gold, response
+    capitals = capitals_beside_small(gold) | capitals_beside_small(response)
+    free = [symbol for symbol in RARE_SYMBOLS if symbol.strip() not in gold + response]
+    if not capitals or len(capitals) > len(free):
+        return gold, response
+    symbols = dict(zip(sorted(capitals), free, strict=False))
+
+    def renamed(found: re.Match[str]) -> str:
+        return symbols.get(found[1], found[0])
+
+    return CAPITAL.sub(renamed, gold), CAPITAL.sub(renamed, response)
+
+# %% ../../nbs/support/30_signs.ipynb #d59772c6
+BOLD_LETTER = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|pmb)\s?\{\s?([A-Za-z])\s?\}"
+    r"|\\(?:hat|vec)\s?\{\s?\\?([ijk])(?:math)?\s?\}"
+)
+
+
+def with_plain_letters(answer: str) -> str:
+    """Return an answer with plain letters for bold letters and unit vectors."""
+    return BOLD_LETTER.sub(r"{\1\2}", answer) if BOLD_LETTER.search(answer) else answer

@@ -8,17 +8,21 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'DASH', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'AFTER_IT', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE',
-           'REPEATING', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPS_OF_THREE', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
+           'REPEATING', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPED_DIGITS', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
            'POWER_IN_PYTHON', 'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES',
            'TEENS', 'TENS', 'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME',
            'NAME_OF_NUMBER', 'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN',
-           'COMPILED_WORDS', 'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES', 'HAS_WORD', 'LAYOUT',
-           'COMPILED_LAYOUT', 'WORDS_ONLY', 'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks',
-           'is_balanced', 'without_style', 'mixed_as_fraction', 'repeating_as_fraction', 'usual_number',
-           'with_parentheses', 'number_in_words', 'usual_words', 'usual_commands', 'usual_spelling', 'is_same_text']
+           'COMPILED_WORDS', 'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES',
+           'NAME_OF_COMBINATIONS', 'COMBINATIONS', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS_ONLY',
+           'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
+           'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
+           'with_replacements', 'usual_words', 'usual_commands', 'index', 'with_binomials', 'usual_spelling',
+           'is_same_text']
 
 # %% ../../nbs/support/23_spellings.ipynb #8526c750
 import re
+from collections.abc import Sequence
+from functools import lru_cache
 from unicodedata import decimal, normalize
 
 # %% ../../nbs/support/23_spellings.ipynb #98572360
@@ -194,12 +198,16 @@ def repeating_as_fraction(number: re.Match[str]) -> str:
 # %% ../../nbs/support/23_spellings.ipynb #0ac9e202
 LATEX_SPACE = r"\\[,;: ]|~|[\u00a0\u2009\u202f]"
 BETWEEN_DIGITS = re.compile(rf"(?<=[0-9])(?:{LATEX_SPACE}|\{{\\?,\}})(?=[0-9]{{3}}(?![0-9]))")
-GROUPS_OF_THREE = re.compile(r"[+-]?[0-9]{1,3}(?:(?: [0-9]{3})+|(?:\\?_[0-9]{3})+)(?:\.[0-9]+)?")
+GROUPED_DIGITS = re.compile(
+    r"[+-]?[0-9]{1,3}(?:(?: [0-9]{3})+|(?:\\?_[0-9]{3})+)(?:\.[0-9]+)?"
+    r"|[+-]?[0-9]{1,2}(?:,[0-9]{2})+,[0-9]{3}(?:\.[0-9]+)?"  # as in India
+)
 SPACING = re.compile(rf"(?<!\\)(?:{LATEX_SPACE})")
 E_NOTATION = re.compile(
     r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))"
     rf"\s?(?:[eE]|{TEXT_COMMAND}\{{[eE]\}})"
     r"(?:\{([+-]?[0-9]{1,4})\}|([+-]?[0-9]{1,4}))"
+    rf"(?=\Z|\s?{TEXT_COMMAND}| [A-Za-z])"  # a unit may follow
 )
 TIMES_TEN = re.compile(r"(?<=[0-9])\s*[xX*]\s*(?=10\s?\^)")
 POWER_IN_PYTHON = re.compile(
@@ -218,11 +226,12 @@ def usual_number(answer: str) -> str:
         answer = POWER_IN_PYTHON.sub(lambda power: f"^{{{power[2]}}}" if power[2] else "^", answer)
     answer = TIMES_TEN.sub(r"\\times ", answer)
     answer = SPACING.sub(" ", BETWEEN_DIGITS.sub("", answer)).strip()
-    if GROUPS_OF_THREE.fullmatch(answer):
-        return re.sub(r"\\?[ _]", "", answer)
-    if number := E_NOTATION.fullmatch(answer):
+    if GROUPED_DIGITS.fullmatch(answer):
+        return re.sub(r"\\?[ _,]", "", answer)
+    if number := E_NOTATION.match(answer):
         exponent = int(number[2] or number[3])
-        return rf"{number[1].removesuffix('.')}\times 10^{{{exponent}}}"
+        unit = answer[number.end() :]
+        return rf"{number[1].removesuffix('.')}\times 10^{{{exponent}}}{unit}"
     return mixed_as_fraction(REPEATING.sub(repeating_as_fraction, answer))
 
 # %% ../../nbs/support/23_spellings.ipynb #29d66c22
@@ -306,6 +315,14 @@ NUMBERS_BY_NAME = NAMED_NUMBERS | NAMED_FRACTIONS
 NAME_OF_NUMBER = re.compile(rf"{IN_TEXT}([A-Za-z]{{3,9}}(?:[ -][a-z]{{3,8}})?) ?\}}?")
 SAID_TWICE = re.compile(r"([0-9]+) ?\(([A-Za-z -]{3,20})\)")  # such as `5 (five)`
 
+# %% ../../nbs/support/23_spellings.ipynb #ea778811
+def with_replacements(answer: str, rows: Sequence[tuple[re.Pattern[str], str]]) -> str:
+    """Return an answer after all replacements, in their order."""
+    for pattern, usual in rows:
+        if pattern.search(answer):  # `sub` costs more, and few patterns are found
+            answer = pattern.sub(usual, answer)
+    return answer
+
 # %% ../../nbs/support/23_spellings.ipynb #1311fd28
 WORDLESS = r"(?:\\[A-Za-z]+(?![A-Za-z])|\\[^A-Za-z]|[A-Za-z](?![A-Za-z])|[^A-Za-z\\])+?"
 DENIALS = "not|no|nor|neither|never|cannot|but|except|or|than|wrong|incorrect|false"
@@ -315,10 +332,12 @@ OUR_ANSWER = (
 )
 WORDS_REWRITTEN = {
     r"^(?:[Ss]o|[Tt]hus|[Hh]ence|[Tt]herefore|[Ff]inally),? ": "",
+    r"^(?:[Aa]bout|[Aa]pproximately|[Rr]oughly) (?=[-0-9$\\])": "",
     r"^(?:[Nn]egative|[Mm]inus) (?=[0-9])": "-",
     rf"^{TEXT_COMMAND}\{{\s?([Tt]he [A-Za-z ]{{1,60}} (?:is|are|equals)) ?\}}\s?": r"\1 ",
     rf"^[Tt]he (?:(?!{DENIED})[A-Za-z]+ ){{1,6}}(?:is|are|equals|=) ({WORDLESS})$": r"\1",
     rf"^{OUR_ANSWER}(?: is)?(?:\s?[:=]\s?|\s)({WORDLESS})$": r"\1",
+    rf"^(?!(?i:{DENIED}))[A-Z][a-z]{{2,}}(?: (?!{DENIED})[a-z]+){{0,3}}:\s({WORDLESS})$": r"\1",
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
     rf"^{IN_TEXT}[Tt](?:rue|RUE)\s?\}}?$": r"\\text{true}",
     rf"^{IN_TEXT}[Ff](?:alse|ALSE)\s?\}}?$": r"\\text{false}",
@@ -326,7 +345,9 @@ WORDS_REWRITTEN = {
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
     rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Aa](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 AM",
     rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Pp](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 PM",
+    r"^([0-9]{1,2}):00(?= [AP]M$)": r"\1",
     rf"^{IN_TEXT}(?:[Aa]n?|[Tt]he) ([A-Za-z]{{3,}}(?: [A-Za-z]{{2,}}){{0,3}}) ?\}}?$": r"\1",
+    rf"^{IN_TEXT}(?:DNE|[Dd]oes not exist)\s?\}}?$": r"\\text{does not exist}",
     rf"^{IN_TEXT}[Nn]o (?:real )?solutions?\s?\}}?$": r"\\emptyset ",
     rf"^{IN_TEXT}[Aa]ll (?:real numbers|reals)\s?\}}?$": r"\\mathbb{R}",
 }
@@ -335,8 +356,7 @@ COMPILED_WORDS = [(re.compile(pattern), latex) for pattern, latex in WORDS_REWRI
 
 def usual_words(answer: str) -> str:
     """Return an answer that has words as math-verify reads it: bare, with numbers in digits."""
-    for pattern, latex in COMPILED_WORDS:
-        answer = pattern.sub(latex, answer)
+    answer = with_replacements(answer, COMPILED_WORDS)
     if "illion" in answer or "hundred" in answer or "thousand" in answer:
         answer = WRITTEN_OUT.sub(number_in_words, answer)
     if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
@@ -354,6 +374,12 @@ SET_BUILDER = (
     r"\s?(?:\\right)?\s?\\\}$"
 )
 COMMANDS_REWRITTEN = {
+    r"\\var(?=(?:epsilon|phi|theta|rho|sigma|kappa)(?![A-Za-z]))": r"\\",
+    r"\\[dt]?binom\s?([0-9a-z])\s?([0-9a-z])(?![0-9a-z])": r"\\binom{\1}{\2}",
+    r"\\lg(?![A-Za-z])": r"\\log",
+    r"\\log\s?_\s?(?:e|\{e\})": r"\\ln ",
+    r"\\(vec|hat)\s?(?:\{?\s?\\([ij])math\s?\}?|([A-Za-z])(?![A-Za-z]))": r"\\\1{\2\3}",
+    r"(?<=\})\s?(?=\\[dt]?binom)": r"\\cdot ",
     r"(?<![0-9A-Za-z.)}])\\(?:boldsymbol|bm|pmb)\s?\{([A-Za-z]|[0-9.]+)\}(?![0-9])": r"\1",
     r"\\(?:text)?color\s?\{[a-z]*\}": "",
     r"\\(?:varnothing|empty)(?![A-Za-z])": r"\\emptyset ",
@@ -378,19 +404,49 @@ DEGREES = re.compile(
 
 def usual_commands(answer: str) -> str:
     """Return an answer that has commands of LaTeX with those that math-verify reads."""
-    for pattern, usual in COMPILED_COMMANDS:
-        answer = pattern.sub(usual, answer)
+    answer = with_replacements(answer, COMPILED_COMMANDS)
     return DEGREES.sub(r"\1\\frac{\2\\pi}{180}", answer) if r"\circ" in answer else answer
+
+# %% ../../nbs/support/23_spellings.ipynb #dc2ad09c
+def index(name: str, numbers: str = "[0-9]{1,2}|[a-z]") -> str:
+    """Return the pattern of a number or a letter, perhaps in braces, as a group with a name."""
+    return rf"\s?(?P<{name}_open>\{{)?(?P<{name}>{numbers})(?({name}_open)\}})"
+
+
+NAME_OF_COMBINATIONS = rf"(?:C|{TEXT_COMMAND}\s?\{{C\}})\s?_"
+COMBINATIONS = [
+    re.compile(
+        rf"(?:\{{\s?\}}|(?<![A-Za-z0-9)\]}}]))[\^_]{index('n')}\s?"
+        rf"{NAME_OF_COMBINATIONS}{index('k')}"
+    ),
+    re.compile(
+        rf"(?<![A-Za-z_^]){NAME_OF_COMBINATIONS}"
+        rf"{index('n', '[1-9][0-9]|[3-9]|[mn]')}\s?\^{index('k')}"
+    ),
+]
+
+# %% ../../nbs/support/23_spellings.ipynb #1a1eb638
+def with_binomials(answer: str) -> str:
+    """Return an answer with each number of combinations as a binomial coefficient."""
+    for pattern in COMBINATIONS:
+        answer = pattern.sub(r"\\binom{\g<n>}{\g<k>}", answer)
+    return answer
 
 # %% ../../nbs/support/23_spellings.ipynb #d2012c6f
 HAS_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][A-Za-z.]")
 
 
+@lru_cache(maxsize=1024)
 def usual_spelling(answer: str) -> str:
-    """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop."""
+    """Return an answer as math-verify reads it, without emphasis, spacing and a final full stop.
+
+    The gold answer is asked for by each rollout of a prompt.
+    """
     answer = without_style(without_marks(signs_in_latex(answer)))
     if HAS_WORD.search(answer):
         answer = usual_words(answer)
+    if "C" in answer and "_" in answer:
+        answer = with_binomials(answer)
     if "\\" in answer:
         answer = usual_commands(answer)
     return with_parentheses(usual_number(without_marks(answer)))
@@ -402,8 +458,9 @@ LAYOUT = {
     r"\\[dtc]frac(?![A-Za-z])": r"\\frac",
     r"\\frac\s?([0-9])\s?([0-9])(?![0-9])": r"\\frac{\1}{\2}",
     r"([_^])\s?\{([A-Za-z0-9])\}": r"\1\2",
-    r"\(\s?\\?mod\s?([A-Za-z0-9]+)\)|\\[pb]?mod\s?\{?\s?([A-Za-z0-9]+)\}?": r"\\mod \1\2",
+    r"\(\s?\\?mod\s{0,3}([A-Za-z0-9]+)\)|\\[pb]?mod\s?\{?\s?([A-Za-z0-9]+)\}?": r"\\mod \1\2",
     r" {2,}": " ",
+    r"(\\[A-Za-z]+) (?=[0-9])": r"\1",
     r" (?![A-Za-z0-9])|(?<![A-Za-z0-9,]) |(?<=,) (?![0-9])": "",
 }
 COMPILED_LAYOUT = [(re.compile(pattern), text) for pattern, text in LAYOUT.items()]
@@ -414,8 +471,10 @@ WORDS_ONLY = re.compile(r"[A-Za-z][a-z]{3,}(?: [A-Za-z][a-z]*)*")
 def is_same_text(gold: str, response: str) -> bool:
     """Return whether two answers are one text, but for its layout."""
     gold, response = " ".join(gold.split()), " ".join(response.split())
-    for pattern, text in COMPILED_LAYOUT:
-        gold, response = pattern.sub(text, gold), pattern.sub(text, response)
+    gold, response = (
+        with_replacements(gold, COMPILED_LAYOUT),
+        with_replacements(response, COMPILED_LAYOUT),
+    )
     if WORDS_ONLY.fullmatch(gold) and WORDS_ONLY.fullmatch(response):
         return gold.lower() == response.lower()
     return gold == response and re.search(r"(?<!\\)\b[A-Za-z0-9]", gold) is not None

@@ -29,6 +29,7 @@ from typing import Any
 
 from ..inference.tokens import TokenSequence, merge_turns, rollout_turns
 from ..types import (
+    TEXT_TYPES,
     Messages,
     is_thought,
     reasoning_note,
@@ -141,7 +142,7 @@ def content_parts(content: Any) -> tuple[str, list[tuple[str, str]]]:
     for part in content if isinstance(content, (list, tuple)) else [content]:
         if not isinstance(part, Mapping):
             texts.append("" if part is None else str(part))
-        elif part.get("type") == "text":
+        elif part.get("type", "text") in TEXT_TYPES:
             texts.append(str(part.get("text") or ""))
         elif not is_thought(part):
             url = part.get("image_url")
