@@ -348,8 +348,8 @@ def as_intervals(gold: str, response: str) -> tuple[str, str]:
 
 # %% ../../nbs/support/32_notations.ipynb #77d69cea
 ANY_INTEGER = re.compile(
-    r"(.{1,200}?)[\s,;]*(?:(?:where|for|with|any|some|all) )*(?<![A-Za-z\\])([a-z])\s?"
-    r"(?:\\in(?![a-z])\s?\\mathbb\s?\{?([NZ])\}?|(?:is )?an integer)\s?",
+    r"(.{1,200}?)[\s,;(]*(?:(?:where|for|with|any|some|all) )*(?<![A-Za-z\\])([a-z])\s?"
+    r"(?:\\in(?![a-z])\s?(?:\\math(?:bb|bf)\s?)?\{?([NZ])\}?|(?:is )?an integer)\)?\s?",
     re.DOTALL,
 )
 

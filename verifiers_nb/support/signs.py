@@ -10,7 +10,7 @@ __all__ = ['RELATION', 'NAMES_OF_RELATIONS', 'PRIME', 'OF_AN_ANGLE', 'ANGLE', 'T
            'ONE_SIDE', 'VECTOR', 'PRODUCT', 'INVERSE_FUNCTION', 'NAMED_FUNCTION', 'ARGUMENTS', 'BETWEEN_ARGUMENTS',
            'NO_SINGLE_LETTERS', 'CAPITAL', 'NOT_SINGLE', 'RARE_SYMBOLS', 'BOLD_LETTER', 'first_relation', 'primes_in',
            'value_in', 'angles_in', 'joints_of', 'sides_of', 'products_of_vectors', 'inverses_in', 'usual_arguments',
-           'arguments_in', 'marks_of_angles', 'differ_in_signs', 'with_symbols_of_functions', 'capitals_beside_small',
+           'arguments_in', 'marks_of_angles', 'differ_in_signs', 'with_symbols_of_functions', 'capitals_that_differ',
            'with_distinct_capitals', 'with_plain_letters']
 
 # %% ../../nbs/support/30_signs.ipynb #254a2acb
@@ -184,17 +184,24 @@ NOT_SINGLE = re.compile(NO_SINGLE_LETTERS)
 RARE_SYMBOLS = (r"\xi ", r"\zeta ", r"\chi ", r"\upsilon ", r"\iota ")
 
 
-def capitals_beside_small(answer: str) -> set[str]:
-    """Return the letters that an answer has as capital and as small letters."""
-    letters = {*NOT_SINGLE.sub(" ", answer)}
-    return {letter for letter in letters if letter.isupper() and letter.lower() in letters}
+def capitals_that_differ(gold: str, response: str) -> set[str]:
+    """Return the capital letters that aren't the same as the small ones: an answer has both.
 
+    Or the answers have one each, and share another letter, so that they have the same style.
+    Only a constant of integration, `C`, has any.
+    """
+    first, second = ({*filter(str.isalpha, NOT_SINGLE.sub("", each))} for each in (gold, response))
+    beside = [first, second]
+    if (first & second) - {"e", "i"}:
+        beside.append((first ^ second) - {"C"})
+    return {c for letters in beside for c in letters if c.isupper() and c.lower() in letters}
 
+# %% ../../nbs/support/30_signs.ipynb #21cf07f8
 def with_distinct_capitals(gold: str, response: str) -> tuple[str, str]:
-    """Return two answers with other symbols for capitals whose small letters are there, too."""
+    """Return two answers with other symbols for capitals that aren't the small letters."""
     if gold + response == (gold + response).lower():
         return gold, response
-    capitals = capitals_beside_small(gold) | capitals_beside_small(response)
+    capitals = capitals_that_differ(gold, response)
     free = [symbol for symbol in RARE_SYMBOLS if symbol.strip() not in gold + response]
     if not capitals or len(capitals) > len(free):
         return gold, response

@@ -368,8 +368,8 @@ def usual_words(answer: str) -> str:
 # %% ../../nbs/support/23_spellings.ipynb #56d2abfd
 # The real numbers that have a relation, such as `{x | x > 2}`, without any further condition.
 SET_BUILDER = (
-    r"^(?:\\left)?\s?\\\{\s?([A-Za-z])(?:\s?\\in\s?\\mathbb\s?\{?R\}?)?"
-    r"\s?(?:\\(?:mid|vert|middle\s?\|)(?![A-Za-z])|[|:])"
+    r"^(?:\\left)?\s?\\\{\s?(?:\\left\s?\.)?\s?([A-Za-z])(?:\s?\\in\s?\\mathbb\s?\{?R\}?)?"
+    r"\s?(?:\\(?:mid|vert|(?:middle|right)\s?\|)(?![A-Za-z])|[|:])"
     r"\s?([^,:|]{0,60}(?:[<>=]|\\(?:[lg]e|ne|[lg]eq|neq|lt|gt)(?![A-Za-z]))[^,:|]{1,60}?)"
     r"\s?(?:\\right)?\s?\\\}$"
 )
