@@ -91,9 +91,9 @@ WEEKLY = (
 # What takes half a minute or more, the longest first: begun last, it would let the other workers wait.
 LONGEST = """
 vllm_server browser test_processes.py test_training.py test_quick_start.py test_ship.py test_v1.py test_docs.py tutorials/110_train_the_shipped_model
-test_types.py test_wheel.py test_cli_train.py test_drills.py test_kernels.py
+test_cli_init.py test_types.py test_wheel.py test_cli_train.py test_drills.py test_later_code.py
 tutorials/109_several_gpus_and_servers test_environments.py test_interruption.py test_cli_eval.py
-test_colab.py test_tinker.py test_peers.py test_tools.py test_sandbox.py test_verifiers.py test_structural_tags.py trainer/22_grpo
+test_colab.py test_tinker.py test_peers.py test_tools.py test_sandbox.py test_verifiers.py test_structural_tags.py trainer/22_grpo bridges/12_tinker test_kernels.py
 tutorials/100_grpo_in_one_loop tutorials/104_rewards_that_cannot_be_cheated benchmarks/rollouts
 """.split()
 
