@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['WIDE', 'onednn_product', 'FrozenLinear', 'frozen_linear', 'amd_processor', 'onednn_gains', 'store_by_columns',
-           'use_fast_products', 'faster_product']
+__all__ = ['VOCABULARY_ROWS', 'onednn_product', 'FrozenLinear', 'frozen_linear', 'amd_processor', 'onednn_gains',
+           'store_by_columns', 'use_fast_products', 'faster_product']
 
 # %% ../../nbs/support/25_products.ipynb #c67ff1af
 from collections.abc import Callable
@@ -58,7 +58,7 @@ def amd_processor() -> tuple[bool, bool]:
     return "AMD" in processor.get("cpu_name", ""), bool(processor.get("avx512_f"))
 
 
-WIDE = 8192  # outputs
+VOCABULARY_ROWS = 8192  # outputs
 
 
 def onednn_gains(weight: torch.Tensor) -> bool:
@@ -68,7 +68,9 @@ def onednn_gains(weight: torch.Tensor) -> bool:
     rows as a vocabulary and is stored by rows.
     """
     is_amd, has_avx512 = amd_processor()
-    return is_amd and (has_avx512 or (weight.shape[0] >= WIDE and weight.is_contiguous()))
+    return is_amd and (
+        has_avx512 or (weight.shape[0] >= VOCABULARY_ROWS and weight.is_contiguous())
+    )
 
 # %% ../../nbs/support/25_products.ipynb #d68c2294
 def store_by_columns(model: torch.nn.Module, layers: list[torch.nn.Linear]) -> None:
