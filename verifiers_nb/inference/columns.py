@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['CUT_OFF', 'REFUSAL_REASONS', 'ANSWERS', 'Answers', 'COLUMNS', 'UNREADABLE', 'sent_field', 'is_cut_off', 'is_refusal',
-           'answer_facts', 'are_facts', 'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason',
+           'answer_facts', 'stored_facts', 'turn_facts', 'facts_of_each', 'answers_of', 'token_count', 'finish_reason',
            'ran_out_of_tokens', 'reasoning_characters', 'Column', 'column_values', 'column_words', 'column_keys',
            'columns_of', 'as_number', 'text_counts']
 
@@ -91,18 +91,21 @@ def answer_facts(response: Any) -> dict[str, Any]:
     return facts
 
 # %% ../../nbs/inference/22_columns.ipynb #b7e1c0a4
-def are_facts(answer: Any) -> bool:
-    """Return whether something is the facts about an answer; a file may be written by hand."""
-    return (
-        isinstance(answer, dict)
-        and isinstance(answer.get("finish_reason") or "", str)
-        and isinstance(answer.get("tokens") or 0, int)
-    )
+def stored_facts(facts: Any) -> dict[str, Any]:
+    """Return the facts about an answer from a file, which may be written by hand.
+
+    Raises `TypeError` for anything else.
+    """
+    known = isinstance(facts, dict) and isinstance(facts.get("finish_reason") or "", str)
+    if not known or not isinstance(facts.get("tokens") or 0, int):
+        raise TypeError(f"These are no facts about an answer: {facts!r:.200}")
+    return facts
 
 # %% ../../nbs/inference/22_columns.ipynb #7cc73018
 def turn_facts(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Return the facts about the answer of a turn of tokens."""
-    return {"finish_reason": turn["finish_reason"], "tokens": len(turn["completion_ids"])}
+    tokens = len(turn["completion_ids"])
+    return stored_facts({"finish_reason": turn["finish_reason"], "tokens": tokens})
 
 
 def facts_of_each(read: Callable[[Any], dict[str, Any]], answers: Any) -> list[dict[str, Any]]:
@@ -110,11 +113,9 @@ def facts_of_each(read: Callable[[Any], dict[str, Any]], answers: Any) -> list[d
     found = []
     for answer in answers if isinstance(answers, (list, tuple)) else ():
         try:
-            facts = read(answer)
+            found.append(read(answer))
         except (AttributeError, LookupError, TypeError, ValueError):
             continue
-        if are_facts(facts):
-            found.append(facts)
     return found
 
 # %% ../../nbs/inference/22_columns.ipynb #a3733228
@@ -128,7 +129,7 @@ def answers_of(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     """
     found = facts_of_each(answer_facts, state.get("responses"))
     if found or ANSWERS in state:
-        return found or facts_of_each(dict, state.get(ANSWERS))
+        return found or facts_of_each(stored_facts, state.get(ANSWERS))
     return facts_of_each(turn_facts, state.get("turns"))
 
 # %% ../../nbs/inference/22_columns.ipynb #1b0aed34

@@ -177,7 +177,7 @@ def copied(value: Any) -> Any:
                 fresh[key] = copied(part)
         return fresh
     if kind is list:
-        return [copied(part) for part in value]
+        return list(map(copied, value))
     if kind in UNCHANGING or hasattr(value, "function"):
         return value
     return copy.deepcopy(value)

@@ -108,8 +108,7 @@ class LoraProduct(torch.autograd.Function):
         inner = linear(inputs, down)
         ctx.save_for_backward(inputs, weight, down, up, inner)
         ctx.scale = scale
-        ctx.product = faster_product(inputs.device.type, inputs.dtype)
-        outputs = ctx.product(inputs, weight).addmm_(inner, up.t(), alpha=scale)
+        outputs = faster_product(weight)(inputs, weight).addmm_(inner, up.t(), alpha=scale)
         return outputs if bias is None else outputs.add_(bias)
 
     @staticmethod
@@ -121,7 +120,8 @@ class LoraProduct(torch.autograd.Function):
         of_up = (inner.t() @ gradient).mul_(ctx.scale).t()
         of_inputs = None
         if ctx.needs_input_grad[0]:
-            of_inputs = ctx.product(gradient, weight.t()).addmm_(pulled, down)
+            transposed = weight.t()
+            of_inputs = faster_product(transposed)(gradient, transposed).addmm_(pulled, down)
         return of_inputs, None, None, pulled.t() @ inputs, of_up, None
 
 # %% ../../nbs/support/27_fused_layers.ipynb #24a00014

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['onednn_product', 'FrozenLinear', 'frozen_linear', 'onednn_gains', 'store_by_columns', 'use_fast_products',
-           'faster_product']
+__all__ = ['VOCABULARY_ROWS', 'onednn_product', 'FrozenLinear', 'frozen_linear', 'amd_processor', 'onednn_gains',
+           'store_by_columns', 'use_fast_products', 'faster_product']
 
 # %% ../../nbs/support/25_products.ipynb #c67ff1af
 from collections.abc import Callable
@@ -52,10 +52,25 @@ def frozen_linear(layer: torch.nn.Linear, input: torch.Tensor) -> torch.Tensor:
 
 # %% ../../nbs/support/25_products.ipynb #d238dcaf
 @cache
-def onednn_gains() -> bool:
-    """Return whether oneDNN is faster than MKL here: on AMD's processors with AVX-512."""
+def amd_processor() -> tuple[bool, bool]:
+    """Return whether this is one of AMD's processors, and whether it has AVX-512."""
     processor: Any = getattr(torch.cpu, "get_capabilities", dict)()
-    return "AMD" in processor.get("cpu_name", "") and bool(processor.get("avx512_f"))
+    return "AMD" in processor.get("cpu_name", ""), bool(processor.get("avx512_f"))
+
+
+VOCABULARY_ROWS = 8192  # outputs
+
+
+def onednn_gains(weight: torch.Tensor) -> bool:
+    """Return whether oneDNN multiplies by a float32 weight [O, I] faster than MKL does here.
+
+    With AVX-512 on AMD's processors it always does. Without, it does for a weight that has as many
+    rows as a vocabulary and is stored by rows.
+    """
+    is_amd, has_avx512 = amd_processor()
+    return is_amd and (
+        has_avx512 or (weight.shape[0] >= VOCABULARY_ROWS and weight.is_contiguous())
+    )
 
 # %% ../../nbs/support/25_products.ipynb #d68c2294
 def store_by_columns(model: torch.nn.Module, layers: list[torch.nn.Linear]) -> None:
@@ -77,23 +92,22 @@ def store_by_columns(model: torch.nn.Module, layers: list[torch.nn.Linear]) -> N
 def use_fast_products(model: torch.nn.Module) -> None:
     """Compute the linear layers of a model in the way that is fastest on this processor.
 
-    By oneDNN where that gains, else by MKL with weights that are stored by columns. Another model
-    that shares these weights then keeps them as they were, in memory of its own.
+    Each by oneDNN where that gains, else by MKL with a weight that is stored by columns. Another
+    model that shares such weights then keeps them as they were, in memory of its own.
     """
     linear = [named for named in model.named_modules() if type(named[1]) is torch.nn.Linear]
     layers = [layer for name, layer in linear if "lora_" not in name]  # an adapter learns
-    if onednn_gains():
-        for layer in layers:
-            layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
-    elif torch.backends.mkl.is_available():
-        store_by_columns(model, layers)
+    gaining = [layer for layer in layers if onednn_gains(layer.weight)]
+    for layer in gaining:
+        layer.forward = partial(frozen_linear, layer)  # type: ignore[method-assign]
+    if torch.backends.mkl.is_available():
+        store_by_columns(model, [layer for layer in layers if layer not in gaining])
 
 # %% ../../nbs/support/25_products.ipynb #5ff2b3cb
-@cache
-def faster_product(kind: str, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+def faster_product(weight: torch.Tensor) -> Callable[..., torch.Tensor]:
     """Return the faster function of inputs [..., I] and a weight [O, I] that multiplies them.
 
-    Its result is [..., O], and may have no gradient. `kind`: the type of their device.
+    Its result is [..., O], and may have no gradient. Inputs have the weight's precision.
     """
-    gains = kind == "cpu" and dtype == torch.float32 and onednn_gains()
-    return onednn_product if gains else linear
+    suits = weight.device.type == "cpu" and weight.dtype == torch.float32
+    return onednn_product if suits and onednn_gains(weight) else linear

@@ -44,7 +44,7 @@ class TokenLogprobs(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logprobs, entropies = hidden.new_empty(2, len(targets), dtype=torch.float32)
         kept = [torch.empty_like(hidden) if wanted else hidden.new_empty(0) for wanted in slopes]
-        product = faster_product(hidden.device.type, head.dtype)
+        product, product_back = faster_product(head), faster_product(head.T)
         # Two tensors of a block's size, the largest of a step: all below changes them in place.
         powers = hidden.new_empty(min(block, len(targets)), len(head), dtype=torch.float32)
         for start in range(0, len(targets), block):
@@ -60,11 +60,11 @@ class TokenLogprobs(torch.autograd.Function):
             entropies[part] = (total.log() - mean)[:, 0]
             if slopes[1]:
                 pull.addcmul_(p, mean, value=-1)
-                kept[1][part] = product(pull.to(head.dtype), head.T) / (-temperature * total)
+                kept[1][part] = product_back(pull.to(head.dtype), head.T) / (-temperature * total)
             if slopes[0]:
                 # p - 1 before rounding: in bf16, w_a and the mean of w would cancel to noise.
                 p.scatter_add_(-1, targets[part, None], -total)
-                kept[0][part] = product(p.to(head.dtype), head.T) / (-temperature * total)
+                kept[0][part] = product_back(p.to(head.dtype), head.T) / (-temperature * total)
         ctx.save_for_backward(*kept)
         return logprobs, entropies
 
