@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['HELP_PARTS', 'READERS', 'METADATA_KINDS', 'data_text', 'command_table', 'command_places', 'help_parts', 'json_object',
-           'whole_number', 'number', 'add_arguments', 'unknown_word', 'CommandParser', 'say', 'SafeFormatter',
-           'CommandError', 'one_line_errors', 'open_missing_streams', 'output_fails', 'run_command',
-           'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole', 'write_metadata',
-           'load_metadata', 'read_metadata', 'one_row', 'command_summaries', 'main']
+__all__ = ['HELP_PARTS', 'READERS', 'NO_ROOM', 'METADATA_KINDS', 'data_text', 'command_table', 'command_places', 'help_parts',
+           'json_object', 'whole_number', 'number', 'add_arguments', 'unknown_word', 'CommandParser', 'say',
+           'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams', 'no_room_for_output',
+           'run_command', 'end_despite_threads', 'ending', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole',
+           'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'command_summaries', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
 import atexit
+import errno
 import json
 import logging
 import os
@@ -236,12 +237,16 @@ def open_missing_streams(prog: str) -> None:
         say(f"{prog}: standard output is closed, so nothing is printed")
 
 # %% ../../nbs/cli/00_command.ipynb #95229e06
-def output_fails() -> bool:
-    """Return whether standard output takes not even a line, such as a file on a full disk."""
-    try:
-        print(flush=True)
-    except (OSError, ValueError):
-        return True
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def no_room_for_output(error: Exception) -> bool:
+    """Return whether an error without a file says that standard output has no room for a line."""
+    if getattr(error, "errno", None) in NO_ROOM:
+        try:
+            print(flush=True)
+        except (OSError, ValueError):
+            return True
     return False
 
 # %% ../../nbs/cli/00_command.ipynb #fa35e192
@@ -270,7 +275,7 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
         return 141
     except (CommandError, OSError) as error:
         file, why = (getattr(error, name, None) for name in ("filename", "strerror"))
-        file = file or (output_fails() and "standard output")
+        file = file or (no_room_for_output(error) and "standard output")
         say(f"{prog}: {f'{file}: ' if file else ''}{why or error}")
         return 2
 
