@@ -171,14 +171,16 @@ def program() -> str:
 
 @cache
 def kernels() -> str:
-    """Return a folder for JUPYTER_PATH, in which Jupyter finds kernels that begin where the imports have ended."""
+    """Return a folder for JUPYTER_PATH, in which Jupyter finds kernels that begin where the imports have ended.
+
+    A kernel named "plain" imports for itself.
+    """
     folder = Path(tempfile.mkdtemp())
-    about: dict[str, Any] = dict(
-        argv=[program(), "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    )
-    about |= dict(display_name="Python 3 (ipykernel)", language="python")
-    (folder / "kernels/python3").mkdir(parents=True)
-    (folder / "kernels/python3/kernel.json").write_text(json.dumps(about))
+    for name, python in {"python3": program(), "plain": sys.executable}.items():
+        argv = [python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+        about = dict(argv=argv, display_name="Python 3 (ipykernel)", language="python")
+        (folder / "kernels" / name).mkdir(parents=True)
+        (folder / "kernels" / name / "kernel.json").write_text(json.dumps(about))
     return str(folder)
 
 

@@ -175,10 +175,10 @@ def no_script_errors(page) -> Iterator[None]:
     assert not errors, errors
 
 
-def notebook_of(*sources: str) -> nbformat.NotebookNode:
-    """Return a notebook of cells for the kernel of this Python."""
+def notebook_of(*sources: str, kernel: str = "python3") -> nbformat.NotebookNode:
+    """Return a notebook of cells for a kernel of `forked.kernels`."""
     nb = new_notebook(cells=[new_code_cell(source) for source in sources])
-    nb.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3 (ipykernel)"}
+    nb.metadata["kernelspec"] = {"name": kernel, "display_name": "Python 3 (ipykernel)"}
     return nb
 
 

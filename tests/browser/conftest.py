@@ -93,7 +93,7 @@ def pytest_runtest_makereport(item, call):
 def notebook(lab: Lab, page) -> Callable[..., None]:
     """Return what writes a notebook of cells, opens it, and runs all of it without an error."""
 
-    def run(name: str, *sources: str, seconds: float = 120) -> None:
-        run_all(lab, page, name, notebook_of(*sources), seconds)
+    def run(name: str, *sources: str, seconds: float = 120, kernel: str = "python3") -> None:
+        run_all(lab, page, name, notebook_of(*sources, kernel=kernel), seconds)
 
     return run

@@ -74,7 +74,7 @@ def output_of(page):
 
 def test_typing_changes_the_score(notebook, page) -> None:
     patch = "import nest_asyncio\nnest_asyncio.apply()"  # as many notebooks begin
-    notebook("typing.ipynb", patch, SETUP, "vf.FormatInspector(parser)")
+    notebook("typing.ipynb", patch, SETUP, "vf.FormatInspector(parser)", kernel="plain")
     widget, editor = widget_of(page), page.get_by_label("Text", exact=True)
     assert "1.00 of 1.00" in widget.get_by_role("status").first.inner_text()
 
