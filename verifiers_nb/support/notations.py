@@ -237,9 +237,7 @@ def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
     if all(choices) and not (gold.isalpha() and response.isalpha()):
         return choices[0] == choices[1]
     (letter, value), (other, second) = read_choice(gold), read_choice(response)
-    if letter and other and bool(value) != bool(second):
-        return letter == other
-    if letter and other and (letter != other or not value):
+    if letter and other and (letter != other or not (value and second)):
         return letter == other
     return (value, second) if value and second else (gold, response)
 
