@@ -122,7 +122,7 @@ def is_end(mark: str, opening: str) -> bool:
     long_enough = fence.startswith(re.match(r"`+|~+", opening)[0])
     return long_enough and not fence.strip(fence[0])
 
-
+# %% ../../nbs/parsers/10_bash_actions.ipynb #ac13f581
 def around_block(thought: str) -> str:
     """Return what opens the comment or the block around a bash block that is run, or \"\"."""
     opening = ""
