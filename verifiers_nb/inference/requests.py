@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'ENGINE_READS', 'RECENT', 'Options', 'read_options', 'text_message', 'PromptTokenizer',
-           'check_prompt']
+__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'ENGINE_READS', 'KEPT_PROMPTS', 'Options', 'read_options', 'text_message',
+           'PromptTokenizer', 'check_prompt']
 
 # %% ../../nbs/inference/05_requests.ipynb #b4fbe3a4
 import copy
@@ -118,7 +118,7 @@ def text_message(message: Mapping[str, Any], reads: str = ENGINE_READS) -> Mappi
     return {**message, "content": content_text(content)}
 
 # %% ../../nbs/inference/05_requests.ipynb #1a83d6fc
-RECENT = 32  # prompts whose ids are kept
+KEPT_PROMPTS = 32  # whose ids are kept
 
 
 class PromptTokenizer:
@@ -129,7 +129,9 @@ class PromptTokenizer:
         self.tokenizer = own = copy.deepcopy(tokenizer)
         self.lock = threading.Lock()
         # The rollouts of a group begin with the same prompt.
-        self.ids_of = lru_cache(RECENT)(lambda text: own(text, add_special_tokens=False).input_ids)
+        self.ids_of = lru_cache(KEPT_PROMPTS)(
+            lambda text: own(text, add_special_tokens=False).input_ids
+        )
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the ids of a text; ids stay unchanged."""
