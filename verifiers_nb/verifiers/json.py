@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'EXACT_DECODER', 'Path', 'GAP', 'DEADLINE', 'Violations',
            'Keyword', 'cached_pattern', 'STACK_RESERVE', 'MAX_FLAT', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload',
-           'find_too_deep', 'refuse_constant', 'exact_number', 'read_json', 'loggable', 'skip_gap', 'iter_members',
+           'find_too_deep', 'refuse_constant', 'json_number', 'read_json', 'loggable', 'skip_gap', 'iter_members',
            'value_span', 'json_check', 'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in',
            'pattern', 'pattern_properties', 'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit',
            'bounded_class', 'printable_violation', 'validator_class', 'is_wrapped', 'compile_schema', 'find_violations',
@@ -80,7 +80,7 @@ def refuse_constant(token: str) -> float:
 DECODER = json.JSONDecoder(parse_constant=refuse_constant)
 
 # %% ../../nbs/verifiers/02_json.ipynb #0cf06ef8
-def exact_number(token: str) -> float | int:
+def json_number(token: str) -> float | int:
     """Return a number with a point or an exponent, as an integer if a float can't hold it."""
     value = float(token)
     if abs(value) < 2**53 or math.isinf(value):
@@ -89,7 +89,7 @@ def exact_number(token: str) -> float | int:
     return int(exact) if exact == exact.to_integral_value() else value
 
 
-EXACT_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=exact_number)
+EXACT_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=json_number)
 
 # %% ../../nbs/verifiers/02_json.ipynb #1574bddb
 def read_json(text: str, decoder: json.JSONDecoder = DECODER) -> tuple[Any, TextSpan, str]:
