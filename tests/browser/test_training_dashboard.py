@@ -20,7 +20,7 @@ trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora
 class Rest(transformers.TrainerCallback):
     "Leave the processor to the page: the run goes on as long as the page is looked at."
     def on_step_end(self, *args, **kwargs):
-        time.sleep(0.6)
+        time.sleep(0.3)
 
 trainer.add_callback(Rest())
 """
