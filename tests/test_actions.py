@@ -305,9 +305,12 @@ def test_the_fast_look_at_commands_accepts_what_is_plain(command: str) -> None:
 ODD_ACTIONS = [
     ("xml_thought_action", "</command>a<command>", 0.5, "comes before"),
     ("xml_thought_action", "<command>a</command>b</command>", 0.5, "reaches to the last one"),
-    ("xml_thought_action", "<command>a</command><command>b</command>", 1.0, ""),
+    ("xml_thought_action", "<command>a</command><command>b</command>", 0.8, "only the last is run"),
+    ("xml_thought_action", "<think><command>a</command></think><command>b</command>", 1.0, ""),
     ("xml_function_calling", tags("open", ("path", "a"), ("path", "b")), 0.7, "Repeated argument(s)"),
     ("xml_function_calling", tags("open", ("path", "a"), ("line_number", "7")), 1.0, ""),
+    ("xml_function_calling", 2 * tags("open", ("path", "a")), 0.9, "is not run"),
+    ("xml_function_calling", f"{tags('open', ('path', 'a'))}<think>{tags('submit')}</think>", 1.0, ""),
     ("json", as_json("submit", {"x": 1}), 0.7, "Unexpected argument(s): 'x'"),
     ("json", as_json("submit", None), 1.0, ""),
     ("json", as_json("grep", {"x": "a"}), 1.0, ""),
@@ -321,9 +324,27 @@ def test_an_odd_action_is_run_and_costs_points(
     parser = PARSERS[kind]
     parser({"message": text}, COMMANDS)
     assert parser.format_score(text, COMMANDS) == pytest.approx(score)
-    assert [reason in check.message for check in parser.checks(text, COMMANDS) if check.lost] == (
-        [True] if reason else []
-    )
+    lost = [check.message for check in parser.checks(text, COMMANDS) if check.lost]
+    assert reason in lost[0] if reason else lost == []
+
+
+LS = "```bash\nls\n```\n"
+NOTED_ACTIONS = [
+    ("all_bash_code_blocks", f"<!--\n{LS}-->\n", "'<!--' is around it"),
+    ("all_bash_code_blocks", f"~~~text\n{LS}~~~\n", "'~~~text' is around it"),
+    ("all_bash_code_blocks", f"```md\nUse:\n{LS}```\n", "'```md' is around it"),
+    ("single_bash_code_block", f"````markdown\n{LS}````\n", "'````markdown' is around it"),
+    ("single_bash_code_block", f"```\nout\n```\n<!-- so -->\n{LS}", "as it should be"),
+    ("all_bash_code_blocks", f"{LS}```bash \npwd\n```", "is not run"),
+    ("thought_action", "```\nls\n```\nor\n```\npwd\n```", "the blocks before it"),
+    ("thought_action", "I look.\n```\nls\n```\nor", "as it should be"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "note"), NOTED_ACTIONS)
+def test_a_check_says_what_is_run_against_expectation(kind: str, text: str, note: str) -> None:
+    for check in PARSERS[kind].checks(text):
+        assert check.score == 1.0 and note in check.message
 
 
 TOOL_CALLS: list[tuple[str, Any, str]] = [
@@ -456,8 +477,8 @@ def test_any_response_is_a_turn_or_a_format_error(response: Any, strict: bool) -
         if not strict and not isinstance(response, str):
             checks = parser.checks(response, COMMANDS)
             lost = [check.name for check in checks if check.lost]
-            costly = (["whole command"], ["arguments"], ["closing tag"])
-            assert lost in ([], *costly) if read else lost
+            costly = ("whole command", "arguments", "closing tag", "only one")
+            assert not lost or lost[0] in costly if read else lost
             assert math.isclose(sum(check.weight for check in checks), 1)
 
 

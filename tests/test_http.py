@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import random
 import resource
@@ -185,6 +186,17 @@ def test_an_answer_that_makes_no_sense_is_not_asked_for_again(
     assert outputs.reward == [0.0] * 5
     assert all("not a completion" in state["error"] for state in outputs.state)
     assert set(server.requests.values()) == {1}
+
+
+def test_a_body_that_is_cut_within_its_compression_is_named(
+    serving: Callable[..., Server],
+) -> None:
+    whole = gzip.compress(answer("x" * 900).partition(b"\r\n\r\n")[2])
+    body = whole[:-20]
+    head = f"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: {len(body)}\r\n\r\n"
+    server = serving(lambda question: (head.encode() + body, False))
+    outputs = environment(1).evaluate(HTTPClient(server.url, retries=0), "m", progress=False)
+    assert "cut off" in outputs.state[0]["error"]
 
 
 def test_a_server_that_never_answers(serving: Callable[..., Server], quick_pauses: None) -> None:

@@ -48,13 +48,18 @@ MARKS = [
     ("<COT>", "</cot>"),
     ("<|thought|>", "<|/thought|>"),
     ("◁think▷", "◁/think▷"),
+    ("＜think＞", "＜/think＞"),
+    ("<scratch_pad>", "</scratch_pad>"),
+    ("<ifm|think>", "</ifm|think>"),
+    ("<think:6124c78e>", "</think:6124c78e>"),
+    ("<|content_thinking|>", "<|end_message|>"),
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     ("<|channel>thought\n", "<channel|>"),
     ("<|channel|>analysis<|message|>", "<|end|>"),
     ("<antThinking>", "</antThinking>"),
     ("<start_working_out>", "<end_working_out>"),
 ]
-NO_LONE_CLOSING = ("<channel|>", "<|end|>", "</details>", "<|im_start|>answer")
+NO_LONE_CLOSING = ("<channel|>", "<|end|>", "<|end_message|>", "</details>", "<|im_start|>answer")
 
 
 @st.composite

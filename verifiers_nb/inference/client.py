@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['OFTEN_LEFT_OUT', 'Reply', 'LogProbs', 'json_default', 'encode', 'is_given', 'Exchange', 'server_message',
-           'status_error', 'connection_error', 'reported_failure', 'json_or_text', 'read_answer', 'Growing',
-           'longest_first']
+           'status_error', 'connection_error', 'reported_failure', 'json_or_text', 'known_fault', 'read_answer',
+           'Growing', 'longest_first']
 
 # %% ../../nbs/inference/01_client.ipynb #77de68da
 import json
@@ -196,6 +196,23 @@ def json_or_text(content: bytes) -> Any:
             return json.loads(content)
         return content.decode(errors="replace")
 
+# %% ../../nbs/inference/01_client.ipynb #9b3e9acb
+def known_fault(content: bytes) -> str:
+    """Return what is wrong with a body that isn't a completion, or "" if that isn't known."""
+    if content.startswith((b"data:", b"event:")):
+        return ", but events, whose Content-Type must be text/event-stream"
+    if content.startswith(b"\x1f\x8b"):
+        return ", but compressed with gzip, without the header Content-Encoding"
+    text = content.decode(errors="replace").strip()
+    try:
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        is_cut = error.pos >= len(text) or error.msg.startswith("Unterminated string")
+        return ", but JSON that is cut off" if text.startswith("{") and is_cut else ""
+    except RecursionError:
+        return ", but JSON that is nested too deeply"
+    return ""
+
 # %% ../../nbs/inference/01_client.ipynb #2fce93fe
 def read_answer(exchange: Exchange, content: bytes) -> Reply:
     """Return the completion in a response's content.
@@ -213,7 +230,8 @@ def read_answer(exchange: Exchange, content: bytes) -> Reply:
     import openai
 
     exchange.text = content.decode(errors="replace")
-    message = f"{exchange.method} {exchange.url}: not a completion: {server_message(body)}"
+    what = f"not a completion{known_fault(content)}: {server_message(body)}"
+    message = f"{exchange.method} {exchange.url}: {what}"
     raise openai.APIResponseValidationError(cast(Any, exchange), body, message=message)
 
 # %% ../../nbs/inference/01_client.ipynb #5f5f6a9b

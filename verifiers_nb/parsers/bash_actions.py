@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'ALMOST_BASH', 'OTHER_FENCE', 'without_bash_block', 'cut_fault',
-           'open_fault', 'read_blocks', 'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+__all__ = ['BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'ALMOST_BASH', 'OTHER_FENCE', 'OUTER_MARK', 'without_bash_block',
+           'cut_fault', 'open_fault', 'read_blocks', 'is_end', 'around_block', 'block_note', 'bash_format',
+           'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #f360801a
 import re
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
     ERROR_MESSAGES,
+    FINE,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
@@ -28,7 +30,13 @@ from .actions import (
 from .commands import Command
 from .fenced_actions import FENCE, FENCE_MARK, WHOLE_COMMAND, unfinished
 from .shell import unfinished_part
-from .think import LONE_CLOSINGS, MARK_STARTS, find_outside, has_thinking
+from .think import (
+    LONE_CLOSINGS,
+    MARK_STARTS,
+    find_outside,
+    has_thinking,
+    outside_thinking,
+)
 
 if TYPE_CHECKING:
     from .structural_tags import Format
@@ -102,6 +110,45 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
     thought = BLOCK_MARK.join([*around, text[at:]])
     return len(commands), ActionTurn(thought, "\n".join(commands), span, fault)
 
+# %% ../../nbs/parsers/10_bash_actions.ipynb #a9691a3a
+OUTER_MARK = re.compile(rf"<!--|-->|^ {{0,3}}(?:`{{3,}}|~{{3,}})[^\n]*|{BLOCK_MARK}", re.MULTILINE)
+
+
+def is_end(mark: str, opening: str) -> bool:
+    """Return whether a mark ends the comment or the block that another one opens."""
+    if opening.startswith("<") or mark.startswith("-"):
+        return (opening, mark) == ("<!--", "-->")
+    fence = mark.strip()
+    long_enough = fence.startswith(re.match(r"`+|~+", opening)[0])
+    return long_enough and not fence.strip(fence[0])
+
+# %% ../../nbs/parsers/10_bash_actions.ipynb #ac13f581
+def around_block(thought: str) -> str:
+    """Return what opens the comment or the block around a bash block that is run, or \"\"."""
+    opening = ""
+    for found in OUTER_MARK.finditer(outside_thinking(thought)):
+        mark = found[0].strip()
+        if mark == BLOCK_MARK:
+            if opening:
+                return opening
+        elif not opening:
+            opening = "" if mark == "-->" else mark
+        elif is_end(mark, opening):
+            opening = ""
+    return ""
+
+# %% ../../nbs/parsers/10_bash_actions.ipynb #d8f20820
+def block_note(turn: ActionTurn) -> str:
+    """Return the note about blocks that are run or not run against what a reader expects."""
+    thought = turn.thought
+    if FENCE_MARK in thought and (almost := ALMOST_BASH.search(thought)):
+        start = excerpt(almost[0])
+        return f"the block that begins with {start} is not run: a line break follows '```bash'"
+    has_opening = FENCE_MARK in thought or "<!--" in thought or "~~~" in thought
+    if has_opening and (opening := around_block(thought)):
+        return f"a block is run although {excerpt(opening)} is around it"
+    return FINE
+
 # %% ../../nbs/parsers/10_bash_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:
     """Match text with complete bash blocks, or with one if `single`."""
@@ -136,6 +183,10 @@ class BashCodeBlockParser(AbstractParseFunction):
         """Return why the command may be cut, or `None`."""
         return turn.fault or open_fault(turn)
 
+    def note(self, turn: ActionTurn) -> str:
+        """Say if a block is run, or not run, against what a reader expects."""
+        return block_note(turn)
+
 # %% ../../nbs/parsers/10_bash_actions.ipynb #cb7a1d77
 class SingleBashCodeBlockParser(AbstractParseFunction):
     """Take the only bash block as the action."""
@@ -155,3 +206,7 @@ class SingleBashCodeBlockParser(AbstractParseFunction):
     def fault(self, turn: ActionTurn) -> FormatError | None:
         """Return why the command may be cut, or `None`."""
         return turn.fault or open_fault(turn)
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if a block is run, or not run, against what a reader expects."""
+        return block_note(turn)

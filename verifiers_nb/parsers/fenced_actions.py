@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['FENCE', 'FENCE_MARK', 'ODD_FENCE', 'WHOLE_COMMAND', 'END_OF_DOCUMENT', 'MOST_BLOCKS', 'BEFORE_QUOTATION',
            'last_block', 'unfinished', 'without_block', 'fenced_format', 'is_cut', 'blocks_in', 'opened_quotation',
-           'is_cut_in_quotation', 'cut_command', 'ThoughtActionParser', 'EditFormat']
+           'is_cut_in_quotation', 'cut_command', 'last_block_note', 'ThoughtActionParser', 'EditFormat']
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #2fd3a968
 import re
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
     ERROR_MESSAGES,
+    FINE,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
@@ -63,8 +64,8 @@ def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
             outermost = outermost if depth else fence
             depth += 1
         if outermost and not depth:
-            found = (outermost.start(), fence.end()), (outermost.end(), fence.start())
-            at = fence.end()
+            (begin, first), (last, at) = outermost.span(), fence.span()
+            found = (begin, at), (first, last)
     return found
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #ca59b6a1
@@ -176,6 +177,13 @@ def cut_command(turn: ActionTurn) -> FormatError | None:
     message = f"A command ends within {part}: the first fence ends it."
     return FormatError(message, rule=WHOLE_COMMAND, span=turn.span)
 
+# %% ../../nbs/parsers/08_fenced_actions.ipynb #8dc188dd
+def last_block_note(turn: ActionTurn) -> str:
+    """Return the note about an action that may be the last of several blocks."""
+    if last_block(turn.thought) is None:
+        return FINE
+    return "the action is the last block; the blocks before it belong to the thought"
+
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #a8c39b69
 class ThoughtActionParser(AbstractParseFunction):
     """Take the last fenced block as the action, and the text around it as the thought."""
@@ -191,12 +199,16 @@ class ThoughtActionParser(AbstractParseFunction):
         found = last_block(text)
         if found is None:
             raise without_block(text)
-        (start, end), inner = found
-        return ActionTurn(text[:start] + text[end:], text[slice(*inner)], inner)
+        (start, end), (first, last) = found
+        return ActionTurn(text[:start] + text[end:], text[first:last], (first, last))
 
     def fault(self, turn: ActionTurn) -> FormatError | None:
         """Return why the command may be cut, or `None`."""
         return cut_command(turn)
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if there are blocks that are not run."""
+        return last_block_note(turn) if FENCE_MARK in turn.thought else FINE
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #b4b31eb9
 class EditFormat(ThoughtActionParser):

@@ -6,15 +6,16 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'JSON_READER', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
+__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'JSON_READER', 'SCAN', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
            'FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN', 'LINE_RANGE',
-           'ALIASES', 'JOINED_CALL', 'ToolLike', 'JSON_RULES', 'FunctionCallingFormatError', 'excerpts',
+           'ALIASES', 'JOINED_CALL', 'ToolLike', 'JSON_RULES', 'FunctionCallingFormatError', 'excerpts', 'find_command',
            'known_command', 'check_values', 'check_types', 'call_line', 'unique_keys', 'loaded_json', 'find_call',
            'parameter_value', 'find_parameters', 'read_range', 'typed_value', 'tagged_action', 'repeated_fault',
-           'value_format', 'parameter_format', 'tagged_call_format', 'plain_error', 'outside', 'without_call',
-           'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action', 'tool_schema',
-           'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser', 'read_json_object', 'read_fields',
-           'joined_call', 'json_action', 'unexpected_fault', 'object_schema', 'json_format', 'JsonParser']
+           'second_fault', 'value_format', 'parameter_format', 'tagged_call_format', 'plain_error', 'outside',
+           'without_call', 'XMLFunctionCallingParser', 'member', 'only_call', 'call_values', 'tool_action',
+           'tool_schema', 'call_formats', 'tools_tag', 'tool_call_format', 'FunctionCallingParser', 'read_json_object',
+           'read_fields', 'joined_call', 'json_action', 'unexpected_fault', 'object_schema', 'json_format',
+           'JsonParser']
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #4c7e221f
 import json
@@ -72,12 +73,21 @@ def excerpts(values: Sequence[Any], most: int = 5) -> str:
     return ", ".join(excerpt(value) for value in values[:most]) + more
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #9b786940
-def known_command(name: Any, commands: Sequence[Command]) -> Command:
-    """Return the command of this name; raises `FunctionCallingFormatError` if there is none."""
+def find_command(name: Any, commands: Sequence[Command]) -> Command | None:
+    """Return the command of this name, or `None`."""
     for command in commands:
         if command.name == name:
             return command
-    raise FunctionCallingFormatError(f"There is no command {excerpt(name)}.", "invalid_command")
+    return None
+
+# %% ../../nbs/parsers/11_function_calls.ipynb #1639236c
+def known_command(name: Any, commands: Sequence[Command]) -> Command:
+    """Return the command of this name; raises `FunctionCallingFormatError` if there is none."""
+    command = find_command(name, commands)
+    if command is None:
+        message = f"There is no command {excerpt(name)}."
+        raise FunctionCallingFormatError(message, "invalid_command")
+    return command
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #1d0c7b52
 def check_values(command: Command, values: Mapping[Any, Any]) -> None:
@@ -123,6 +133,7 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #a74a6238
 JSON_READER = json.JSONDecoder(object_pairs_hook=unique_keys)  # making one takes 2 µs
+SCAN = JSON_READER.scan_once  # what the reader calls after it has skipped white space
 
 
 def loaded_json(text: Any) -> Any:
@@ -130,9 +141,14 @@ def loaded_json(text: Any) -> Any:
 
     `TypeError` for what is no text.
     """
-    if isinstance(text, str):
-        return JSON_READER.decode(text)
-    return json.loads(text, object_pairs_hook=unique_keys)
+    if not isinstance(text, str):
+        return json.loads(text, object_pairs_hook=unique_keys)
+    if text.startswith("{"):  # as most texts, without white space
+        with suppress(StopIteration):  # which the reader explains
+            value, end = SCAN(text, 0)
+            if end == len(text):
+                return value
+    return JSON_READER.decode(text)
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #4d134bc0
 FUNCTION_TAG, FUNCTION_END = "<function=", "</function>"
@@ -218,6 +234,18 @@ def repeated_fault(call: re.Match[str]) -> FormatError | None:
     message = f"Repeated argument(s), whose last value counts: {excerpts(repeated)}."
     return FormatError(message, rule="arguments", span=call.span())
 
+# %% ../../nbs/parsers/11_function_calls.ipynb #a212e12b
+def second_fault(text: str, end: int) -> FormatError | None:
+    """Return the fault that another complete call follows the one that ends there, or `None`."""
+    if text.find(FUNCTION_TAG, end) < 0:
+        return None
+    second = find_call(text[end:])
+    if second is None:
+        return None
+    start, stop = second.span()
+    message = f"There is more than one call: the second, of {excerpt(second[1])}, is not run."
+    return FormatError(message, rule="only one", span=(end + start, end + stop))
+
 # %% ../../nbs/parsers/11_function_calls.ipynb #c9d22475
 def value_format(argument: Argument) -> Format:
     """Match the text of an argument's value in its tag."""
@@ -290,7 +318,7 @@ class XMLFunctionCallingParser(AbstractParseFunction):
 
     type: Literal["xml_function_calling"] = "xml_function_calling"
     error_message: str = ERROR_MESSAGES["xml_function_calling"]
-    rules: ClassVar[Mapping[str, float]] = CALL_RULES
+    rules: ClassVar[Mapping[str, float]] = {**CALL_RULES, "arguments": 0.2, "only one": 0.1}
     tag_format = tagged_call_format
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
@@ -303,7 +331,8 @@ class XMLFunctionCallingParser(AbstractParseFunction):
         try:
             action = tagged_action(call[1].strip(), call[2], commands)
             thought = (text[:start] + text[end:]).strip()
-            return ActionTurn(thought, action, (start, end), repeated_fault(call))
+            fault = repeated_fault(call) or second_fault(text, end)
+            return ActionTurn(thought, action, (start, end), fault)
         except FormatError as error:
             raise plain_error(error, error.rule, (start, end)) from error
 
@@ -443,12 +472,11 @@ def joined_call(name: Any, arguments: Any) -> str:
     return " ".join(words)
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #b7eb6c68
-def json_action(call: dict[str, Any], commands: Sequence[Command], strict: bool) -> str:
-    """Write the command's object as a command line."""
-    name, arguments = call["name"], call.get("arguments", {})
-    if not strict and name not in [command.name for command in commands]:
-        return joined_call(name, arguments)
-    command = known_command(name, commands)
+def json_action(call: dict[str, Any], command: Command | None) -> str:
+    """Write the command's object as a command line; `command` is `None` if it is not known."""
+    arguments = call.get("arguments", {})
+    if command is None:
+        return joined_call(call["name"], arguments)
     if not command.arguments:
         arguments = {}
     if not isinstance(arguments, dict):
@@ -459,11 +487,12 @@ def json_action(call: dict[str, Any], commands: Sequence[Command], strict: bool)
     return call_line(command, arguments)
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #406f72ee
-def unexpected_fault(call: dict[str, Any], commands: Sequence[Command]) -> FormatError | None:
-    """Return the fault that a known command has more arguments than it declares, or `None`."""
-    arguments = call.get("arguments")
-    command = next((each for each in commands if each.name == call["name"]), None)
-    if command is None or not isinstance(arguments, dict):
+def unexpected_fault(arguments: Any, command: Command) -> FormatError | None:
+    """Return the fault that a command has more arguments than it declares, or `None`.
+
+    It has all that it declares.
+    """
+    if not isinstance(arguments, dict) or len(arguments) <= len(command.arguments):
         return None
     known = {command.end_name, *(argument.name for argument in command.arguments)}
     unexpected = [name for name in arguments if name not in known]
@@ -510,7 +539,10 @@ class JsonParser(AbstractParseFunction):
         text = response_text(response)
         thought, call = read_fields(read_json_object(text))
         try:
-            action = json_action(call, commands, strict)
-            return ActionTurn(thought, action, (0, len(text)), unexpected_fault(call, commands))
+            find = known_command if strict else find_command
+            command = find(call["name"], commands)
+            action = json_action(call, command)
+            fault = unexpected_fault(call.get("arguments"), command) if command else None
+            return ActionTurn(thought, action, (0, len(text)), fault)
         except FormatError as error:
             raise plain_error(error, "arguments") from error

@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'blank_thinking', 'last_tags', 'without_tag', 'odd_end',
-           'command_format', 'XMLThoughtActionParser']
+__all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'blank_thinking', 'find_tags', 'without_tag', 'odd_end',
+           'earlier_command', 'command_format', 'XMLThoughtActionParser']
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #a616673e
 import re
@@ -51,11 +51,15 @@ def blank_thinking(text: str) -> str:
     return "".join([*shown, text[at:]])
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #2649fb15
-def last_tags(text: str) -> tuple[int, int]:
-    """Return where the last `<command>` and the last `</command>` outside thinking begin, or -1."""
+def find_tags(text: str) -> tuple[int, int, int]:
+    """Return where tags outside thinking begin, or -1.
+
+    They are the first and the last `<command>`, and the last `</command>`.
+    """
     at, marks = after_first(text)
     shown = blank_thinking(text) if marks else text
-    return shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
+    first = shown.find(COMMAND_TAG, at)
+    return first, shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #1959ae5b
 def without_tag(tag: str, rule: str, text: str) -> FormatError:
@@ -75,6 +79,14 @@ def odd_end(text: str, begin: int, end: int) -> FormatError | None:
     message = f"The command contains a {COMMAND_END}: it reaches to the last one."
     return FormatError(message, rule="closing tag", span=span)
 
+# %% ../../nbs/parsers/09_tagged_actions.ipynb #e6a6afd6
+def earlier_command(first: int, last: int) -> FormatError | None:
+    """Return the fault that the first `<command>` isn't the last one, or `None`."""
+    if first == last:
+        return None
+    message = f"There is more than one {COMMAND_TAG}: only the last is run."
+    return FormatError(message, rule="only one", span=(first, first + len(COMMAND_TAG)))
+
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #ff3b2080
 def command_format(commands: Sequence[Command]) -> Format:
     """Match text with one `<command>`."""
@@ -90,13 +102,13 @@ class XMLThoughtActionParser(AbstractParseFunction):
 
     type: Literal["xml_thought_action"] = "xml_thought_action"
     error_message: str = ERROR_MESSAGES["xml_thought_action"]
-    rules: ClassVar[Mapping[str, float]] = {"opening tag": 0.5, "closing tag": 0.5}
+    rules: ClassVar[Mapping[str, float]] = {"opening tag": 0.5, "closing tag": 0.3, "only one": 0.2}
     tag_format = command_format
 
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Split the text at the last tags."""
         text = response_text(response)
-        start, end = last_tags(text)
+        first, start, end = find_tags(text)
         if start < 0:
             raise without_tag(COMMAND_TAG, "opening tag", text)
         if end < 0:
@@ -104,4 +116,5 @@ class XMLThoughtActionParser(AbstractParseFunction):
         begin = start + len(COMMAND_TAG)
         thought = text[:start] + text[end + len(COMMAND_END) :]
         span = begin, max(begin, end)
-        return ActionTurn(thought.strip(), text[begin:end].strip(), span, odd_end(text, begin, end))
+        fault = odd_end(text, begin, end) or earlier_command(first, start)
+        return ActionTurn(thought.strip(), text[begin:end].strip(), span, fault)

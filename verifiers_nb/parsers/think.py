@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', 'FENCES', 'GRANITE', 'OTHER_MARKS',
            'THINKING_MARKS', 'CLOSINGS', 'ALL_MARKS', 'FORMS_OF_PLACEHOLDERS', 'OPENING_NAMES', 'CLOSING_NAMES',
-           'UNTAGGED', 'TAG_END', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED', 'MENTIONED', 'ANGLE_MARK', 'CLOSED',
-           'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS',
+           'UNTAGGED', 'TAG_END', 'SUFFIX', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED', 'MENTIONED', 'ANGLE_MARK',
+           'CLOSED', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS', 'LONE_CLOSINGS', 'MARK_STARTS',
            'ANGLE_STARTS', 'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word', 'find_angle_start',
            'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
            'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
@@ -57,6 +57,7 @@ THINKING_TAGS = (
     "reasoning",
     "reflection",
     "scratchpad",
+    "scratch_pad",
     "analysis",
     "planning",
     "cot",
@@ -74,6 +75,9 @@ THINKING_TAGS = (
     "longcat_think",
     "think_fast",
     "think_faster",
+    "ifm|think",
+    "ifm|think_fast",
+    "ifm|think_faster",
     "reasoning_content",
     "internal_thought",
     "inner_thought",
@@ -112,6 +116,7 @@ OTHER_MARKS = (
     ThinkingMark("[THINK]", "[/THINK]"),  # Mistral
     ThinkingMark("[THINKING]", "[/THINKING]"),
     ThinkingMark("◁think▷", "◁/think▷"),  # Kimi
+    ThinkingMark("＜think＞", "＜/think＞"),  # full-width, in Chinese text
     ThinkingMark("[unused16]", "[unused17]"),  # openPangu
     ThinkingMark("<unused94>thought", "<unused95>"),  # MedGemma
     *(ThinkingMark(*words, alone=False) for words in GRANITE.items()),
@@ -122,6 +127,8 @@ OTHER_MARKS = (
     ThinkingMark("<|think:start|>", "<|think:end|>"),  # Solar
     ThinkingMark("<|open|>think<|sep|>", "<|close|>think<|sep|>"),  # Kimi K3
     ThinkingMark("<|channel>thought", "<channel|>", alone=False),  # Gemma 4
+    ThinkingMark("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),  # PLaMo 3
+    ThinkingMark("<|content_thinking|>", "<|end_message|>", alone=False),  # Inkling
     ThinkingMark("<|channel|>analysis", "<|end|>", alone=False),  # gpt-oss
     ThinkingMark("", "assistantfinal"),  # gpt-oss without its special tokens
     ThinkingMark("<start_working_out>", "<end_working_out>"),  # notebooks of Unsloth
@@ -146,7 +153,8 @@ OPENING_NAMES = any_of_words(form for form in TAG_MARKS if form not in FORMS_OF_
 CLOSING_NAMES = any_of_words(form for form, mark in TAG_MARKS.items() if mark.alone)
 UNTAGGED = [mark for mark in ALL_MARKS if mark.strip("</>") not in TAG_MARKS]
 TAG_END = r"(?:\s*>|\s+[^<>=\s]+=[^<>]*>)"  # with attributes or none
-TAG = f" ?(?:(?:{OPENING_NAMES})|/ ?(?:{CLOSING_NAMES})){TAG_END}"
+SUFFIX = r"(?::\w+)?"  # of a model, as in `<think:6124c78e>`
+TAG = f" ?(?:(?:{OPENING_NAMES})|/ ?(?:{CLOSING_NAMES})){SUFFIX}{TAG_END}"
 # After a `<`: a placeholder's name where thinking would begin.
 BEGINS = r"(?:(?<![\s\S]<)|(?<=[\n>]<)|(?<=[.!?][ ]<))"
 PLACED = any_of_words(FORMS_OF_PLACEHOLDERS)
@@ -225,14 +233,14 @@ def has_thinking(text: str) -> bool:
 
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a08
 ENDING_OF = {mark.opening: re.compile(re.escape(mark.closing)) for mark in OTHER_MARKS} | {
-    form: re.compile(f"< ?/ ?(?:{'|'.join(tag_forms(name))})\\s*>")
+    form: re.compile(f"< ?/ ?(?:{any_of_words(tag_forms(name))}){SUFFIX}\\s*>")
     for name in (*THINKING_TAGS, *NOT_ALONE)
     for form in tag_forms(name)
 }
 ENDING_OF |= {
     fence: re.compile(rf"^{fence[:3]}+[ \t]*\r?(?:\n|\Z)", re.MULTILINE) for fence in FENCES
 }
-NAME_OF_TAG = re.compile(r"< ?([^\s>]+)")
+NAME_OF_TAG = re.compile(f"< ?({any_of_words(TAG_MARKS)}){SUFFIX}{TAG_END}")
 
 
 def ending_of(mark: re.Match[str]) -> re.Pattern[str] | None:
@@ -276,7 +284,8 @@ def after_first(text: str) -> tuple[int, re.Pattern[str] | None]:
         at = close + len(CLOSE)
         if close >= 0 and text.rfind(CLOSE, 0, close) < 0 and not marks_in(text, at):
             return at, None
-    return 0, marks_in(text)
+    marks = possible_marks(text)
+    return 0, marks if marks and marks.search(text) else None
 
 # %% ../../nbs/parsers/02_think.ipynb #ad35b22b
 def outside_thinking(text: str) -> str:

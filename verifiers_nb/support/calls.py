@@ -9,10 +9,10 @@ from __future__ import annotations
 __all__ = ['E', 'TRANSIENT_STATUS', 'TRANSIENT_TYPES', 'NO_MONEY', 'LONGEST_PAUSE', 'T', 'FIRST_PAUSE', 'BEFORE_PROBE',
            'MOST_PROBES', 'UNAVAILABLE', 'run_breakers', 'SAMPLING_NAMES', 'MEANT_NAMES', 'TEMPLATE_NAMES',
            'OR_A_SWITCH', 'OF_A_REQUEST', 'REDACTED', 'SECRET_NAME', 'SECRET_SHAPES', 'give_up', 'is_transient',
-           'seconds_until', 'retry_after', 'with_retries', 'is_without_connection', 'Breaker', 'with_breaker',
-           'without_retries', 'request_arguments', 'meant_by', 'is_for_template', 'dict_argument', 'extra_warnings',
-           'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key', 'without_secrets',
-           'check_takes']
+           'seconds_until', 'as_seconds', 'retry_after', 'with_retries', 'is_without_connection', 'Breaker',
+           'with_breaker', 'without_retries', 'request_arguments', 'meant_by', 'is_for_template', 'dict_argument',
+           'extra_warnings', 'check_sampling_args', 'create_in_thread', 'is_coroutine', 'as_async_client', 'api_key',
+           'without_secrets', 'check_takes']
 
 # %% ../../nbs/support/01_calls.ipynb #77de68da
 import asyncio
@@ -75,24 +75,28 @@ LONGEST_PAUSE = 60.0  # seconds; longer requests are cut to this
 
 
 def seconds_until(date: str) -> float:
-    """Return the seconds until a date of HTTP, negative if it has passed.
+    """Return the seconds until a date of HTTP or of ISO 8601, negative if it has passed.
 
     Raises `ValueError` for other texts.
     """
-    at = parsedate_to_datetime(date)
+    is_iso = date.lstrip()[:4].isdecimal()
+    at = datetime.fromisoformat(date.strip()) if is_iso else parsedate_to_datetime(date)
     return ((at if at.tzinfo else at.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds()
+
+# %% ../../nbs/support/01_calls.ipynb #b81870f7
+def as_seconds(wanted: Any) -> float:
+    """Return the seconds that a header requests, a number or a date; 0.0 if it can't be read."""
+    with suppress(ValueError, TypeError, OverflowError):
+        is_date = isinstance(wanted, str) and ":" in wanted
+        return max(0.0, seconds_until(wanted) if is_date else float(wanted))  # NaN gives 0.0
+    return 0.0
 
 # %% ../../nbs/support/01_calls.ipynb #f49ef7e9
 def retry_after(error: BaseException) -> float:
     """Return the seconds that the server requests us to wait (`Retry-After`), or 0.0."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    wanted = headers.get("retry-after", 0)
-    with suppress(ValueError, TypeError, OverflowError):
-        milliseconds = float(headers.get("retry-after-ms", 0))  # OpenAI's own header
-        is_date = isinstance(wanted, str) and ":" in wanted
-        seconds = milliseconds / 1000 or (seconds_until(wanted) if is_date else float(wanted))
-        return min(max(0.0, seconds), LONGEST_PAUSE)  # in this order, NaN gives 0.0
-    return 0.0
+    seconds = as_seconds(headers.get("retry-after-ms", 0)) / 1000  # OpenAI's own header
+    return min(seconds or as_seconds(headers.get("retry-after", 0)), LONGEST_PAUSE)
 
 # %% ../../nbs/support/01_calls.ipynb #fa35e192
 T = TypeVar("T")
