@@ -34,6 +34,8 @@ from typing import IO, Any, NoReturn
 KIND = socket.AF_UNIX, socket.SOCK_SEQPACKET  # what is sent at once arrives at once
 IMPORTED = ["verifiers_nb.cli.eval", "verifiers_nb.cli.train", "verifiers_nb.trainer.grpo"]
 IMPORTED += ["verifiers_nb.inference.engine", "verifiers_nb.environments.addition", "datasets"]
+# What the workers of pytest import besides, if it is there.
+BY_TESTS = ["openai.types.chat", "nbdev.test", "playwright.sync_api", "textual.app", "trl"]
 
 
 class Origin:
@@ -140,13 +142,13 @@ class Popen:
         return self.out.read_text(), self.err.read_text()
 
 
-# Its fork has its files and its signals, ends when it is killed, and starts the same program as "this Python".
+# Its fork has its files and its signals, ends when it is killed, and starts `executable` as "this Python".
 PROGRAM = """#!{python} -IS
 import json, os, resource, signal, socket, sys
 
 origin = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 origin.connect({address!r})
-asked = dict(command=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ), program=__file__)
+asked = dict(command=sys.argv[1:], cwd=os.getcwd(), env=dict(os.environ), program={executable!r})
 asked["file_size"] = resource.getrlimit(resource.RLIMIT_FSIZE)
 socket.send_fds(origin, [json.dumps(asked).encode()], [0, 1, 2])
 pid = int(origin.recv(20))
@@ -161,10 +163,14 @@ sys.exit(status)
 
 
 @cache
-def program() -> str:
-    """Return a program that does what this Python does, in a fork: for what is started by a path, as kernels are."""
+def program(executable: str = "") -> str:
+    """Return a program that does what this Python does, in a fork: for what is started by a path, as kernels are.
+
+    Its "this Python" is `executable`, by default the program.
+    """
     path = Path(tempfile.mkdtemp()) / "python"
-    path.write_text(PROGRAM.format(python=sys.executable, address=address()))
+    names = dict(python=sys.executable, address=address(), executable=executable or str(path))
+    path.write_text(PROGRAM.format(**names))
     path.chmod(0o700)
     return str(path)
 
@@ -306,4 +312,7 @@ def serve() -> None:
 if __name__ == "__main__":
     for name in IMPORTED:
         importlib.import_module(name)
+    for name in BY_TESTS:
+        with suppress(ImportError):
+            importlib.import_module(name)
     serve()

@@ -11,7 +11,15 @@ from test_quick_start import check_run
 
 from verifiers_nb.cli.demo import FIGURE, notebook_page
 
-from .browsing import live_widget, picture, start_all, steps_logged, wait_for_end, wait_for_steps
+from .browsing import (
+    command,
+    live_widget,
+    picture,
+    start_all,
+    steps_logged,
+    wait_for_end,
+    wait_for_steps,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -37,7 +45,9 @@ def test_quick_start_in_jupyterlab(lab, page) -> None:
         widget.get_by_role("button", name="Resume").click()
         widget.get_by_text("Running").wait_for()
     assert max(after) <= 2, after
+    command(page, "notebook:hide-all-cell-outputs")  # to draw them takes as long as to train
     wait_for_end(page, 300)
+    command(page, "notebook:show-all-cell-outputs")
     check_run(folder)
     curve = page.locator(".jp-Notebook > * .js-plotly-plot").last
     curve.scroll_into_view_if_needed()

@@ -108,33 +108,36 @@ def drag_and_play(page, slider) -> None:
     slider.get_by_role("button", name="Play").wait_for()
 
 
-def hundred_adapters(folder: Path) -> Path:
-    """Keep a hundred adapters as a run does, each a little other than the one before."""
+STEPS = 30
+
+
+def many_adapters(folder: Path) -> Path:
+    """Keep the adapters of many steps as a run does, each a little other than the one before."""
     model = get_peft_model(vf.get_model(NAME, dtype=torch.float32), vf.lora_defaults())
     learnt = [weight for name, weight in model.named_parameters() if "lora_B" in name]
     torch.manual_seed(0)
-    for step in range(100):
+    for step in range(STEPS):
         for weight in learnt:
-            weight.data += 3e-2 * torch.randn_like(weight)
+            weight.data += 6e-2 * torch.randn_like(weight)
         save_adapter(model, folder / "adapters" / f"step-{step:05}")
     return folder
 
 
-def test_a_hundred_steps_are_answered_in_ten_seconds_and_dragged(tmp_path, browser) -> None:
-    folder, env = hundred_adapters(tmp_path / "run"), vf.load_environment("addition")
+def test_many_steps_are_answered_together_and_dragged(tmp_path, browser) -> None:
+    folder, env = many_adapters(tmp_path / "run"), vf.load_environment("addition")
     began = time.process_time()
     slider = vf.PolicySlider(folder, 4, env, max_tokens=40)
     slider.wait(300)
     spent = time.process_time() - began
-    assert [len(answers) for answers in slider.answers] == [100] * 4
+    assert [len(answers) for answers in slider.answers] == [STEPS] * 4
     assert max(len({tuple(a.ids) for a in answers.values()}) for answers in slider.answers) > 5
-    assert spent < 60, f"{spent:.1f} s of processor time"  # 6.7 on a quiet machine
+    assert spent < 20, f"{spent:.1f} s of processor time"  # 2 on a quiet machine
     frozen = slider.freeze().save(tmp_path / "slider.html")
 
     page = browser.new_context(offline=True).new_page()
     page.goto(frozen.as_uri())
     place = page.locator(".vf-slide")
-    place.get_by_text("Step 99 of 99").wait_for()
+    place.get_by_text(f"Step {STEPS - 1} of {STEPS - 1}").wait_for()
     assert place.locator("section").count() == 4
     check_drag(place)
 

@@ -7,7 +7,8 @@ import time
 from .browsing import KERNEL, live_widget, save, show
 
 SETUP = """
-import tempfile
+import tempfile, time
+import transformers
 import verifiers_nb as vf
 args = vf.GRPOConfig(
     tempfile.mkdtemp(), per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=2000, save_steps=4,
@@ -15,6 +16,13 @@ args = vf.GRPOConfig(
 )
 env = vf.load_environment("addition", num_eval_examples=8)
 trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
+
+class Rest(transformers.TrainerCallback):
+    "Leave the processor to the page: the run goes on as long as the page is looked at."
+    def on_step_end(self, *args, **kwargs):
+        time.sleep(0.3)
+
+trainer.add_callback(Rest())
 """
 ASK = f"""async source => {{
     const began = performance.now();

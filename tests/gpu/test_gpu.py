@@ -19,7 +19,8 @@ from verifiers_nb.inference.vllm_options import vllm_missing
 from verifiers_nb.inference.vllm_policy import VLLMClient
 
 NAME = "verifiers_nb/adder-1m"
-GPUS = visible_gpus()
+# A process that looks for GPUs loads PyTorch again, in each worker; without a driver there are none.
+GPUS = visible_gpus() if torch.cuda.is_available() else []
 LACKING = "needs an NVIDIA GPU" if not GPUS else vllm_missing() or unsupported_gpus(GPUS)
 if LACKING is None and has_cpu_build():
     LACKING = "needs vLLM's build for GPUs (pip install 'verifiers_nb[vllm]')"

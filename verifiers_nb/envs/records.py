@@ -7,8 +7,8 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['INPUTS', 'ELSEWHERE', 'NOT_STORED', 'encode_record', 'FIELD_TYPES', 'reply_usage', 'rollout_record', 'plain_value',
-           'to_line', 'from_line', 'is_content_part', 'is_call', 'check_message', 'check_messages', 'is_number',
-           'check_fields', 'check_shown', 'check_record', 'restore_state', 'restore_rollout']
+           'with_field', 'to_line', 'from_line', 'is_content_part', 'is_call', 'check_message', 'check_messages',
+           'is_number', 'check_fields', 'check_shown', 'check_record', 'restore_state', 'restore_rollout']
 
 # %% ../../nbs/envs/01_records.ipynb #e5ade682
 import math
@@ -66,6 +66,11 @@ def plain_value(value: Any) -> Any:
     """Return what JSON can't express: a pydantic object as a dict, another as a string."""
     return value.model_dump() if hasattr(value, "model_dump") else str(value)
 
+# %% ../../nbs/envs/01_records.ipynb #b5210469
+def with_field(line: bytes, name: str, value: bytes) -> bytes:
+    """Return a record's line with one more field, which it doesn't have yet; `value` is JSON."""
+    return line.rstrip()[:-1] + f', "{name}": '.encode() + value + b"}\n"
+
 # %% ../../nbs/envs/01_records.ipynb #2ebedbd1
 # It is bound when this module is imported: a reward function may replace `json.dumps`.
 encode_record = JSONEncoder(default=plain_value, ensure_ascii=False).encode
@@ -85,8 +90,8 @@ def to_line(record: dict[str, Any], run: bytes = b"") -> bytes:
         parts = {**record, "state": state}
         text = dumps(parts, default=plain_value, ensure_ascii=False, skipkeys=True)
     # Models may write half an emoji. UTF-8 can't express it; this writes its escape in JSON.
-    line = text.encode("utf-8", "backslashreplace")
-    return line[:-1] + b', "run": ' + run + b"}\n" if run else line + b"\n"
+    line = text.encode("utf-8", "backslashreplace") + b"\n"
+    return with_field(line, "run", run) if run else line
 
 # %% ../../nbs/envs/01_records.ipynb #1574bddb
 def from_line(line: bytes) -> dict[str, Any]:

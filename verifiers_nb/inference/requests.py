@@ -6,14 +6,15 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'ENGINE_READS', 'Options', 'read_options', 'text_message', 'PromptTokenizer',
-           'check_prompt']
+__all__ = ['OFF', 'NEUTRAL', 'IGNORED', 'ENGINE_READS', 'KEPT_PROMPTS', 'Options', 'read_options', 'text_message',
+           'PromptTokenizer', 'check_prompt']
 
 # %% ../../nbs/inference/05_requests.ipynb #b4fbe3a4
 import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any
 
 from .decode import Sampling
@@ -117,13 +118,20 @@ def text_message(message: Mapping[str, Any], reads: str = ENGINE_READS) -> Mappi
     return {**message, "content": content_text(content)}
 
 # %% ../../nbs/inference/05_requests.ipynb #1a83d6fc
+KEPT_PROMPTS = 32  # whose ids are kept
+
+
 class PromptTokenizer:
     """Convert between prompts and token ids, from several threads."""
 
     def __init__(self, tokenizer: Any) -> None:
         # A fast tokenizer fails if two threads use it at once, and the caller may use the original.
-        self.tokenizer = copy.deepcopy(tokenizer)
+        self.tokenizer = own = copy.deepcopy(tokenizer)
         self.lock = threading.Lock()
+        # The rollouts of a group begin with the same prompt.
+        self.ids_of = lru_cache(KEPT_PROMPTS)(
+            lambda text: own(text, add_special_tokens=False).input_ids
+        )
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the ids of a text; ids stay unchanged."""
@@ -139,14 +147,15 @@ class PromptTokenizer:
         need_template(self.need_tokenizer())
         messages = without_surrogates([*map(text_message, messages)])
         with self.lock:
-            return self.need_tokenizer().apply_chat_template(
+            text = self.need_tokenizer().apply_chat_template(
                 [message_for_template(dict(message)) for message in messages],
                 **({"tools": list(options.tools)} if options.tools else {}),
                 add_generation_prompt=options.add_generation_prompt,
                 continue_final_message=options.continue_final_message,
-                return_dict=False,
+                tokenize=False,
                 **options.chat_template_kwargs,
             )
+            return [*self.ids_of(text)]
 
     def decode(self, token_ids: list[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids."""

@@ -26,7 +26,9 @@ def norm_and_scale(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the RMSNorm of hidden states [..., H], and their scale [..., 1]."""
     length = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True)
-    scale = length.square_().div_(len(weight)).add_(epsilon).rsqrt_()
+    # One operation for mean and sum: for a few rows, an operation takes as long as its start.
+    start = length.new_full((), epsilon)
+    scale = torch.addcmul(start, length, length, value=1 / weight.shape[0]).rsqrt_()
     return (hidden_states * scale).mul_(weight), scale
 
 # %% ../../nbs/support/27_fused_layers.ipynb #6805a195
@@ -159,10 +161,11 @@ def lora_linear(layer: Any, x: torch.Tensor, *rest: Any, **options: Any) -> torc
 # %% ../../nbs/support/27_fused_layers.ipynb #24a00017
 def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, way: int) -> torch.Tensor:
     """Return states [..., D] rotated by angles, pairs of numbers D / 2 apart; `way` is 1 or -1."""
-    half = states.shape[-1] // 2
     rotated = states * cos
-    rotated[..., :half].addcmul_(states[..., half:], sin[..., :half], value=-way)
-    rotated[..., half:].addcmul_(states[..., :half], sin[..., half:], value=way)
+    (left, right), (first, second) = rotated.chunk(2, -1), states.chunk(2, -1)
+    sin_left, sin_right = sin.chunk(2, -1)
+    left.addcmul_(second, sin_left, value=-way)
+    right.addcmul_(first, sin_right, value=way)
     return rotated
 
 # %% ../../nbs/support/27_fused_layers.ipynb #b9e210c1

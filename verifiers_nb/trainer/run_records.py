@@ -28,7 +28,7 @@ from transformers import Trainer, TrainerCallback
 from transformers.trainer import DEFAULT_PROGRESS_CALLBACK
 from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
-from ..envs.records import from_line, to_line
+from ..envs.records import encode_record, from_line, to_line, with_field
 from ..support.files import rewritten
 from ..support.memory import best_device
 from .run_folder import append_metrics, keep_metrics
@@ -75,8 +75,11 @@ def write_advantages(path: Path, advantages: Sequence[float]) -> None:
         with rewritten(path) as out, path.open("rb") as lines:
             for line in lines:
                 record = from_line(line)
-                record["advantage"] = advantages[record["index"]]
-                out.write(to_line(record))
+                advantage = advantages[record["index"]]
+                if "advantage" in record:  # of a run that goes on
+                    out.write(to_line({**record, "advantage": advantage}))
+                else:  # the rest, with numbers for each token, stays as it is
+                    out.write(with_field(line, "advantage", encode_record(advantage).encode()))
     except OSError as error:  # of a full disk: training goes on without them
         logger.error("The advantages are not in %s: %s.", path, error)
 

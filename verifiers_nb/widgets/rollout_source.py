@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PAUSE', 'logger', 'table_from_outputs', 'read_held', 'HeldRollouts', 'table_from_file', 'has_all_rollouts', 'written',
-           'follow_all', 'start_following', 'RolloutSource', 'OpenTable', 'write_rollouts']
+__all__ = ['PAUSE', 'RESTS', 'logger', 'table_from_outputs', 'read_held', 'HeldRollouts', 'table_from_file', 'has_all_rollouts',
+           'written', 'follow_all', 'start_following', 'RolloutSource', 'OpenTable', 'write_rollouts']
 
 # %% ../../nbs/widgets/09_rollout_source.ipynb #77de68da
 import logging
@@ -99,15 +99,20 @@ def written(place: Path) -> list[int]:
 
 # %% ../../nbs/widgets/09_rollout_source.ipynb #0cdd60ab
 PAUSE = 0.5  # seconds between two drawings
+RESTS = 20  # times as long as a drawing took, up to ten pauses: the run needs the processor
 logger = logging.getLogger(__name__)
 
 
 def follow_all(panel: Callable[[], Any], pause: float) -> None:
     """Call `follow` of a widget until it returns False, or the widget or its files are gone."""
     try:
-        while (found := panel()) is not None and found.follow():
+        while (found := panel()) is not None:
+            began = time.monotonic()
+            if not found.follow():
+                break
             del found
-            time.sleep(pause)
+            took = time.monotonic() - began
+            time.sleep(min(max(pause, RESTS * took), 10 * pause))
     except (FileNotFoundError, ValueError) as error:
         logger.warning("A widget no longer follows its run, because files are gone: %s", error)
 

@@ -172,7 +172,7 @@ function cross(place, node, step) {
 }
 
 function charts(model, root) {
-  let Plotly, node, due;
+  let Plotly, node, due, drawn = [];
   const zoomed = (change) => {
     if (!Object.keys(change).some((name) => name.startsWith("xaxis"))) return;
     const { autorange, range: [from, to] } = node._fullLayout.xaxis;
@@ -189,6 +189,9 @@ function charts(model, root) {
     due = clearTimeout(due);
     const place = root.querySelector("[data-plot]"), figure = model.get("figure");
     if (!Plotly || !place?.clientWidth || !figure?.data?.length) return;
+    const shown = [figure, place.clientWidth, place.style.cssText, ...["ink", "paper"].map((name) => colour(place, name))];
+    if (place.plotted && shown.every((each, i) => each === drawn[i])) return;  // what has changed is elsewhere in the page
+    drawn = shown;
     if (node) node.marks = figure.marks;
     if (place.plotted) { await Plotly.react(node, ...laidOut(place, figure, node)); return cross(place, node, node.crossed); }
     const config = begin(place);
