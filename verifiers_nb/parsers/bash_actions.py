@@ -119,7 +119,8 @@ def is_end(mark: str, opening: str) -> bool:
     if opening.startswith("<") or mark.startswith("-"):
         return (opening, mark) == ("<!--", "-->")
     fence = mark.strip()
-    long_enough = fence.startswith(re.match(r"`+|~+", opening)[0])
+    length = len(opening) - len(opening.lstrip(opening[0]))
+    long_enough = fence.startswith(opening[:length])
     return long_enough and not fence.strip(fence[0])
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #ac13f581

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'JSON_READER', 'SCAN', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
+__all__ = ['CALL_RULES', 'RULE_OF_CODE', 'JSON_READER', 'FUNCTION_TAG', 'FUNCTION_END', 'PARAMETER_TAG', 'PARAMETER_END',
            'FN_REGEX_PATTERN', 'FN_PARAM_REGEX_PATTERN', 'CALL', 'PARAMETER', 'LINE_NUMBER', 'BETWEEN', 'LINE_RANGE',
            'ALIASES', 'JOINED_CALL', 'ToolLike', 'JSON_RULES', 'FunctionCallingFormatError', 'excerpts', 'find_command',
            'known_command', 'check_values', 'check_types', 'call_line', 'unique_keys', 'loaded_json', 'find_call',
@@ -133,7 +133,6 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #a74a6238
 JSON_READER = json.JSONDecoder(object_pairs_hook=unique_keys)  # making one takes 2 µs
-SCAN = JSON_READER.scan_once  # what the reader calls after it has skipped white space
 
 
 def loaded_json(text: Any) -> Any:
@@ -144,10 +143,9 @@ def loaded_json(text: Any) -> Any:
     if not isinstance(text, str):
         return json.loads(text, object_pairs_hook=unique_keys)
     if text.startswith("{"):  # as most texts, without white space
-        with suppress(StopIteration):  # which the reader explains
-            value, end = SCAN(text, 0)
-            if end == len(text):
-                return value
+        value, end = JSON_READER.raw_decode(text)
+        if end == len(text):
+            return value
     return JSON_READER.decode(text)
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #4d134bc0
