@@ -67,12 +67,15 @@ def launch(folder: Path, how: str | None = None, **settings: object) -> Complete
     return CompletedProcess(command, status, *map("".join, zip(*said, strict=True)))
 
 
-def launch_for_real(folder: Path, how: str) -> CompletedProcess[str]:
-    """Train in two processes by accelerate's own command and a launch configuration of ours; tutorial 109 does, too."""
+def launch_by_command(folder: Path, how: str) -> CompletedProcess[str]:
+    """Train in two processes by accelerate's own command and a launch configuration of ours, as tutorial 109 does.
+
+    All three begin as forks. In test_cli_train.py the command and its processes import for themselves.
+    """
     script = folder.parent / "train.py"
     script.write_text(SCRIPT)
     config = ["--config_file", str(vf.launch_config(how))]
-    command = [sys.executable, "-m", "accelerate.commands.launch", *config, str(script)]
+    command = [forked.program(), "-m", "accelerate.commands.launch", *config, str(script)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     asked = [*command, str(folder), "16", "{}"]
     return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=600)
@@ -102,7 +105,7 @@ class Runs(dict[str, Path]):
         """Make a run, and look at what its processes held."""
         folder = self.root.mktemp("runs") / how
         kind = how if how in KINDS else None
-        done = launch_for_real(folder, how) if how == "fsdp" else launch(folder, kind)
+        done = launch_by_command(folder, how) if how == "fsdp" else launch(folder, kind)
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.count("holds") == (1 if how == "alone" else 2)
         lines = [line for line in done.stdout.splitlines() if "holds" in line]
