@@ -30,7 +30,7 @@ def sums() -> vf.SingleTurnEnv:
 def make_trainer(folder: Path, model: Any = NAME, client: Any = None, **settings: Any) -> Any:
     """Return a trainer of three short steps."""
     usual = dict(
-        output_dir=str(folder), max_steps=3, per_device_train_batch_size=8, num_generations=4,
+        output_dir=str(folder), max_steps=3, per_device_train_batch_size=4, num_generations=2,
         max_tokens=12, learning_rate=5e-4, beta=0.0, num_batches_ahead=0, save_steps=3, use_cpu=True,
         mask_truncated_completions=False, disable_tqdm=True,
     )  # fmt: skip

@@ -50,9 +50,14 @@ FEWER = {
         "40000.jsonl": "20000.jsonl",
     },
     "22_grpo": {
+        'load_environment(\\"addition\\")': 'load_environment(\\"addition\\", num_eval_examples=20)',
         "max_steps=4, **moving": "max_steps=3, **moving",
         "max_steps=6, **moving": "max_steps=4, **moving",
         "log_history[:6]": "log_history[:4]",
+        "num_batches_ahead=1, max_steps=4": "num_batches_ahead=1, max_steps=3",
+        "ahead.state.log_history[:4]": "ahead.state.log_history[:3]",
+        "max_steps=9": "max_steps=6",
+        "log_history[:9]": "log_history[:6]",
     },
     "index": {"max_steps=40": "max_steps=6"},
     "commands": {
@@ -64,22 +69,28 @@ FEWER = {
     "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(14):"},
     "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
-    "109_several_gpus_and_servers": {"max_steps=10,": "max_steps=3,"},
+    "109_several_gpus_and_servers": {
+        "max_steps=10,": "max_steps=2,",
+        "num_eval_examples=100": "num_eval_examples=40",
+    },
     "110_train_the_shipped_model": {
-        "steps = 1000": "steps = 40",
-        "pairs(held_out=True)": "pairs(held_out=True)[::4]",
+        "steps = 1000": "steps = 20",
+        "pairs(held_out=True)": "pairs(held_out=True)[::6]",
     },
     "112_reward_surgery": {"max_steps=20,": "max_steps=16,"},
     "113_a_real_model_on_a_processor": {
+        "warm_up_steps = 2": "warm_up_steps = 1",
         '"steps = 10': '"steps = 1',
         "prompts = 6": "prompts = 1",
-        "held_out = 64": "held_out = 4",
+        "held_out = 64": "held_out = 3",
+        "tested, trained_on = rows[:24]": "tested, trained_on = rows[:2]",
+        "max_tokens = 32": "max_tokens = 16",
     },
 }
 
 # Those that start programs which load PyTorch: each begins as a fork. Two processes of accelerate's command and a vf-train that
 # import for themselves are in test_cli_train.py.
-FORKED = ("05_eval", "12_train", "15_demo", "109_several_gpus_and_servers")
+FORKED = ("05_eval", "12_train", "15_demo", "109_several_gpus_and_servers", "rollouts")
 
 
 def packages(path: Path) -> tuple[str, ...]:

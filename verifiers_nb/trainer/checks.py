@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'CONSTRAINTS', 'AUDITS', 'check_gap', 'warn_of_sampling', 'claim_client', 'release_client', 'check_template',
-           'render', 'check_rewards', 'training_prompts', 'bound_micro_batch', 'RewardWatch', 'check_audit',
-           'tell_audit']
+__all__ = ['logger', 'CONSTRAINTS', 'BLOCK', 'AUDITS', 'check_gap', 'warn_of_sampling', 'claim_client', 'release_client',
+           'check_template', 'plain_chat', 'render', 'long_prompts', 'check_rewards', 'training_prompts',
+           'bound_micro_batch', 'RewardWatch', 'check_audit', 'tell_audit']
 
 # %% ../../nbs/trainer/18_checks.ipynb #77de68da
 import logging
@@ -102,6 +102,17 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
             "add_generation_prompt %}<|im_start|>assistant\\n{% endif %}"
         )
 
+# %% ../../nbs/trainer/18_checks.ipynb #0c8a2814
+def plain_chat(prompt: Any) -> Any:
+    """Return a conversation with its contents as text, and a text as it is.
+
+    Raises `ValueError` for a picture.
+    """
+    if isinstance(prompt, str):
+        return prompt
+    reads = "training reads text only: leave its rows out of the training set"
+    return [text_message(message, reads) for message in prompt]
+
 # %% ../../nbs/trainer/18_checks.ipynb #0ade7c2c
 def render(
     prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, tools: Any = None
@@ -109,12 +120,35 @@ def render(
     """Return the texts that the model sees of prompts; raises `ValueError` for a picture."""
     if not prompts or isinstance(prompts[0], str):
         return [*prompts]
-    reads = "training reads text only: leave its rows out of the training set"
-    chats = [[text_message(message, reads) for message in prompt] for prompt in prompts]
+    chats = [*map(plain_chat, prompts)]
     settings: dict[str, Any] = dict(add_generation_prompt=True, tokenize=False)
     # All in one call: one by one takes twice as long.
     texts: Any = tokenizer.apply_chat_template(cast(Any, chats), tools=tools or None, **settings)
     return [*texts]
+
+# %% ../../nbs/trainer/18_checks.ipynb #7213ae60
+BLOCK = 64
+
+
+def long_prompts(
+    prompts: Sequence[Any], limit: int, tokenizer: PreTrainedTokenizerBase, tools: Any = None
+) -> dict[int, str]:
+    """Return the texts of the prompts with more bytes than `limit`, by the prompts' numbers.
+
+    Raises `ValueError` for a picture in any prompt.
+    """
+    sizes = [len(str(plain_chat(prompt)).encode()) for prompt in prompts]
+    largest = sorted(range(len(prompts)), key=lambda number: -sizes[number])
+    found: dict[int, str] = {}
+    for start in range(0, len(largest), BLOCK):
+        block = largest[start : start + BLOCK]
+        texts = render([prompts[number] for number in block], tokenizer, tools)
+        found |= {
+            n: text for n, text in zip(block, texts, strict=True) if len(text.encode()) > limit
+        }
+        if max(len(text.encode()) for text in texts) < limit / 2:
+            break
+    return found
 
 # %% ../../nbs/trainer/18_checks.ipynb #c3811526
 def check_rewards(env: Environment) -> None:
@@ -145,9 +179,10 @@ def training_prompts(
     dataset = env.get_dataset()
     room = args.max_seq_len - 1
     limit = room if args.max_prompt_length is None else min(args.max_prompt_length, room)
-    texts = render(dataset["prompt"][:], tokenizer, env.oai_tools)
-    long = [i for i, text in enumerate(texts) if len(text.encode()) > limit]  # in bytes
-    lengths = {i: len(tokenizer(texts[i], add_special_tokens=False).input_ids) for i in long}
+    long = long_prompts(dataset["prompt"][:], limit, tokenizer, env.oai_tools)
+    lengths = {
+        i: len(tokenizer(text, add_special_tokens=False).input_ids) for i, text in long.items()
+    }
     too_long = {i: length for i, length in lengths.items() if length > limit}
     if too_long:
         logger.warning(
