@@ -154,6 +154,14 @@ def test_names_that_are_placeholders_too(kind: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CALLS)
+def test_thinking_that_names_its_own_end(kind: str) -> None:
+    call = CALLS[kind].format
+    thought = f"<think>It ends at `</think>`, so I could {call('w1w')} it"
+    assert run(kind, thought) == ""
+    assert re.findall(r"w\d+w", run(kind, f"{thought}</think>\n{call('w2w')}")) == ["w2w"]
+
+
+@pytest.mark.parametrize("kind", CALLS)
 def test_thinking_that_a_command_contains_belongs_to_it(kind: str) -> None:
     assert "<think>" in run(kind, "Look: " + CALLS[kind].format("<think>"))
 

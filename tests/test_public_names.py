@@ -32,10 +32,33 @@ TOP_LEVEL = {
         TagFormat TriggeredTagsFormat TagsWithSeparatorFormat""",
 }
 IN_A_MODULE = {
+    "types": TOP_LEVEL["types"],
     "parsers.action_parsers": "ParseFunction",
     "parsers.actions": "AbstractParseFunction",
     "parsers.function_calls": "FN_REGEX_PATTERN FN_PARAM_REGEX_PATTERN",
-    "parsers.structural_tags": "Format",
+    "parsers.structural_tags": f"Format {TOP_LEVEL['structural tags']}",
+}
+MEMBERS = {
+    "Parser": "parse parse_answer get_assistant_messages get_system_messages get_user_messages "
+    "get_tool_messages get_format_reward_func",
+    "XMLParser": "parse parse_answer format get_format_str get_fields get_format_reward_func",
+    "Rubric": "add_reward_func get_reward_func_names get_reward_funcs get_reward_weights "
+    "call_reward_func score_rollout score_rollouts",
+    "JudgeRubric": "judge",
+    "MathRubric": "correct_answer_reward_func",
+    "Environment": "format_prompt format_dataset get_dataset get_eval_dataset get_reward_funcs "
+    "get_reward_weights get_model_response rollout run_rollouts run_rollout_with_semaphore "
+    "a_generate generate evaluate make_dataset process_chat_format_vllm process_env_results "
+    "process_completion_format_vllm process_env_results_vllm parse_chat_completion_logprobs "
+    "parse_chat_completion_tokens parse_completion_logprobs parse_completion_tokens",
+    "MultiTurnEnv": "setup_state is_completed env_response",
+    "StatefulToolEnv": "update_tool_args",
+    "EnvGroup": "get_env_for_task",
+    "StructuralTag": "from_legacy_structural_tag from_json matches matched_prefix "
+    "to_response_format",
+    "Command": "invoke_format get_function_calling_tool",
+    "JsonParser": "format_error_template to_structural_tag",
+    "JSONSchemaVerifier": "verify as_reward_func",
 }
 
 
@@ -44,6 +67,12 @@ def test_names_at_the_top_level(part: str) -> None:
     package = import_module("verifiers_nb")
     missing = [name for name in TOP_LEVEL[part].split() if not hasattr(package, name)]
     assert missing == []
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_members_of_a_class(name: str) -> None:
+    found = getattr(import_module("verifiers_nb"), name)
+    assert [member for member in MEMBERS[name].split() if not hasattr(found, member)] == []
 
 
 @pytest.mark.parametrize("module", IN_A_MODULE)

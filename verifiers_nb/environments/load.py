@@ -8,16 +8,16 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['logger', 'CARD_COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
            'plugged_environments', 'environment_module', 'has_module', 'search_environment', 'with_import_hooks',
-           'find_environment', 'named_parameters', 'unknown_argument', 'check_taken', 'warn_of_unread',
-           'explain_unknown', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
+           'find_environment', 'named_parameters', 'unknown_argument', 'check_taken', 'named_in', 'misspelt',
+           'warn_of_unread', 'explain_unknown', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
            'list_environments']
 
 # %% ../../nbs/environments/00_load.ipynb #77de68da
+import ast
 import importlib
 import importlib.util
 import inspect
 import logging
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
@@ -167,6 +167,29 @@ def check_taken(load: Callable[..., Any], given: Sequence[str]) -> None:
             if name not in known:
                 raise TypeError(unknown_argument(name, known))
 
+# %% ../../nbs/environments/00_load.ipynb #7a493bda
+def named_in(source: str) -> set[str]:
+    """Return the names by which code may read an argument that is in `**kwargs`.
+
+    They are its texts, its parameters and its attributes.
+    """
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.add(node.value)
+        elif isinstance(node, ast.arg | ast.keyword):
+            found.add(node.arg or "")
+        elif isinstance(node, ast.Attribute):
+            found.add(node.attr)
+    return found
+
+# %% ../../nbs/environments/00_load.ipynb #d1edd600
+def misspelt(load: Callable[..., Any], given: Sequence[str]) -> str:
+    """Return sentences about arguments that are nearly those of `load_environment`, or ""."""
+    own = named_parameters(load)
+    near = [name for name in given if name not in own and get_close_matches(name, own, n=1)]
+    return "".join(f" {unknown_argument(name, own)}" for name in near)
+
 # %% ../../nbs/environments/00_load.ipynb #1aceae5e
 def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) -> None:
     """Log a warning for each argument that no signature and no module names."""
@@ -175,11 +198,10 @@ def warn_of_unread(load: Callable[..., Any], made: Any, given: Sequence[str]) ->
     for each in type(made).__mro__:
         if inspect.isfunction(init := vars(each).get("__init__")):
             known |= {*named_parameters(init)}
-    source = ""
-    with suppress(OSError, TypeError):
-        source = inspect.getsource(inspect.getmodule(load) or load)
+    with suppress(OSError, TypeError, SyntaxError):
+        known |= named_in(inspect.getsource(inspect.getmodule(load) or load))
     for name in given:
-        if name not in known and not re.search(rf"\b{re.escape(name)}\b", source):
+        if name not in known:
             logger.warning("%s Nothing reads it.", unknown_argument(name, own))
 
 # %% ../../nbs/environments/00_load.ipynb #5b1a245f
@@ -215,7 +237,7 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
     one of ours. Commands also look into `./environments`. Raises `ValueError` for an unknown name,
     `RuntimeError` when the environment itself fails.
     """
-    name = environment_module(env_id)
+    name, load = environment_module(env_id), None
     try:
         with with_import_hooks(name) as point:
             if load := search_environment(name, point):
@@ -228,7 +250,8 @@ def load_environment(env_id: str, **env_args: Any) -> Environment:
                     hook.loaded(made, env_id, env_args)
                 return made
     except Exception as error:
-        raise RuntimeError(f"Environment {env_id!r} failed to load: {error}") from error
+        hint = misspelt(load, [*env_args]) if load else ""
+        raise RuntimeError(f"Environment {env_id!r} failed to load: {error}{hint}") from error
     raise ValueError(f"No environment {env_id!r}{explain_unknown(name)}")
 
 # %% ../../nbs/environments/00_load.ipynb #289b3b27

@@ -233,7 +233,7 @@ def has_thinking(text: str) -> bool:
 
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a08
 ENDING_OF = {mark.opening: re.compile(re.escape(mark.closing)) for mark in OTHER_MARKS} | {
-    form: re.compile(f"< ?/ ?(?:{any_of_words(tag_forms(name))}){SUFFIX}\\s*>")
+    form: re.compile(f"<(?!{MENTIONED}) ?/ ?(?:{any_of_words(tag_forms(name))}){SUFFIX}\\s*>")
     for name in (*THINKING_TAGS, *NOT_ALONE)
     for form in tag_forms(name)
 }
@@ -282,7 +282,8 @@ def after_first(text: str) -> tuple[int, re.Pattern[str] | None]:
     if text.startswith(OPEN):
         close = text.rfind(CLOSE)
         at = close + len(CLOSE)
-        if close >= 0 and text.rfind(CLOSE, 0, close) < 0 and not marks_in(text, at):
+        is_only = close >= 0 and text.rfind(CLOSE, 0, close) < 0
+        if is_only and not text.startswith("`", at) and not marks_in(text, at):
             return at, None
     marks = possible_marks(text)
     return 0, marks if marks and marks.search(text) else None

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'Path', 'GAP', 'DEADLINE', 'Violations', 'Keyword',
-           'cached_pattern', 'STACK_RESERVE', 'MAX_FLAT', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload',
-           'find_too_deep', 'refuse_constant', 'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span',
-           'json_check', 'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in', 'pattern',
-           'pattern_properties', 'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit',
+__all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'EXACT_DECODER', 'Path', 'GAP', 'DEADLINE', 'Violations',
+           'Keyword', 'cached_pattern', 'STACK_RESERVE', 'MAX_FLAT', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload',
+           'find_too_deep', 'refuse_constant', 'json_number', 'read_json', 'loggable', 'skip_gap', 'iter_members',
+           'value_span', 'json_check', 'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in',
+           'pattern', 'pattern_properties', 'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit',
            'bounded_class', 'printable_violation', 'validator_class', 'is_wrapped', 'compile_schema', 'find_violations',
            'JSONSchemaVerifier']
 
@@ -22,6 +22,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from decimal import Decimal
 from fractions import Fraction
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -78,8 +79,20 @@ def refuse_constant(token: str) -> float:
 
 DECODER = json.JSONDecoder(parse_constant=refuse_constant)
 
+# %% ../../nbs/verifiers/02_json.ipynb #0cf06ef8
+def json_number(token: str) -> float | int:
+    """Return a number with a point or an exponent, as an integer if a float can't hold it."""
+    value = float(token)
+    if abs(value) < 2**53 or math.isinf(value):
+        return value
+    exact = Decimal(token)
+    return int(exact) if exact == exact.to_integral_value() else value
+
+
+EXACT_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=json_number)
+
 # %% ../../nbs/verifiers/02_json.ipynb #1574bddb
-def read_json(text: str) -> tuple[Any, TextSpan, str]:
+def read_json(text: str, decoder: json.JSONDecoder = DECODER) -> tuple[Any, TextSpan, str]:
     """Return the value and the span of the JSON in `text`, or `None`, the span and the fault."""
     start, end = find_payload(text)
     body = text[start:end]
@@ -89,7 +102,7 @@ def read_json(text: str) -> tuple[Any, TextSpan, str]:
         at = start + deep
         return None, (at, at + 1), f"nested more than {MAX_DEPTH} levels deep at character {at}"
     try:
-        return DECODER.decode(body), (start, end), ""
+        return decoder.decode(body), (start, end), ""
     except json.JSONDecodeError as error:
         at = start + error.pos
         found = f"found {text[at : min(at + 20, end)]!r}" if at < end else "the text ends"
@@ -372,7 +385,7 @@ class JSONSchemaVerifier(Verifier):
 
     def checks(self, text: str) -> list[Check]:
         """Check that the text is JSON and fits the schema, with a check for each violation."""
-        value, span, fault = read_json(text)
+        value, span, fault = read_json(text, EXACT_DECODER)
         if fault:
             return [json_check(span, fault)]
         credit = 0.5 if self.partial_credit else 0.0
