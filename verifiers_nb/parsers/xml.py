@@ -549,7 +549,11 @@ class XMLParser(Parser):
         if type(self).checks is not XMLParser.checks:
             return super().format_score(text)  # a subclass may override the checks
         spans = self.find_spans(text)
-        return math.fsum([weight * judge(text, spans)[0] for weight, judge in self._judges])
+        points = []
+        for weight, judge in self._judges:
+            score, _ = judge(text, spans)
+            points.append(weight * score)
+        return math.fsum(points)
 
 # %% ../../nbs/parsers/03_xml.ipynb #3f9a61c4
 def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bool) -> int:
