@@ -280,8 +280,6 @@ def warn_of_results(results: GenerateOutputs, rubric: Any) -> None:
     all_earn_most = 0 < most_possible(rubric) <= low + EQUAL_REWARDS
     if len(results.reward) < 2 or high - low >= EQUAL_REWARDS or all_earn_most:
         return  # known without a look at each rollout
-    if not logger.isEnabledFor(logging.WARNING):
-        return  # nobody would read it
     good = [at for at, error in enumerate(results.errors) if not error]
     columns: tuple[Any, ...] = (results.reward, results.state, results.completion)
     rewards, states, completions = ([column[at] for at in good] for column in columns)
