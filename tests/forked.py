@@ -266,6 +266,14 @@ def end(status: int) -> NoReturn:
     os._exit(status)
 
 
+def is_gone(connection: socket.socket) -> bool:
+    """Return whether who connected was killed before it said what it asks for."""
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except OSError:
+        return True
+
+
 def fork(connection: socket.socket, others: Sequence[socket.socket]) -> tuple[int, bool]:
     """Start the process that a connection asks for; return its number, and whether it ends with who asked."""
     text, files, *_ = socket.recv_fds(connection, 2**20, 3)
@@ -276,7 +284,8 @@ def fork(connection: socket.socket, others: Sequence[socket.socket]) -> tuple[in
         end(begin(asked, files))
     for file in files:
         os.close(file)
-    connection.send(b"%d" % pid)
+    with suppress(OSError):  # who asked may be killed by now, which `serve` sees next
+        connection.send(b"%d" % pid)
     return pid, "program" in asked
 
 
@@ -295,6 +304,9 @@ def serve() -> None:
                 return
             if ready is listener:
                 connection, others = listener.accept()[0], [each for _, each in forks.values()]
+                if is_gone(connection):
+                    connection.close()
+                    continue
                 pid, ends = fork(connection, [listener, *others])
                 forks[os.pidfd_open(pid)] = pid, connection
                 if ends:
