@@ -87,6 +87,9 @@ def said_aloud(pieces: list[str]) -> list[int]:
     return aloud
 
 
+ONLY_ONE = ("xml_function_calling", "xml_thought_action")  # where a second call costs a point
+
+
 def run(kind: str, text: str) -> str:
     """Return what a parser or the engine would run."""
     if kind == "engine":
@@ -113,7 +116,8 @@ def test_only_calls_outside_thinking_are_run(kind: str, pieces: list[str]) -> No
     assert re.findall(r"w\d+w", run(kind, text)) == expected.get(kind, aloud[-1:])
     if kind != "engine":
         score = action_parser(kind).format_score(text, [SAY])
-        assert (score == 1.0) == bool(aloud), text
+        is_right = len(aloud) == 1 if kind in ONLY_ONE else bool(aloud)
+        assert (score == 1.0) == is_right, text
 
 
 @quick
