@@ -24,7 +24,7 @@ from ..envs.learnable import Learnable, learnable_rollouts
 from ..inference.requests import text_message
 from ..support.memory import free_memory, plan_processor, shape_of
 from .config import GRPOConfig, check_truncation
-from ..types import Rollout
+from ..types import Rollout, without_surrogates
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -106,21 +106,21 @@ def check_template(tokenizer: PreTrainedTokenizerBase) -> None:
 def plain_chat(prompt: Any) -> Any:
     """Return a conversation with its contents as text, and a text as it is.
 
-    Raises `ValueError` for a picture.
+    Half an emoji is replaced, as the engine does. Raises `ValueError` for a picture.
     """
     if isinstance(prompt, str):
-        return prompt
+        return without_surrogates(prompt)
     reads = "training reads text only: leave its rows out of the training set"
-    return [text_message(message, reads) for message in prompt]
+    return without_surrogates([text_message(message, reads) for message in prompt])
 
 # %% ../../nbs/trainer/18_checks.ipynb #0ade7c2c
 def render(
     prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, tools: Any = None
 ) -> list[str]:
     """Return the texts that the model sees of prompts; raises `ValueError` for a picture."""
-    if not prompts or isinstance(prompts[0], str):
-        return [*prompts]
     chats = [*map(plain_chat, prompts)]
+    if not prompts or isinstance(prompts[0], str):
+        return chats
     settings: dict[str, Any] = dict(add_generation_prompt=True, tokenize=False)
     # All in one call: one by one takes twice as long.
     texts: Any = tokenizer.apply_chat_template(cast(Any, chats), tools=tools or None, **settings)
