@@ -299,9 +299,11 @@ def compare_dates(gold: str, response: str) -> bool | None:
 
 # %% ../../nbs/support/32_notations.ipynb #42910aa7
 SCALED_MATRIX = re.compile(
-    r"(-|-?(?:[0-9]{1,9}(?:/[0-9]{1,9})?|\\[dt]?frac\s?(?:\{[^{}]{1,20}\}\s?\{[^{}]{1,20}\}|[0-9]{2})))"
+    r"(-|-?(?:[0-9]{1,9}(?:/[0-9]{1,9})?"
+    r"|\\[dt]?frac\s?(?:\{[^{}]{1,20}\}\s?\{[^{}]{1,20}\}|[0-9]{2})))"
     r"\s?(?:\\cdot(?![a-z])\s?)?(?:\\left\s?[(\[]\s?)?"
-    r"\\begin\{(pmatrix|bmatrix|array)\}(\{[clr|]+\})?(.{1,1000}?)\\end\{\2\}(?:\s?\\right\s?[)\]])?",
+    r"\\begin\{(pmatrix|bmatrix|array)\}(\{[clr|]+\})?(.{1,1000}?)\\end\{\2\}"
+    r"(?:\s?\\right\s?[)\]])?",
     re.DOTALL,
 )
 
