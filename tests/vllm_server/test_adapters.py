@@ -117,11 +117,11 @@ def test_the_base_model_among_adapters(client: VLLMClient, policy: Policy) -> No
 
     async def run() -> list[Any]:
         with frozen(client):
-            first = asyncio.ensure_future(complete(client, 300, n=16))
+            first = asyncio.ensure_future(complete(client, 60, n=8))
             await until_asked(client, 1)
             await asyncio.to_thread(client.push, policy.train(1))
             policy.keep(1)
-            second = [asyncio.ensure_future(complete(client, 300, seed)) for seed in range(4)]
+            second = [asyncio.ensure_future(complete(client, 60, seed)) for seed in range(4)]
             await until_asked(client, 5)
             await asyncio.to_thread(client.push, None)
             third = [asyncio.ensure_future(complete(client, 30, seed)) for seed in range(4)]
@@ -152,7 +152,7 @@ def test_a_version_goes_when_its_last_request_is_answered(
 
     async def run() -> list[Any]:
         with frozen(client):
-            slow = asyncio.ensure_future(complete(client, 300, n=8))
+            slow = asyncio.ensure_future(complete(client, 60, n=2))
             await until_asked(client, 1)
             await asyncio.to_thread(client.push, policy.train(2))
             policy.keep(2)
@@ -178,11 +178,11 @@ def test_a_push_waits_for_a_free_slot(client: VLLMClient, policy: Policy) -> Non
 
     async def run() -> list[Any]:
         with frozen(client):
-            first = asyncio.ensure_future(complete(client, 200, n=8))
+            first = asyncio.ensure_future(complete(client, 60, n=2))
             await until_asked(client, 1)
             await asyncio.to_thread(client.push, policy.train(2))
             policy.keep(2)
-            second = asyncio.ensure_future(complete(client, 900, n=8))
+            second = asyncio.ensure_future(complete(client, 500, n=2))
             await until_asked(client, 2)
         third = asyncio.ensure_future(asyncio.to_thread(client.push, policy.train(3)))
         for name, each in {"request 1": first, "push 3": third, "request 2": second}.items():
@@ -207,7 +207,7 @@ def test_more_versions_than_slots(client: VLLMClient, policy: Policy, vllm_serve
         for number in range(1, 5):
             client.push(policy.train(number))
             policy.keep(number)
-            asked.append(asyncio.ensure_future(complete(client, 300)))
+            asked.append(asyncio.ensure_future(complete(client, 150)))
             await until(lambda: running(vllm_server) or asked[-1].done())
         return await asyncio.gather(*asked)
 
