@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'ALMOST_BASH', 'OTHER_FENCE', 'OUTER_MARK', 'without_bash_block',
-           'cut_fault', 'open_fault', 'read_blocks', 'is_end', 'around_block', 'block_note', 'bash_format',
-           'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+__all__ = ['BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'ALMOST_BASH', 'OTHER_FENCE', 'OUTER_MARK', 'has_outer_mark',
+           'without_bash_block', 'cut_fault', 'open_fault', 'read_blocks', 'is_end', 'around_block', 'block_note',
+           'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #f360801a
 import re
@@ -28,7 +28,13 @@ from .actions import (
     thinking_then_prose,
 )
 from .commands import Command
-from .fenced_actions import FENCE, FENCE_MARK, WHOLE_COMMAND, unfinished
+from .fenced_actions import (
+    FENCE,
+    FENCE_MARK,
+    WHOLE_COMMAND,
+    has_any_fence,
+    unfinished,
+)
 from .shell import unfinished_part
 from .think import (
     LONE_CLOSINGS,
@@ -36,6 +42,7 @@ from .think import (
     find_outside,
     has_thinking,
     outside_thinking,
+    word_search,
 )
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ OTHER_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*\n?", re.MULTILINE)
 
 def without_bash_block(text: str) -> FormatError:
     """Return the error for a text without a complete bash block."""
-    if FENCE_MARK not in text and "~~~" not in text:  # as in most texts
+    if not has_any_fence(text):  # as in most texts
         return unfinished("bash block", None, text)
     fence = re.search(BASH_FENCE, text)
     if fence and FENCE_MARK in text[fence.end() :] and not has_thinking(text):
@@ -114,6 +121,9 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
 OUTER_MARK = re.compile(rf"<!--|-->|^ {{0,3}}(?:`{{3,}}|~{{3,}})[^\n]*|{BLOCK_MARK}", re.MULTILINE)
 
 
+has_outer_mark = word_search(FENCE_MARK, "~~~", "<!--")
+
+
 def is_end(mark: str, opening: str) -> bool:
     """Return whether a mark ends the comment or the block that another one opens."""
     if opening.startswith("<") or mark.startswith("-"):
@@ -142,11 +152,12 @@ def around_block(thought: str) -> str:
 def block_note(turn: ActionTurn) -> str:
     """Return the note about blocks that are run or not run against what a reader expects."""
     thought = turn.thought
+    if not has_outer_mark(thought):  # as in most texts
+        return FINE
     if FENCE_MARK in thought and (almost := ALMOST_BASH.search(thought)):
         start = excerpt(almost[0])
         return f"the block that begins with {start} is not run: a line break follows '```bash'"
-    has_opening = FENCE_MARK in thought or "<!--" in thought or "~~~" in thought
-    if has_opening and (opening := around_block(thought)):
+    if opening := around_block(thought):
         return f"a block is run although {excerpt(opening)} is around it"
     return FINE
 

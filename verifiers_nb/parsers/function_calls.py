@@ -296,7 +296,8 @@ def outside(text: str) -> str:
 
     It may be in the thinking, where nothing is run.
     """
-    return " outside the thinking" if FUNCTION_TAG in text and has_thinking(text) else ""
+    has_call = "<" in text and FUNCTION_TAG in text
+    return " outside the thinking" if has_call and has_thinking(text) else ""
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #70b4e5fb
 JOINED_CALL = re.compile(rf"{FUNCTION_TAG}[^>\n]+>(?!\n)")
@@ -305,7 +306,12 @@ JOINED_CALL = re.compile(rf"{FUNCTION_TAG}[^>\n]+>(?!\n)")
 def without_call(text: str) -> FormatError:
     """Return the error for a text without a complete call."""
     message = f"There is no complete <function=...> call{outside(text)}"
-    if FUNCTION_END in text and not outside(text) and (joined := JOINED_CALL.search(text)):
+    if (
+        "<" in text
+        and FUNCTION_END in text
+        and not outside(text)
+        and (joined := JOINED_CALL.search(text))
+    ):
         reason = f"a line break must follow {excerpt(joined[0])}"
         return FormatError(f"{message}: {reason}.", span=joined.span())
     return FormatError(f"{message}.", span=(len(text), len(text)))

@@ -19,6 +19,7 @@ from .actions import (
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    make_turn,
     prose,
     response_text,
     thinking_then_prose,
@@ -58,13 +59,16 @@ def find_tags(text: str) -> tuple[int, int, int]:
     """
     at, marks = after_first(text)
     shown = blank_thinking(text) if marks else text
+    at = shown.find("<", at)  # one character is found faster than a tag
+    if at < 0:
+        return -1, -1, -1
     first = shown.find(COMMAND_TAG, at)
     return first, shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #1959ae5b
 def without_tag(tag: str, rule: str, text: str) -> FormatError:
     """Return the error for a text without a tag outside its thinking."""
-    where = " outside the thinking" if tag in text else ""
+    where = " outside the thinking" if "<" in text and tag in text else ""
     return FormatError(f"There is no {tag}{where}.", rule=rule, span=(len(text), len(text)))
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #ea5d8414
@@ -115,6 +119,7 @@ class XMLThoughtActionParser(AbstractParseFunction):
             raise without_tag(COMMAND_END, "closing tag", text)
         begin = start + len(COMMAND_TAG)
         thought = text[:start] + text[end + len(COMMAND_END) :]
-        span = begin, max(begin, end)
-        fault = odd_end(text, begin, end) or earlier_command(first, start)
-        return ActionTurn(thought.strip(), text[begin:end].strip(), span, fault)
+        span = begin, end if end > begin else begin
+        is_fine = first == start and text.find(COMMAND_END, begin) == end
+        fault = None if is_fine else odd_end(text, begin, end) or earlier_command(first, start)
+        return make_turn((thought.strip(), text[begin:end].strip(), span, fault))
