@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ActionResponse', 'FINE', 'make_turn', 'ERROR_MESSAGES', 'FormatError', 'excerpt', 'response_text', 'response_of',
-           'responses_of', 'ActionTurn', 'rule_checks', 'rule_points', 'AbstractParseFunction', 'need_commands',
-           'prose', 'thinking_format', 'thinking_then_prose']
+__all__ = ['ActionResponse', 'FINE', 'make_turn', 'BLOCK_MARK', 'FENCE_LINE', 'OUTER_MARK', 'has_outer_mark', 'ERROR_MESSAGES',
+           'FormatError', 'excerpt', 'response_text', 'response_of', 'responses_of', 'ActionTurn', 'rule_checks',
+           'rule_points', 'is_end', 'around_block', 'around_note', 'AbstractParseFunction', 'need_commands', 'prose',
+           'thinking_format', 'thinking_then_prose']
 
 # %% ../../nbs/parsers/06_actions.ipynb #2b11b96e
 import math
+import re
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +39,8 @@ from .think import (
     THINKING_MARKS,
     ThinkingMark,
     closing_starts,
+    outside_thinking,
+    word_search,
 )
 from ..types import ChatMessage, Messages, content_text
 
@@ -99,13 +103,15 @@ FINE = "as it should be"
 class ActionTurn(NamedTuple):
     """Hold the thought and the action of a response, and the span of the action.
 
-    `fault` is why the action, although it was read, is not what the format asks for.
+    `fault` is why the action, although it was read, is not what the format asks for; `before` is
+    the text before the action.
     """
 
     thought: Any
     action: str
     span: tuple[int, int] | None = None
     fault: FormatError | None = None
+    before: str = ""
 
 
 make_turn = partial(tuple.__new__, ActionTurn)  # takes a tuple, and half the time of `ActionTurn`
@@ -140,6 +146,45 @@ def rule_points(rules: Mapping[str, float], fault: FormatError | None) -> float:
         return math.fsum(rules.values())
     names = list(rules)
     return math.fsum([rules[name] for name in names[: names.index(fault.rule or names[0])]])
+
+# %% ../../nbs/parsers/06_actions.ipynb #7fde9cd2
+BLOCK_MARK = "<extracted_code_block>"
+FENCE_LINE = r"^ {0,3}(?:`{3,}[^`\n]*$|~{3,}[^\n]*)"  # a fence of backticks has no others after it
+OUTER_MARK = re.compile(rf"(?<!`)<!--|-->|{FENCE_LINE}|{BLOCK_MARK}", re.MULTILINE)
+has_outer_mark = word_search("```", "~~~", "<!--")
+
+
+def is_end(mark: str, opening: str) -> bool:
+    """Return whether a mark ends the comment or the block that another one opens."""
+    if opening.startswith("<") or mark.startswith("-"):
+        return (opening, mark) == ("<!--", "-->")
+    fence = mark.strip()
+    length = len(opening) - len(opening.lstrip(opening[0]))
+    long_enough = fence.startswith(opening[:length])
+    return long_enough and not fence.strip(fence[0])
+
+# %% ../../nbs/parsers/06_actions.ipynb #3769154a
+def around_block(marked: str) -> str:
+    """Return what opens the comment or the block around an action's mark in a text, or \"\"."""
+    opening = ""
+    for found in OUTER_MARK.finditer(outside_thinking(marked)):
+        mark = found[0].strip()
+        if mark == BLOCK_MARK:
+            if opening:
+                return opening
+        elif not opening:
+            opening = "" if mark == "-->" else mark
+        elif is_end(mark, opening):
+            opening = ""
+    return ""
+
+# %% ../../nbs/parsers/06_actions.ipynb #d01c7266
+def around_note(what: str, marked: str) -> str:
+    """Return the note about actions that are run inside a comment or a block."""
+    if not has_outer_mark(marked):  # as in most texts
+        return FINE
+    opening = around_block(marked)
+    return f"{what} is run although {excerpt(opening)} is around it" if opening else FINE
 
 # %% ../../nbs/parsers/06_actions.ipynb #c35a17e9
 ERROR_MESSAGES: dict[str, str] = tomllib.loads(

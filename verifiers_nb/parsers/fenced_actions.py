@@ -17,12 +17,15 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
+    BLOCK_MARK,
     ERROR_MESSAGES,
     FINE,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    around_note,
     excerpt,
+    has_outer_mark,
     make_turn,
     response_text,
     thinking_format,
@@ -187,9 +190,12 @@ def cut_command(turn: ActionTurn) -> FormatError | None:
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #8dc188dd
 def last_block_note(turn: ActionTurn) -> str:
-    """Return the note about an action that may be the last of several blocks."""
-    if last_block(turn.thought) is None:
+    """Return the note about a block in a comment, or about one that is the last of several."""
+    if not has_outer_mark(turn.thought):  # as in most texts
         return FINE
+    note = around_note("a block", f"{turn.before}\n{BLOCK_MARK}")
+    if note != FINE or last_block(turn.thought) is None:
+        return note
     return "the action is the last block; the blocks before it belong to the thought"
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #a8c39b69
@@ -208,15 +214,16 @@ class ThoughtActionParser(AbstractParseFunction):
         if found is None:
             raise without_block(text)
         (start, end), (first, last) = found
-        return make_turn((text[:start] + text[end:], text[first:last], (first, last), None))
+        before, span = text[:start], (first, last)
+        return make_turn((before + text[end:], text[first:last], span, None, before))
 
     def fault(self, turn: ActionTurn) -> FormatError | None:
         """Return why the command may be cut, or `None`."""
         return cut_command(turn)
 
     def note(self, turn: ActionTurn) -> str:
-        """Say if there are blocks that are not run."""
-        return last_block_note(turn) if has_fence(turn.thought) else FINE
+        """Say if there are blocks that are not run, or if one is run inside a comment."""
+        return last_block_note(turn)
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #b4b31eb9
 class EditFormat(ThoughtActionParser):

@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from pydantic import TypeAdapter
 
 from .actions import (
+    BLOCK_MARK,
     ERROR_MESSAGES,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    around_note,
     excerpt,
     need_commands,
     prose,
@@ -334,11 +336,16 @@ class XMLFunctionCallingParser(AbstractParseFunction):
         start, end = call.span()
         try:
             action = tagged_action(call[1].strip(), call[2], commands)
-            thought = (text[:start] + text[end:]).strip()
+            before = text[:start]
             fault = repeated_fault(call) or second_fault(text, end)
-            return ActionTurn(thought, action, (start, end), fault)
+            thought = (before + text[end:]).strip()
+            return ActionTurn(thought, action, (start, end), fault, before)
         except FormatError as error:
             raise plain_error(error, error.rule, (start, end)) from error
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if the call is run inside a comment or a block."""
+        return around_note("a call", f"{turn.before}\n{BLOCK_MARK}")
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #d1e78625
 def member(thing: Any, key: str) -> Any:

@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
+    BLOCK_MARK,
     ERROR_MESSAGES,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    around_note,
     make_turn,
     prose,
     response_text,
@@ -118,8 +120,14 @@ class XMLThoughtActionParser(AbstractParseFunction):
         if end < 0:
             raise without_tag(COMMAND_END, "closing tag", text)
         begin = start + len(COMMAND_TAG)
-        thought = text[:start] + text[end + len(COMMAND_END) :]
-        span = begin, end if end > begin else begin
-        is_fine = first == start and text.find(COMMAND_END, begin) == end
-        fault = None if is_fine else odd_end(text, begin, end) or earlier_command(first, start)
-        return make_turn((thought.strip(), text[begin:end].strip(), span, fault))
+        before = text[:start]
+        thought = before + text[end + len(COMMAND_END) :]
+        action, span, fault = text[begin:end].strip(), (begin, end), None
+        if first != start or text.find(COMMAND_END, begin) != end:
+            fault = odd_end(text, begin, end) or earlier_command(first, start)
+            span = begin, max(begin, end)
+        return make_turn((thought.strip(), action, span, fault, before))
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if the command is run inside a comment or a block."""
+        return around_note("a command", f"{turn.before}\n{BLOCK_MARK}")
