@@ -8,8 +8,8 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['SUMMARY', 'GIT', 'REPOSITORY', 'UPGRADES', 'module_name', 'fill_template', 'cells_of', 'module_text', 'package_files',
            'init_package', 'main', 'Known', 'known_environments', 'list_environments_text', 'git_requirement',
-           'requirements_of', 'pip_arguments', 'installer', 'install', 'is_met', 'install_environment', 'install_named',
-           'install_main', 'ship_named', 'ship_main']
+           'requirements_of', 'pip_arguments', 'installer', 'install', 'requirement_met', 'install_environment',
+           'install_named', 'install_main', 'ship_named', 'ship_main']
 
 # %% ../../nbs/cli/13_init.ipynb #77de68da
 import json
@@ -227,7 +227,7 @@ def install(arguments: Sequence[str], options: Sequence[str] = ()) -> None:
 UPGRADES = ("-U", "--upgrade", "-I", "--ignore-installed", "--force-reinstall")
 
 
-def is_met(
+def requirement_met(
     line: str, extras: Sequence[str] = (), known: set[tuple[str, ...]] | None = None
 ) -> bool:
     """Return whether a requirement is installed, with everything that it requires.
@@ -249,7 +249,7 @@ def is_met(
     if asked in known:
         return True
     known.add(asked)
-    return all(is_met(each, asked[1:], known) for each in found.requires or ())
+    return all(requirement_met(each, asked[1:], known) for each in found.requires or ())
 
 # %% ../../nbs/cli/13_init.ipynb #b7374e4f
 def install_environment(arguments: Sequence[str], options: Sequence[str]) -> None:
@@ -263,7 +263,7 @@ def install_environment(arguments: Sequence[str], options: Sequence[str]) -> Non
     new = [metadata.Distribution.at(folder) for folder, _ in written() - before]
     needed = [line for dist in new for line in dist.requires or () if "extra ==" not in line]
     wanted = [line for line in needed if not re.match(r"(?i)verifiers(?![\w-])", line)]
-    if not all(map(is_met, wanted)) or {*UPGRADES} & {*options}:
+    if not all(map(requirement_met, wanted)) or {*UPGRADES} & {*options}:
         install(wanted, options)
 
 # %% ../../nbs/cli/13_init.ipynb #e5a885d2
