@@ -195,9 +195,16 @@ class CommandParser(argparse.ArgumentParser):
         return message
 
 # %% ../../nbs/cli/00_command.ipynb #9d062791
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
 def say(text: str) -> None:
     """Print a message to standard error, without secrets and control codes."""
-    print(visible(without_secrets(text)), file=sys.stderr, flush=True)
+    try:
+        print(visible(without_secrets(text)), file=sys.stderr, flush=True)
+    except OSError as error:  # of a full disk: that costs the message, not the run
+        if error.errno not in NO_ROOM:
+            raise
 
 # %% ../../nbs/cli/00_command.ipynb #6e861557
 class SafeFormatter(logging.Formatter):
@@ -237,9 +244,6 @@ def open_missing_streams(prog: str) -> None:
         say(f"{prog}: standard output is closed, so nothing is printed")
 
 # %% ../../nbs/cli/00_command.ipynb #95229e06
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
 def no_room_for_output(error: Exception) -> bool:
     """Return whether an error without a file says that standard output has no room for a line."""
     if getattr(error, "errno", None) in NO_ROOM:

@@ -250,7 +250,13 @@ def stacks_of(loop: asyncio.AbstractEventLoop) -> list[list[FrameType]]:
 # %% ../../nbs/support/00_threads.ipynb #a38c34df
 def asked_source(frame: FrameType) -> Any:
     """Return the address or engine that a call asks for an answer; `None` for any other call."""
-    if not str(frame.f_globals.get("__name__")).startswith("verifiers_nb.inference."):
+    module = str(frame.f_globals.get("__name__"))
+    if module.startswith("openai.resources."):
+        from yarl import URL
+
+        client = getattr(frame.f_locals.get("self"), "_client", None)
+        return client and URL(str(client.base_url))
+    if not module.startswith("verifiers_nb.inference."):
         return None
     return frame.f_locals.get("url") or frame.f_locals.get("engine")
 
@@ -262,8 +268,8 @@ ANSWER = "an answer from "
 def waits_for(frame: FrameType) -> str | None:
     """Describe a call to a model or to a user's function; return None for any other call."""
     module, code = str(frame.f_globals.get("__name__")), frame.f_code
-    if module.startswith("verifiers_nb.inference."):
-        source = asked_source(frame)
+    source = asked_source(frame)
+    if source or module.startswith("verifiers_nb.inference."):
         return source and f"{ANSWER}{getattr(source, 'model', None) or source.origin()}"
     ours = module.startswith("verifiers_nb.") and ".environments." not in module
     if ours or module.split(".")[0] in MACHINERY:
