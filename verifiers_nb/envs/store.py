@@ -92,7 +92,7 @@ def comparable_value(value: Any) -> Any:
         form = [str(getattr(value, name, "")) for name in ("shape", "dtype", "format")]
         return {NOT_JSON: [type(value).__name__, *form], "values": value.tolist()}
     if hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image
-        form = [type(value).__name__, value.mode, list(value.size)]
+        form = [type(value).__name__, str(value.mode), str(value.size)]
         return {NOT_JSON: form, "bytes": blake2b(value.tobytes()).hexdigest()}
     plain = plain_value(value)
     text = ADDRESS.sub("", str(plain))
