@@ -329,6 +329,7 @@ def test_an_odd_action_is_run_and_costs_points(
 
 
 LS = "```bash\nls\n```\n"
+SUBMIT = "<function=submit>\n</function>"
 NOTED_ACTIONS = [
     ("all_bash_code_blocks", f"<!--\n{LS}-->\n", "'<!--' is around it"),
     ("all_bash_code_blocks", f"~~~text\n{LS}~~~\n", "'~~~text' is around it"),
@@ -338,12 +339,28 @@ NOTED_ACTIONS = [
     ("all_bash_code_blocks", f"{LS}```bash \npwd\n```", "is not run"),
     ("thought_action", "```\nls\n```\nor\n```\npwd\n```", "the blocks before it"),
     ("thought_action", "I look.\n```\nls\n```\nor", "as it should be"),
+    ("all_bash_code_blocks", f"```ls``` or `<!--`\n{LS}", "as it should be"),
+    ("thought_action", "<!--\n```\nls\n```\n-->\nI leave it.", "'<!--' is around it"),
+    ("thought_action", "<!-- no\n```\nls\n```", "'<!--' is around it"),
+    ("edit_format", "<!-- a --><!--\n```\nls\n```\n-->", "'<!--' is around it"),
+    ("edit_format", "~~~\n```\nls\n```\n~~~", "'~~~' is around it"),
+    ("thought_action", "<!-- a -->\n```\nls\n```\n<!-- b -->", "as it should be"),
+    ("thought_action", "<think><!--</think>\n```\nls\n```\n", "as it should be"),
+    ("xml_thought_action", "<!-- <command>ls</command> -->", "'<!--' is around it"),
+    ("xml_thought_action", "I'd say:\n```xml\n<command>ls</command>\n```", "'```xml' is around it"),
+    ("xml_thought_action", "a --> <command>ls</command> <!-- b", "as it should be"),
+    ("xml_function_calling", f"<!-- {SUBMIT} --> I leave it.", "'<!--' is around it"),
+    ("xml_function_calling", f"\n\n<!--\n-- {SUBMIT}", "'<!--' is around it"),
+    ("xml_function_calling", f"```\n{SUBMIT}\n```", "'```' is around it"),
+    ("xml_function_calling", f"<!-- a -->{SUBMIT}<!-- b -->", "as it should be"),
+    ("xml_function_calling", f"```html\n<!--\n```\n{SUBMIT}", "as it should be"),
+    ("xml_function_calling", f"<think><!--</think>{SUBMIT}-->", "as it should be"),
 ]
 
 
 @pytest.mark.parametrize(("kind", "text", "note"), NOTED_ACTIONS)
 def test_a_check_says_what_is_run_against_expectation(kind: str, text: str, note: str) -> None:
-    for check in PARSERS[kind].checks(text):
+    for check in PARSERS[kind].checks(text, COMMANDS):
         assert check.score == 1.0 and note in check.message
 
 

@@ -567,6 +567,26 @@ WRITTEN_OTHERWISE = [
         (r"\varphi", r"\phi"),
         ("7:00 AM", "7 AM"),
     ],
+    *[
+        ("12\\pi", r"12\pi \text{ square inches}"),
+        (r"2\pi\text{ hours}", r"120\pi\text{ minutes}"),
+        (r"2x\text{ ft}", r"24x\text{ in}"),
+        ("1 1/2 cups", "1.5"),
+        ("2 dozen roses", "24 roses"),
+        ("$12/hour", "12 dollars per hour"),
+        ("12", "$12 an hour"),
+        ("60 mph", r"60 \frac{\text{miles}}{\text{hour}}"),
+        ("30 mpg", "30 miles per gallon"),
+        ("20%", "20% of the students"),
+        ("July 4, 1776", "4th of July, 1776"),
+        ("2021-03-15", "Monday, March 15, 2021"),
+        (r"\frac{dy}{dx} = 2x", "2x"),
+        (r"\text{Area} = 24\text{ cm}^2", "24"),
+        (r"(1,2)\cup(3,4)", "(1, 2) U (3, 4)"),
+        (r"\frac12\begin{pmatrix}2&4\\6&8\end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"),
+        (r"-\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}-1\\-2\end{pmatrix}"),
+        ("3:2", "3 to 2"),
+    ],
 ]
 NOT_THE_SAME = [
     *[
@@ -776,6 +796,23 @@ NOT_THE_SAME = [
         ("AC", "A, D"),
         ("C", "Option D"),
     ],
+    *[
+        (r"\frac{dy}{dx}=2x", r"\frac{dx}{dy}=2x"),
+        (r"12\pi\text{ cm}^2", r"12\pi\text{ cm}"),
+        (r"2x\text{ hours}", r"2x\text{ minutes}"),
+        (r"\ln 2\text{ s}", r"\ln 2\text{ min}"),
+        ("3\\sqrt{2} red apples", "3\\sqrt{2} green pears"),
+        (r"12\pi", r"12\pi\text{ thousand}"),
+        ("$12 per hour", "$12 per day"),
+        (r"20\%\text{ increase}", r"20\%\text{ decrease}"),
+        ("5 more", "5 less"),
+        ("x=5 cm", "y=5 cm"),
+        ("July 4, 1776", "5 July 1776"),
+        ("Saturday, March 15", "Sunday, March 15"),
+        (r"2\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\2\end{pmatrix}"),
+        ("3 to 2", "2 to 3"),
+        ("5", "up to 5"),
+    ],
 ]
 
 
@@ -835,6 +872,12 @@ def test_a_long_hostile_answer_is_read_in_linear_time():
         "x>0 and ",
         "1 m 2 s ",
         r"k \in\mathbb Z ",
+        "March 1 of ",
+        "2 dozen ",
+        r"\frac{dy}{dx}=",
+        r"-\begin{pmatrix}1\\",
+        r"\text{ cm}",
+        r"1\% ",
     )
 
     def seconds(text):

@@ -9,8 +9,8 @@ from __future__ import annotations
 __all__ = ['HELP_PARTS', 'READERS', 'NO_ROOM', 'METADATA_KINDS', 'data_text', 'command_table', 'command_places', 'help_parts',
            'json_object', 'whole_number', 'number', 'add_arguments', 'unknown_word', 'CommandParser', 'say',
            'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams', 'no_room_for_output',
-           'run_command', 'end_despite_threads', 'ending', 'default_signals', 'HeldSignals', 'end_forks_on_signals',
-           'interrupt', 'end_on_sigterm', 'Presses', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata',
+           'run_command', 'default_signals', 'HeldSignals', 'end_forks_on_signals', 'interrupt', 'end_on_sigterm',
+           'Presses', 'end_despite_threads', 'ending', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata',
            'read_metadata', 'one_row', 'command_summaries', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
@@ -281,34 +281,7 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
         say(f"{prog}: {f'{file}: ' if file else ''}{why or error}")
         return 2
 
-# %% ../../nbs/cli/00_command.ipynb #637f27a5
-def end_despite_threads(prog: str, status: int, seconds: float) -> None:
-    """End the process with `status` if threads still keep it alive after `seconds`."""
-    names: list[str] = []
-    while not names:
-        time.sleep(seconds)
-        others = set(threading.enumerate()) - {threading.main_thread()}
-        names = sorted(thread.name for thread in others if not thread.daemon)
-    say(
-        f"{prog}: not waiting any longer for threads that a reward function or a tool started and "
-        f"that still run: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}. Start such "
-        "threads with daemon=True, or end them"
-    )
-    atexit._run_exitfuncs()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(status)
-
-# %% ../../nbs/cli/00_command.ipynb #b44fc0eb
-def ending(prog: str, status: int, argv: Sequence[str] | None, seconds: float = 5) -> int:
-    """Return the status of a command; without `argv` its process ends with it in any case."""
-    if argv is None:  # the command was called by a shell, and not by a program that goes on
-        given = (prog, status, seconds)
-        threading.Thread(target=end_despite_threads, args=given, daemon=True).start()
-    return status
-
-# %% ../../nbs/cli/00_command.ipynb #340d435a
+# %% ../../nbs/cli/00_command.ipynb #ec743180
 def default_signals() -> None:
     """Handle the signals that have a handler of this module as Python does by default."""
     defaults: dict[int, Any] = {
@@ -319,7 +292,7 @@ def default_signals() -> None:
         if getattr(signal.getsignal(number), "__module__", "") == __name__:
             signal.signal(number, default)
 
-# %% ../../nbs/cli/00_command.ipynb #8923ef56
+# %% ../../nbs/cli/00_command.ipynb #e4e8b785
 class HeldSignals(threading.local):
     """Hold SIGTERM and SIGINT back in this thread while it forks a process."""
 
@@ -339,7 +312,7 @@ class HeldSignals(threading.local):
         default_signals()
         self.end()
 
-# %% ../../nbs/cli/00_command.ipynb #60f3b18b
+# %% ../../nbs/cli/00_command.ipynb #c477456c
 @cache
 def end_forks_on_signals() -> None:
     """Let signals end the processes that this one forks from now on."""
@@ -390,6 +363,35 @@ class Presses:
             self.stop()
         elif time.monotonic() - self.first > self.seconds:
             self.leave()
+
+# %% ../../nbs/cli/00_command.ipynb #637f27a5
+def end_despite_threads(prog: str, status: int, seconds: float) -> None:
+    """End the process with `status` if threads still keep it alive after `seconds`."""
+    names: list[str] = []
+    while not names:
+        time.sleep(seconds)
+        others = set(threading.enumerate()) - {threading.main_thread()}
+        names = sorted(thread.name for thread in others if not thread.daemon)
+    say(
+        f"{prog}: not waiting any longer for threads that a reward function or a tool started and "
+        f"that still run: {', '.join(names[:3])}{', …' if len(names) > 3 else ''}. Start such "
+        "threads with daemon=True, or end them"
+    )
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+# %% ../../nbs/cli/00_command.ipynb #b44fc0eb
+def ending(prog: str, status: int, argv: Sequence[str] | None, seconds: float = 5) -> int:
+    """Return the status of a command; without `argv` its process ends with it in any case."""
+    if argv is None:  # the command was called by a shell, and not by a program that goes on
+        given = (prog, status, seconds)
+        threading.Thread(target=end_despite_threads, args=given, daemon=True).start()
+        if status == 130 and threading.current_thread() is threading.main_thread():
+            Presses(lambda: os._exit(status))()  # the press that has stopped the command
+    return status
 
 # %% ../../nbs/cli/00_command.ipynb #d98582cf
 def strict_json(value: Any) -> str:

@@ -212,7 +212,7 @@ def serve_trials(
     own, forks = os.getpid(), list[int]()
     os.register_at_fork(before=lambda: None if is_isolated() else forks.append(1))
     env.rubric.logger.disabled = True
-    with suppress(EOFError):
+    with suppress(EOFError, ConnectionError):  # its owner has ended
         while True:
             for number, script in pipe.recv():
                 if isinstance(number, tuple):

@@ -6,22 +6,32 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ActionResponse', 'FINE', 'ERROR_MESSAGES', 'FormatError', 'excerpt', 'response_text', 'response_of', 'responses_of',
-           'ActionTurn', 'rule_checks', 'rule_points', 'AbstractParseFunction', 'need_commands', 'prose',
+__all__ = ['ActionResponse', 'FINE', 'make_turn', 'BLOCK_MARK', 'FENCE_LINE', 'OUTER_MARK', 'has_outer_mark', 'ERROR_MESSAGES',
+           'FormatError', 'excerpt', 'response_text', 'response_of', 'responses_of', 'ActionTurn', 'rule_checks',
+           'rule_points', 'is_end', 'around_block', 'around_note', 'AbstractParseFunction', 'need_commands', 'prose',
            'thinking_format', 'thinking_then_prose']
 
 # %% ../../nbs/parsers/06_actions.ipynb #2b11b96e
 import math
+import re
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from textwrap import dedent
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
 
 from pydantic import BaseModel, field_validator
 
-from .base import Check, Explanation, TextSpan, only_reads, weighted_sum
+from .base import (
+    Check,
+    Explanation,
+    TextSpan,
+    make_check,
+    only_reads,
+    weighted_sum,
+)
 from .commands import Command, command_docs, compiled_template, valid_template
 from .think import (
     MARK_STARTS,
@@ -29,6 +39,8 @@ from .think import (
     THINKING_MARKS,
     ThinkingMark,
     closing_starts,
+    outside_thinking,
+    word_search,
 )
 from ..types import ChatMessage, Messages, content_text
 
@@ -62,11 +74,9 @@ def excerpt(value: Any, width: int = 80) -> str:
 # %% ../../nbs/parsers/06_actions.ipynb #1574bddb
 def response_text(response: Any) -> str:
     """Return the text of a response's message; raises `FormatError` if it has none."""
-    # Asking whether a dictionary is a mapping takes long.
-    named = type(response) is dict or isinstance(response, Mapping)
-    content = response.get("message", {}) if named else {}
-    if isinstance(content, str):
-        return content
+    if type(response) is dict and type(content := response.get("message")) is str:
+        return content  # as most do: asking what is a mapping takes long
+    content = response.get("message", {}) if isinstance(response, Mapping) else {}
     try:
         if not isinstance(content, Mapping):
             return content_text(content)
@@ -93,13 +103,18 @@ FINE = "as it should be"
 class ActionTurn(NamedTuple):
     """Hold the thought and the action of a response, and the span of the action.
 
-    `fault` is why the action, although it was read, is not what the format asks for.
+    `fault` is why the action, although it was read, is not what the format asks for; `before` is
+    the text before the action.
     """
 
     thought: Any
     action: str
     span: tuple[int, int] | None = None
     fault: FormatError | None = None
+    before: str = ""
+
+
+make_turn = partial(tuple.__new__, ActionTurn)  # takes a tuple, and half the time of `ActionTurn`
 
 # %% ../../nbs/parsers/06_actions.ipynb #839dbeac
 def rule_checks(
@@ -110,14 +125,19 @@ def rule_checks(
 ) -> list[Check]:
     """Return a check for each rule: met before the broken rule, lost from there on."""
     if fault is None:
-        return [Check(name, weight, 1.0, span, fine) for name, weight in rules.items()]
+        checks = []
+        for name, weight in rules.items():  # faster than a comprehension in a short list
+            checks.append(make_check((name, weight, 1.0, span, fine)))
+        return checks
     names = list(rules)
     broken = fault.rule or names[0]
     at = names.index(broken)
-    met = [Check(name, rules[name], 1.0, span, fine) for name in names[:at]]
-    lost = Check(broken, rules[broken], 0.0, fault.span, fault.message or "it can't be read")
+    met = [make_check((name, rules[name], 1.0, span, fine)) for name in names[:at]]
+    reason = fault.message or "it can't be read"
+    lost = make_check((broken, rules[broken], 0.0, fault.span, reason))
     note = f"not looked at: '{broken}' comes first"
-    return [*met, lost, *(Check(name, rules[name], 0.0, None, note) for name in names[at + 1 :])]
+    rest = [make_check((name, rules[name], 0.0, None, note)) for name in names[at + 1 :]]
+    return [*met, lost, *rest]
 
 # %% ../../nbs/parsers/06_actions.ipynb #2aa15f76
 def rule_points(rules: Mapping[str, float], fault: FormatError | None) -> float:
@@ -126,6 +146,45 @@ def rule_points(rules: Mapping[str, float], fault: FormatError | None) -> float:
         return math.fsum(rules.values())
     names = list(rules)
     return math.fsum([rules[name] for name in names[: names.index(fault.rule or names[0])]])
+
+# %% ../../nbs/parsers/06_actions.ipynb #7fde9cd2
+BLOCK_MARK = "<extracted_code_block>"
+FENCE_LINE = r"^ {0,3}(?:`{3,}[^`\n]*$|~{3,}[^\n]*)"  # a fence of backticks has no others after it
+OUTER_MARK = re.compile(rf"(?<!`)<!--|-->|{FENCE_LINE}|{BLOCK_MARK}", re.MULTILINE)
+has_outer_mark = word_search("```", "~~~", "<!--")
+
+
+def is_end(mark: str, opening: str) -> bool:
+    """Return whether a mark ends the comment or the block that another one opens."""
+    if opening.startswith("<") or mark.startswith("-"):
+        return (opening, mark) == ("<!--", "-->")
+    fence = mark.strip()
+    length = len(opening) - len(opening.lstrip(opening[0]))
+    long_enough = fence.startswith(opening[:length])
+    return long_enough and not fence.strip(fence[0])
+
+# %% ../../nbs/parsers/06_actions.ipynb #3769154a
+def around_block(marked: str) -> str:
+    """Return what opens the comment or the block around an action's mark in a text, or \"\"."""
+    opening = ""
+    for found in OUTER_MARK.finditer(outside_thinking(marked)):
+        mark = found[0].strip()
+        if mark == BLOCK_MARK:
+            if opening:
+                return opening
+        elif not opening:
+            opening = "" if mark == "-->" else mark
+        elif is_end(mark, opening):
+            opening = ""
+    return ""
+
+# %% ../../nbs/parsers/06_actions.ipynb #d01c7266
+def around_note(what: str, marked: str) -> str:
+    """Return the note about actions that are run inside a comment or a block."""
+    if not has_outer_mark(marked):  # as in most texts
+        return FINE
+    opening = around_block(marked)
+    return f"{what} is run although {excerpt(opening)} is around it" if opening else FINE
 
 # %% ../../nbs/parsers/06_actions.ipynb #c35a17e9
 ERROR_MESSAGES: dict[str, str] = tomllib.loads(

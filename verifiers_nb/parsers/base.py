@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TextSpan', 'OPEN', 'CLOSE', 'TAG_START', 'F', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum', 'checks_table',
-           'summed_table', 'Explanation', 'messages_of', 'text_with_thinking', 'assistant_texts', 'only_reads',
-           'identity', 'Parser']
+__all__ = ['TextSpan', 'make_check', 'OPEN', 'CLOSE', 'TAG_START', 'F', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum',
+           'checks_table', 'summed_table', 'Explanation', 'messages_of', 'text_with_thinking', 'assistant_texts',
+           'only_reads', 'identity', 'Parser']
 
 # %% ../../nbs/parsers/00_base.ipynb #77de68da
 import logging
@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from ..types import content_text, reasoning_text
@@ -44,6 +45,9 @@ class Check(NamedTuple):
     def lost(self) -> float:
         """Return the points that the text lost by this rule."""
         return self.weight * (1 - self.score)
+
+
+make_check = partial(tuple.__new__, Check)  # takes a tuple, and half the time of `Check`
 
 # %% ../../nbs/parsers/00_base.ipynb #f039714a
 def strip_span(text: str, start: int, end: int) -> TextSpan:

@@ -6,9 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'BLOCK_MARK', 'ALMOST_BASH', 'OTHER_FENCE', 'OUTER_MARK', 'without_bash_block',
-           'cut_fault', 'open_fault', 'read_blocks', 'is_end', 'around_block', 'block_note', 'bash_format',
-           'BashCodeBlockParser', 'SingleBashCodeBlockParser']
+__all__ = ['BASH_FENCE', 'BASH_END', 'BASH_BLOCK', 'ALMOST_BASH', 'OTHER_FENCE', 'without_bash_block', 'cut_fault', 'open_fault',
+           'read_blocks', 'block_note', 'bash_format', 'BashCodeBlockParser', 'SingleBashCodeBlockParser']
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #f360801a
 import re
@@ -17,25 +16,32 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
+    BLOCK_MARK,
     ERROR_MESSAGES,
-    FINE,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    around_note,
     excerpt,
     prose,
     response_text,
     thinking_then_prose,
 )
 from .commands import Command
-from .fenced_actions import FENCE, FENCE_MARK, WHOLE_COMMAND, unfinished
+from .fenced_actions import (
+    FENCE,
+    FENCE_MARK,
+    WHOLE_COMMAND,
+    has_any_fence,
+    has_fence,
+    unfinished,
+)
 from .shell import unfinished_part
 from .think import (
     LONE_CLOSINGS,
     MARK_STARTS,
     find_outside,
     has_thinking,
-    outside_thinking,
 )
 
 if TYPE_CHECKING:
@@ -45,7 +51,6 @@ if TYPE_CHECKING:
 BASH_FENCE, BASH_END = "```bash\n", "\n```"
 # It reads line by line, because that is faster than one character after another.
 BASH_BLOCK = re.compile(f"{BASH_FENCE}(?:([^\n]*+(?:\n(?!```)[^\n]*+)*+){BASH_END}|.*)", re.DOTALL)
-BLOCK_MARK = "<extracted_code_block>"
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #5d9eb034
 ALMOST_BASH = re.compile(r"```[ \t]*(?:bash|Bash|BASH)[^\n`]*\n?")
@@ -54,7 +59,7 @@ OTHER_FENCE = re.compile(r"^[ \t]*(?:`{3,}|~{3,})[^\n`]*\n?", re.MULTILINE)
 
 def without_bash_block(text: str) -> FormatError:
     """Return the error for a text without a complete bash block."""
-    if FENCE_MARK not in text and "~~~" not in text:  # as in most texts
+    if not has_any_fence(text):  # as in most texts
         return unfinished("bash block", None, text)
     fence = re.search(BASH_FENCE, text)
     if fence and FENCE_MARK in text[fence.end() :] and not has_thinking(text):
@@ -110,45 +115,14 @@ def read_blocks(text: str) -> tuple[int, ActionTurn]:
     thought = BLOCK_MARK.join([*around, text[at:]])
     return len(commands), ActionTurn(thought, "\n".join(commands), span, fault)
 
-# %% ../../nbs/parsers/10_bash_actions.ipynb #a9691a3a
-OUTER_MARK = re.compile(rf"<!--|-->|^ {{0,3}}(?:`{{3,}}|~{{3,}})[^\n]*|{BLOCK_MARK}", re.MULTILINE)
-
-
-def is_end(mark: str, opening: str) -> bool:
-    """Return whether a mark ends the comment or the block that another one opens."""
-    if opening.startswith("<") or mark.startswith("-"):
-        return (opening, mark) == ("<!--", "-->")
-    fence = mark.strip()
-    length = len(opening) - len(opening.lstrip(opening[0]))
-    long_enough = fence.startswith(opening[:length])
-    return long_enough and not fence.strip(fence[0])
-
-# %% ../../nbs/parsers/10_bash_actions.ipynb #ac13f581
-def around_block(thought: str) -> str:
-    """Return what opens the comment or the block around a bash block that is run, or \"\"."""
-    opening = ""
-    for found in OUTER_MARK.finditer(outside_thinking(thought)):
-        mark = found[0].strip()
-        if mark == BLOCK_MARK:
-            if opening:
-                return opening
-        elif not opening:
-            opening = "" if mark == "-->" else mark
-        elif is_end(mark, opening):
-            opening = ""
-    return ""
-
 # %% ../../nbs/parsers/10_bash_actions.ipynb #d8f20820
 def block_note(turn: ActionTurn) -> str:
     """Return the note about blocks that are run or not run against what a reader expects."""
     thought = turn.thought
-    if FENCE_MARK in thought and (almost := ALMOST_BASH.search(thought)):
+    if has_fence(thought) and (almost := ALMOST_BASH.search(thought)):
         start = excerpt(almost[0])
         return f"the block that begins with {start} is not run: a line break follows '```bash'"
-    has_opening = FENCE_MARK in thought or "<!--" in thought or "~~~" in thought
-    if has_opening and (opening := around_block(thought)):
-        return f"a block is run although {excerpt(opening)} is around it"
-    return FINE
+    return around_note("a block", thought)
 
 # %% ../../nbs/parsers/10_bash_actions.ipynb #9ab8c325
 def bash_format(commands: Sequence[Command], single: bool = False) -> Format:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FENCE', 'FENCE_MARK', 'ODD_FENCE', 'WHOLE_COMMAND', 'END_OF_DOCUMENT', 'MOST_BLOCKS', 'BEFORE_QUOTATION',
-           'last_block', 'unfinished', 'without_block', 'fenced_format', 'is_cut', 'blocks_in', 'opened_quotation',
-           'is_cut_in_quotation', 'cut_command', 'last_block_note', 'ThoughtActionParser', 'EditFormat']
+__all__ = ['FENCE', 'FENCE_MARK', 'has_fence', 'has_any_fence', 'ODD_FENCE', 'WHOLE_COMMAND', 'END_OF_DOCUMENT', 'MOST_BLOCKS',
+           'BEFORE_QUOTATION', 'last_block', 'unfinished', 'without_block', 'fenced_format', 'is_cut', 'blocks_in',
+           'opened_quotation', 'is_cut_in_quotation', 'cut_command', 'last_block_note', 'ThoughtActionParser',
+           'EditFormat']
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #2fd3a968
 import re
@@ -16,12 +17,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
+    BLOCK_MARK,
     ERROR_MESSAGES,
     FINE,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    around_note,
     excerpt,
+    has_outer_mark,
+    make_turn,
     response_text,
     thinking_format,
 )
@@ -35,6 +40,7 @@ from .think import (
     first_outside,
     has_thinking,
     skip_thinking,
+    word_search,
 )
 
 if TYPE_CHECKING:
@@ -45,6 +51,8 @@ if TYPE_CHECKING:
 # Python finds a pattern that begins with a text faster than one that begins with `^`.
 FENCE = re.compile(r"```(?<![^\n]```)(\S*+)(?:\s*\n|\s*\Z)")
 FENCE_MARK = "```"
+has_fence = word_search(FENCE_MARK)
+has_any_fence = word_search(FENCE_MARK, "~~~")
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #14adbb56
 def last_block(text: str) -> tuple[TextSpan, TextSpan] | None:
@@ -85,6 +93,8 @@ ODD_FENCE = re.compile(r"^(?:[ \t]+```|[ \t]*(?:````|~~~)|```\S*[ \t]+\S)[^\n]*"
 
 def without_block(text: str) -> FormatError:
     """Return the error for a text without a complete fenced block."""
+    if not has_any_fence(text):  # as in most texts
+        return unfinished("fenced block", None, text)
     fence, odd = FENCE.search(text), ODD_FENCE.search(text)
     if odd is None or (fence and fence.start() < odd.start()) or has_thinking(text):
         return unfinished("fenced block", fence, text)
@@ -165,12 +175,13 @@ def is_cut_in_quotation(before: Sequence[str], action: str, thought: str) -> boo
 def cut_command(turn: ActionTurn) -> FormatError | None:
     """Return the fault that a fence ends the command or the block before it, or `None`."""
     thought, action = turn.thought, turn.action
-    before = blocks_in(thought) if FENCE_MARK in thought else []
-    if ("<<" in action or "<<" in thought) and (
+    is_fenced = has_fence(thought)
+    before = blocks_in(thought) if is_fenced else []
+    if ("<<" in action or ("<" in thought and "<<" in thought)) and (
         is_cut(action, thought) or any(is_cut(block, action) for block in before)
     ):
         part = "a here-document"
-    elif FENCE_MARK in thought and is_cut_in_quotation(before, action, thought):
+    elif is_fenced and is_cut_in_quotation(before, action, thought):
         part = "a quotation"
     else:
         return None
@@ -179,9 +190,12 @@ def cut_command(turn: ActionTurn) -> FormatError | None:
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #8dc188dd
 def last_block_note(turn: ActionTurn) -> str:
-    """Return the note about an action that may be the last of several blocks."""
-    if last_block(turn.thought) is None:
+    """Return the note about a block in a comment, or about one that is the last of several."""
+    if not has_outer_mark(turn.thought):  # as in most texts
         return FINE
+    note = around_note("a block", f"{turn.before}\n{BLOCK_MARK}")
+    if note != FINE or last_block(turn.thought) is None:
+        return note
     return "the action is the last block; the blocks before it belong to the thought"
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #a8c39b69
@@ -200,15 +214,16 @@ class ThoughtActionParser(AbstractParseFunction):
         if found is None:
             raise without_block(text)
         (start, end), (first, last) = found
-        return ActionTurn(text[:start] + text[end:], text[first:last], (first, last))
+        before, span = text[:start], (first, last)
+        return make_turn((before + text[end:], text[first:last], span, None, before))
 
     def fault(self, turn: ActionTurn) -> FormatError | None:
         """Return why the command may be cut, or `None`."""
         return cut_command(turn)
 
     def note(self, turn: ActionTurn) -> str:
-        """Say if there are blocks that are not run."""
-        return last_block_note(turn) if FENCE_MARK in turn.thought else FINE
+        """Say if there are blocks that are not run, or if one is run inside a comment."""
+        return last_block_note(turn)
 
 # %% ../../nbs/parsers/08_fenced_actions.ipynb #b4b31eb9
 class EditFormat(ThoughtActionParser):

@@ -28,10 +28,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 from pydantic import TypeAdapter
 
 from .actions import (
+    BLOCK_MARK,
     ERROR_MESSAGES,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    around_note,
     excerpt,
     need_commands,
     prose,
@@ -296,7 +298,8 @@ def outside(text: str) -> str:
 
     It may be in the thinking, where nothing is run.
     """
-    return " outside the thinking" if FUNCTION_TAG in text and has_thinking(text) else ""
+    has_call = "<" in text and FUNCTION_TAG in text
+    return " outside the thinking" if has_call and has_thinking(text) else ""
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #70b4e5fb
 JOINED_CALL = re.compile(rf"{FUNCTION_TAG}[^>\n]+>(?!\n)")
@@ -305,7 +308,12 @@ JOINED_CALL = re.compile(rf"{FUNCTION_TAG}[^>\n]+>(?!\n)")
 def without_call(text: str) -> FormatError:
     """Return the error for a text without a complete call."""
     message = f"There is no complete <function=...> call{outside(text)}"
-    if FUNCTION_END in text and not outside(text) and (joined := JOINED_CALL.search(text)):
+    if (
+        "<" in text
+        and FUNCTION_END in text
+        and not outside(text)
+        and (joined := JOINED_CALL.search(text))
+    ):
         reason = f"a line break must follow {excerpt(joined[0])}"
         return FormatError(f"{message}: {reason}.", span=joined.span())
     return FormatError(f"{message}.", span=(len(text), len(text)))
@@ -328,11 +336,16 @@ class XMLFunctionCallingParser(AbstractParseFunction):
         start, end = call.span()
         try:
             action = tagged_action(call[1].strip(), call[2], commands)
-            thought = (text[:start] + text[end:]).strip()
+            before = text[:start]
             fault = repeated_fault(call) or second_fault(text, end)
-            return ActionTurn(thought, action, (start, end), fault)
+            thought = (before + text[end:]).strip()
+            return ActionTurn(thought, action, (start, end), fault, before)
         except FormatError as error:
             raise plain_error(error, error.rule, (start, end)) from error
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if the call is run inside a comment or a block."""
+        return around_note("a call", f"{turn.before}\n{BLOCK_MARK}")
 
 # %% ../../nbs/parsers/11_function_calls.ipynb #d1e78625
 def member(thing: Any, key: str) -> Any:

@@ -19,6 +19,7 @@ from .actions import (
     ActionTurn,
     FormatError,
     excerpt,
+    make_turn,
     need_commands,
     response_text,
 )
@@ -53,7 +54,7 @@ class Identity(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Take the text twice."""
         text = response_text(response)
-        return ActionTurn(text, text, (0, len(text)))
+        return make_turn((text, text, (0, len(text)), None, ""))
 
     def note(self, turn: ActionTurn) -> str:
         """Say if the action includes thinking."""
@@ -71,7 +72,7 @@ class ActionOnlyParser(AbstractParseFunction):
     def read(self, response: Any, commands: Sequence[Command], strict: bool = False) -> ActionTurn:
         """Take the text once."""
         text = response_text(response)
-        return ActionTurn("", text, (0, len(text)))
+        return make_turn(("", text, (0, len(text)), None, ""))
 
     def note(self, turn: ActionTurn) -> str:
         """Say if the action includes thinking."""
@@ -102,7 +103,7 @@ class ActionParser(AbstractParseFunction):
         text = response_text(response)
         word = next(iter(text.split(maxsplit=1)), "")
         if word in {command.name for command in commands}:
-            return ActionTurn(text, text, (0, len(text)))
+            return make_turn((text, text, (0, len(text)), None, ""))
         start = len(text) - len(text.lstrip())
         message = f"The first word, {excerpt(word)}, is not a command."
         raise FormatError(message, span=(start, start + len(word)))

@@ -15,10 +15,13 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from .actions import (
+    BLOCK_MARK,
     ERROR_MESSAGES,
     AbstractParseFunction,
     ActionTurn,
     FormatError,
+    around_note,
+    make_turn,
     prose,
     response_text,
     thinking_then_prose,
@@ -58,13 +61,16 @@ def find_tags(text: str) -> tuple[int, int, int]:
     """
     at, marks = after_first(text)
     shown = blank_thinking(text) if marks else text
+    at = shown.find("<", at)  # one character is found faster than a tag
+    if at < 0:
+        return -1, -1, -1
     first = shown.find(COMMAND_TAG, at)
     return first, shown.rfind(COMMAND_TAG, at), shown.rfind(COMMAND_END, at)
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #1959ae5b
 def without_tag(tag: str, rule: str, text: str) -> FormatError:
     """Return the error for a text without a tag outside its thinking."""
-    where = " outside the thinking" if tag in text else ""
+    where = " outside the thinking" if "<" in text and tag in text else ""
     return FormatError(f"There is no {tag}{where}.", rule=rule, span=(len(text), len(text)))
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #ea5d8414
@@ -114,7 +120,14 @@ class XMLThoughtActionParser(AbstractParseFunction):
         if end < 0:
             raise without_tag(COMMAND_END, "closing tag", text)
         begin = start + len(COMMAND_TAG)
-        thought = text[:start] + text[end + len(COMMAND_END) :]
-        span = begin, max(begin, end)
-        fault = odd_end(text, begin, end) or earlier_command(first, start)
-        return ActionTurn(thought.strip(), text[begin:end].strip(), span, fault)
+        before = text[:start]
+        thought = before + text[end + len(COMMAND_END) :]
+        action, span, fault = text[begin:end].strip(), (begin, end), None
+        if first != start or text.find(COMMAND_END, begin) != end:
+            fault = odd_end(text, begin, end) or earlier_command(first, start)
+            span = begin, max(begin, end)
+        return make_turn((thought.strip(), action, span, fault, before))
+
+    def note(self, turn: ActionTurn) -> str:
+        """Say if the command is run inside a comment or a block."""
+        return around_note("a command", f"{turn.before}\n{BLOCK_MARK}")

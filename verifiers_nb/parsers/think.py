@@ -13,7 +13,7 @@ __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'PIPED', '
            'ANGLE_STARTS', 'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word', 'find_angle_start',
            'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'BOX', 'BRACES', 'BOXED_SYSTEM_PROMPT',
            'THINK_BOXED_SYSTEM_PROMPT', 'after_think_tag', 'ThinkingMark', 'tag_forms', 'any_of_words', 'tag_starts',
-           'closing_starts', 'rust_search', 'possible_marks', 'marks_in', 'has_thinking', 'ending_of', 'after_mark',
+           'closing_starts', 'rust_search', 'possible_marks', 'word_search', 'has_thinking', 'ending_of', 'after_mark',
            'first_outside', 'after_first', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside',
            'think_fault', 'think_tag', 'ThinkParser', 'extract_boxed_answer', 'extract_hash_answer',
            'single_boxed_answer', 'box_check', 'BoxedParser', 'ThinkBoxedParser']
@@ -237,16 +237,27 @@ def possible_marks(text: str) -> re.Pattern[str] | None:
         return ANY_MARK
     return ANGLE_MARK if "<" in text and find_angle_start(text) else None
 
+# %% ../../nbs/parsers/02_think.ipynb #dd5f2219
+def word_search(*words: str) -> Callable[[str], bool]:
+    """Return a function that tells whether a text has one of some words."""
+    search = rust_search("|".join(map(re.escape, words)))
+
+    def has_word(text: str) -> bool:
+        """Return whether a text has a word; a long text takes a fifth of the time of `in`."""
+        if search(text):
+            return True
+        unread = not text.isascii() and not is_readable(text)
+        return unread and any(word in text for word in words)
+
+    return has_word
+
 # %% ../../nbs/parsers/02_think.ipynb #e51c8745
-def marks_in(text: str, at: int = 0) -> re.Pattern[str] | None:
-    """Return the pattern that finds the marks of thinking from `at` on, or `None` without any."""
-    marks = possible_marks(text[at:])
-    return marks if marks and marks.search(text, at) else None
-
-
 def has_thinking(text: str) -> bool:
     """Return whether a text has a mark of thinking."""
-    return marks_in(text) is not None
+    if text.startswith(OPEN):
+        return True
+    marks = possible_marks(text)
+    return marks is not None and marks.search(text) is not None
 
 # %% ../../nbs/parsers/02_think.ipynb #5b1e7a08
 ENDING_OF = {mark.opening: re.compile(re.escape(mark.closing)) for mark in OTHER_MARKS} | {
@@ -298,10 +309,12 @@ def after_first(text: str) -> tuple[int, re.Pattern[str] | None]:
     """
     if text.startswith(OPEN):
         close = text.rfind(CLOSE)
-        at = close + len(CLOSE)
-        is_only = close >= 0 and text.rfind(CLOSE, 0, close) < 0
-        if is_only and not text.startswith("`", at) and not marks_in(text, at):
-            return at, None
+        # Most thinking has no other `<`, and Python finds one character faster than a tag.
+        if close > 0 and (not text.rfind("<", 0, close) or text.rfind(CLOSE, 0, close) < 0):
+            at = close + len(CLOSE)
+            marks = possible_marks(text[at:])
+            if not (text.startswith("`", at) or (marks and marks.search(text, at))):
+                return at, None
     marks = possible_marks(text)
     return 0, marks if marks and marks.search(text) else None
 
@@ -355,7 +368,10 @@ def find_outside(call: re.Pattern[str], mark: str, text: str) -> Iterator[re.Mat
     Each match begins with `mark`.
     """
     at, marks = after_first(text)
-    return search_outside(call, mark, text, marks) if marks else call.finditer(text, at)
+    if marks:
+        return search_outside(call, mark, text, marks)
+    at = text.find(mark[0], at)  # one character is found faster than a pattern
+    return call.finditer(text, at) if at >= 0 else iter(())
 
 # %% ../../nbs/parsers/02_think.ipynb #3a0b186e
 def think_fault(text: str) -> tuple[TextSpan, str] | None:
@@ -403,7 +419,7 @@ class ThinkParser(Parser):
         """Return the sum of `weight * score` over the checks of `text`."""
         if self.__class__.checks is not ThinkParser.checks:
             return super().format_score(text)  # a subclass is scored by its own checks
-        return 0.0 if OPEN not in text or think_fault(text) else 1.0
+        return 0.0 if think_fault(text) else 1.0
 
     def to_structural_tag(self) -> StructuralTag:
         """Return the tag with which a server enforces the format; needs xgrammar."""

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'NoteFunc', 'Verdict', 'Judge', 'RULE_FORM', 'Values',
-           'SHORT_TEXT', 'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str', 'format_values',
-           'odd_tag', 'missing_note', 'whole_tag', 'holder', 'presence_note', 'spacing_note', 'start_note', 'end_note',
-           'field_spans', 'Rule', 'rule_check', 'bind', 'judge_presence', 'judge_spacing', 'judge_start', 'judge_end',
-           'presence_rules', 'xml_rules', 'rule_fault', 'checked_rules', 'find_values', 'finish_values',
-           'fields_in_order', 'ordered_values', 'tags_by_name', 'last_content', 'xml_tag', 'XMLParser', 'occurrences',
-           'once_note', 'judge_once', 'once_rules', 'counted_openings', 'OneAnswerParser']
+__all__ = ['Fields', 'NAME', 'Tag', 'FieldTags', 'FieldSpans', 'Note', 'SHORT_TEXT', 'MOST_JUMPS', 'NoteFunc', 'Verdict', 'Judge',
+           'RULE_FORM', 'Values', 'check_field', 'field_names', 'make_tag', 'content_spans', 'format_str',
+           'format_values', 'odd_tag', 'missing_note', 'whole_tag', 'holder', 'count_before', 'closed_times',
+           'presence_note', 'spacing_note', 'start_note', 'end_note', 'field_spans', 'Rule', 'rule_check', 'bind',
+           'judge_presence', 'judge_spacing', 'judge_start', 'judge_end', 'presence_rules', 'xml_rules', 'rule_fault',
+           'checked_rules', 'find_values', 'finish_values', 'fields_in_order', 'ordered_values', 'tags_by_name',
+           'last_content', 'xml_tag', 'XMLParser', 'occurrences', 'once_note', 'judge_once', 'once_rules',
+           'counted_openings', 'OneAnswerParser']
 
 # %% ../../nbs/parsers/03_xml.ipynb #1f6e5c23
 import math
@@ -31,6 +32,7 @@ from .base import (
     TextSpan,
     assistant_texts,
     identity,
+    make_check,
 )
 from .think import THINKING_TAGS, outside_thinking
 from ..types import content_text
@@ -155,6 +157,34 @@ def holder(text: str, at: int, tags: Iterable[Tag]) -> str:
             return opening
     return ""
 
+# %% ../../nbs/parsers/03_xml.ipynb #b4d09142
+SHORT_TEXT = 1000  # for more characters, a search that jumps from < to < is faster
+MOST_JUMPS = 8
+
+
+def count_before(text: str, tag: str, end: int) -> int:
+    """Count a tag in the text before an offset."""
+    count = at = 0
+    if end > SHORT_TEXT:
+        for _ in range(MOST_JUMPS):
+            at = text.find("<", at, end)
+            if at < 0:
+                return count
+            count += text.startswith(tag, at, end)
+            at += 1
+    return count + text.count(tag, at, end)
+
+# %% ../../nbs/parsers/03_xml.ipynb #a9b636bb
+def closed_times(text: str, field: Sequence[Tag], content: TextSpan) -> int:
+    """Return how often a field is closed in a text, under any of its names."""
+    begin, end = content
+    # The content ends at the first closing tag of an only name.
+    rest = end if len(field) == 1 else begin
+    count = 0
+    for _, _, closing, _ in field:
+        count += count_before(text, closing, begin) + text.count(closing, rest)
+    return count
+
 # %% ../../nbs/parsers/03_xml.ipynb #8f40b619
 def presence_note(at: int, fields: FieldTags, text: str, spans: FieldSpans) -> Note:
     """Note where field number `at` is, or why it was not found."""
@@ -168,7 +198,7 @@ def presence_note(at: int, fields: FieldTags, text: str, spans: FieldSpans) -> N
     outer = holder(text, whole_tag(text, final)[0], others)
     start, end = whole_tag(text, final if outer else content)
     name = text[start : text.find(">", start) + 1]
-    count = sum(text.count(tag[2]) for tag in fields[at])
+    count = closed_times(text, fields[at], content)
     often = f", {count} times; the structural tag allows it once" if count > 1 else ""
     return (start, end), f"{name} is there{f', inside {outer}' if outer else ''}{often}"
 
@@ -243,7 +273,7 @@ def rule_check(rule: Rule, text: str, spans: FieldSpans) -> Check:
     """Return a rule's verdict on a text as a check."""
     score, note = rule.judge(text, spans)
     span, message = note(text, spans) if callable(note) else note
-    return Check(rule.name, rule.weight, score, span, message)
+    return make_check((rule.name, rule.weight, score, span, message))
 
 # %% ../../nbs/parsers/03_xml.ipynb #6009c928
 def bind(judge: Callable[..., Verdict], note: Callable[..., Note], *given: Any) -> Judge:
@@ -437,9 +467,6 @@ def xml_tag(
     return tags.StructuralTag(format=tags.sequence(*elements))
 
 # %% ../../nbs/parsers/03_xml.ipynb #d2daf992
-SHORT_TEXT = 1000  # for more characters, a search that jumps from < to < is faster
-
-
 class XMLParser(Parser):
     """Read, describe and write fields in tags, and score how well texts follow the format.
 
@@ -561,11 +588,11 @@ def occurrences(text: str, field: Sequence[Tag], content: TextSpan, mentions: bo
 
     Opening tags within the first content count only with `mentions`.
     """
-    # The first tag of a name is the one before its content, so nothing before it is counted.
-    begin = content[0] - field[0][3] if len(field) == 1 else 0
+    # An only name's first tag opens the content, and its first closing tag from there on ends it.
+    begin, end = (content[0] - field[0][3], content[1]) if len(field) == 1 else (0, 0)
     closed, opened = 0, 0 if mentions else 1
     for _, opening, closing, _ in field:
-        closed += text.count(closing, begin)
+        closed += text.count(closing, end)
         opened += text.count(opening, begin if mentions else content[1])
     return closed if closed > opened else opened
 

@@ -34,11 +34,14 @@ from ..support.notations import (
     bases_in,
     compare_at_sight,
     compare_choices,
+    compare_dates,
     compare_lists,
     compare_percentage,
     compare_ratios,
     in_same_unit,
+    with_multiplied_matrix,
     with_one_parameter,
+    without_names,
 )
 from ..support.signs import (
     differ_in_signs,
@@ -122,7 +125,7 @@ def is_too_deep(answer: str) -> bool:
 # %% ../../nbs/rubrics/03_math.ipynb #ccf7f5e5
 SENTENCE = re.compile(r"(?<![\\{A-Za-z])[A-Za-z]{2,24} [A-Za-z]{2,24}")
 DENIAL = re.compile(
-    rf"\b(?:{DENIALS}|\w+n['’]t|least|most)\b",
+    rf"\b(?:{DENIALS}|\w+n['’]t|least|most|up to)\b",
     re.IGNORECASE,
 )
 
@@ -188,14 +191,18 @@ def compare_spellings(gold: str, response: str) -> bool | None:
 def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     """Return whether two answers are equal, or the texts of which math-verify must decide."""
     gold, response = usual_spelling(gold), usual_spelling(response)
+    if (same_day := compare_dates(gold, response)) is not None:
+        return same_day
     deciding = compare_choices(gold, response)
     if isinstance(deciding, bool):
         return deciding
-    gold, response = with_one_parameter(*as_intervals(*as_points(*deciding)))
+    if (values := without_names(*deciding)) is None:
+        return False
+    gold, response = with_one_parameter(*as_intervals(*as_points(*values)))
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False
-    gold, response = with_symbols_of_functions(*numbers)
+    gold, response = map(with_multiplied_matrix, with_symbols_of_functions(*numbers))
     verdict = compare_spellings(gold, response)
     if verdict is not None:
         return verdict

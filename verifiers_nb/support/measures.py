@@ -7,12 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['UNITS', 'METRIC_UNITS', 'METRIC_PREFIXES', 'UNIT_OF', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'IN_BASE_UNITS', 'ONE_LETTER',
-           'UNIT_OF_LETTERS', 'SEVERAL_LETTERS', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'LONGEST_MEASURE', 'EQUATION',
-           'MONEY', 'UNIT_BEGINS', 'NUMBER_IN_LATEX', 'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL',
-           'SINGULARS', 'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS', 'CHANGING', 'metric_units', 'product_of_units',
-           'unit_named', 'without_text_commands', 'in_base_units', 'Measure', 'may_be_variables', 'sum_of_measures',
-           'measured', 'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things',
-           'with_last_variable', 'differ_in_words', 'are_things']
+           'UNIT_OF_LETTERS', 'SEVERAL_LETTERS', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'LONG_WORD', 'IN_UNIT',
+           'LONGEST_MEASURE', 'EQUATION', 'MONEY', 'UNIT_BEGINS', 'FACTORS', 'FRACTION_OF_UNITS', 'NUMBER_IN_LATEX',
+           'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS',
+           'CHANGING', 'metric_units', 'product_of_units', 'unit_named', 'without_text_commands', 'in_base_units',
+           'Measure', 'may_be_variables', 'sum_of_measures', 'expression_in_unit', 'measured', 'read_measure',
+           'is_counted', 'things_named', 'singulars', 'are_same_things', 'with_last_variable', 'differ_in_words',
+           'are_things']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
@@ -32,6 +33,9 @@ yd yard yards
 mi mile miles
 oz ounce ounces
 pound pounds lb lbs £ gbp
+gallon gallons gal
+quart quarts qt
+pint pints
 t ton tons tonne tonnes
 s sec secs
 min minute minutes
@@ -119,6 +123,7 @@ IN_A_UNIT = {
     r"\bper cent\b": "%",
     r" per ": "/",
     r"\bmph\b": "mi/h",
+    r"\bmpg\b": "mi/gallon",
     r"\bk(?:ph|mh)\b": "km/h",
     r"\bNm\b": "N m",
     r" ?\^ ?": "^",
@@ -164,6 +169,8 @@ IN_BASE_UNITS = {
     "week": ("s", "604800"),
     "year": ("month", "12"),
     "oz": ("pound", "1/16"),
+    "quart": ("gallon", "1/4"),
+    "pint": ("gallon", "1/8"),
     "cent": ("dollar", "1/100"),
 }
 IN_BASE_UNITS |= {
@@ -223,18 +230,38 @@ def sum_of_measures(plain: str) -> Measure | None:
     total = sum(number * size for number, (_, size) in zip(numbers, parts, strict=True))
     return Measure(str(total), bases.pop())
 
+# %% ../../nbs/support/24_measures.ipynb #acdd36db
+LONG_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{3,}")
+IN_UNIT = re.compile(
+    rf"(.*\S)\s?(?:{TEXT_COMMAND}\s?\{{([^{{}}]+)\}}(\s?\^\s?\{{?\s?[2-9]\s?\}}?)?"
+    r"|(?<![\\A-Za-z])([A-Za-z]{3,}))",
+    re.DOTALL,
+)
+
+
+def expression_in_unit(answer: str) -> Measure | None:
+    """Return an expression, such as `2x`, and the unit in words that follows it, or None."""
+    found = IN_UNIT.fullmatch(answer)
+    if found is None or LONG_WORD.search(TEXT.sub(r" \1 ", found[1])) or not is_balanced(found[1]):
+        return None
+    unit = unit_named(" ".join(f"{found[2] or found[4]}{found[3] or ''}".split()))
+    return Measure(found[1], unit) if unit and re.search(r"[\w}]", found[1]) else None
+
 # %% ../../nbs/support/24_measures.ipynb #aa079fc3
 LONGEST_MEASURE = 100  # characters
 EQUATION = re.compile(r"[A-Za-z]\s?=\s?(?=[^=]*$)")
 MONEY = re.compile(
     r"([+-]?)\s?(\\?\$|US\\?\$|[£€¥₹]|Rs(?=\.?\s?[0-9]))\.?\s?"
     r"([0-9.][0-9.,]*[0-9]|[0-9])(?: (?i:usd|dollars?))?"
+    r"(?:(?: ?/ ?| (?:per|an?|each|every) )([A-Za-z]{1,12}))?"  # such as `$12 an hour`
 )
 UNIT_BEGINS = re.compile(
     r"\^\s?\{?\s?\\circ|\\?%|\\(?:mu|Omega)(?![a-z])|[£€¥₹¢µμΩ]|(?<![\\A-Za-z])[A-Za-z]"
 )
+FACTORS = r" ?([A-Za-z]{1,12}(?: ?\^ ?\{?[2-9]\}?)?(?: [A-Za-z]{1,3}){0,2}) ?"
+FRACTION_OF_UNITS = re.compile(rf"\\[dt]?frac ?\{{{FACTORS}\}} ?\{{{FACTORS}\}}$")
 NUMBER_IN_LATEX = re.compile(
-    r"(?:[-+0-9.,/^(){} ]|\\(?:[dt]?frac|sqrt|pi|times|cdot)(?![A-Za-z]))*[0-9.)}]"
+    r"(?:[-+0-9.,/^(){} ]|\\(?:[dt]?frac|sqrt|pi|times|cdot)(?![A-Za-z]))*(?:[0-9.)}]|\\pi)"
 )
 
 
@@ -251,22 +278,23 @@ def read_measure(answer: str) -> Measure | None:
     """
     plain = without_text_commands(answer)
     plain = plain[equation.end() :] if (equation := EQUATION.match(plain)) else plain
+    in_one_line = FRACTION_OF_UNITS.sub(r"\1/\2", plain)
+    is_fraction, plain = in_one_line != plain, in_one_line
     if money := MONEY.fullmatch(plain):
-        return Measure(money[1] + money[3], unit_named(money[2]) or "")
+        unit = unit_named(f"{money[2]}/{money[4]}" if money[4] else money[2])
+        return Measure(money[1] + money[3], unit) if unit else None
     if SEVERAL_MEASURES.fullmatch(plain):
         return sum_of_measures(plain)
     begin = UNIT_BEGINS.search(plain)
     if begin is None:
         return None
     number, name = plain[: begin.start()].strip(), plain[begin.start() :]
-    unit = unit_named(name)
+    unit, is_text = unit_named(name), TEXT.search(answer) is not None
     if unit is None or not NUMBER_IN_LATEX.fullmatch(number) or not is_balanced(number):
-        return None
-    if not re.search("[0-9]", number):
-        return None
-    is_text = TEXT.search(answer) is not None
+        return expression_in_unit(answer)
     is_beside = plain[begin.start() - 1] != " "
-    return Measure(number, unit, not is_text and may_be_variables(number, name, is_beside))
+    is_variable = is_fraction or may_be_variables(number, name, is_beside)
+    return Measure(number, unit, is_variable and not is_text)
 
 # %% ../../nbs/support/24_measures.ipynb #20d9b7c1
 COUNTED = re.compile(
@@ -282,8 +310,11 @@ def is_counted(answer: str) -> bool:
     return counted is not None and not any(word in UNIT_OF for word in counted[1].lower().split())
 
 # %% ../../nbs/support/24_measures.ipynb #662eb231
-NAMED_THINGS = re.compile(r"[0-9] ((?:of (?:a )?)?[A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})\\?\.?$")
-NAMELESS = {"in", "total", "all", "altogether", "together", "left", "remaining", "each", "more"}
+NAMED_THINGS = re.compile(
+    r"(?:[0-9)}!]|\\pi|[0-9]\\?%) ?((?:of (?:a )?)?(?<![A-Za-z])[A-Za-z]{3,}(?: [A-Za-z]{2,}){0,3})"
+    r"\\?\.?$"
+)
+NAMELESS = {"in", "total", "all", "altogether", "together", "left", "remaining", "each"}
 MATHEMATICAL = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "mod", "choose"}
 MATHEMATICAL |= {"alpha", "beta", "gamma", "delta", "theta", "lambda", "sigma", "omega"}
 MATHEMATICAL |= {"and", "times", "plus", "minus", "over", "least", "most", *DENIALS.split("|")}
@@ -347,7 +378,7 @@ def with_last_variable(answer: str) -> str:
 
 # %% ../../nbs/support/24_measures.ipynb #2fe6790f
 CHANGING = re.compile(
-    r"[0-9)}] ?((?:hundred|thousand|million|billion|trillion|dozen)s?"
+    r"(?:[0-9)}]|\\pi) ?((?:hundred|thousand|million|billion|trillion|dozen)s?"
     r"|squared|cubed|factorial|halves"
     r"|thirds|fourths|fifths|sixths|sevenths|eighths|ninths|tenths|hundredths|thousandths"
     r"|millionths|and a (?:half|third|quarter)|or (?:more|less|fewer)"

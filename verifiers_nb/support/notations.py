@@ -7,11 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
-           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES', 'BETWEEN_VALUES', 'NAMED_VALUE',
-           'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINING', 'BRACKET', 'BOUNDED', 'ANY_INTEGER',
-           'compare_at_sight', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit', 'compare_percentage',
-           'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'read_choice',
-           'choices_in', 'compare_choices', 'values_by_name', 'is_point', 'as_points', 'interval_of',
+           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES', 'MONTHS', 'DAYS_OF_WEEK', 'MONTH',
+           'DAY', 'DATES', 'COMPILED_DATES', 'SCALED_MATRIX', 'DERIVATIVE', 'NAME_OF_VALUE', 'BETWEEN_VALUES',
+           'NAMED_VALUE', 'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINING', 'BRACKET', 'BOUNDED', 'ANY_INTEGER',
+           'compare_at_sight', 'is_latex_number', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit',
+           'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of',
+           'compare_ratios', 'read_choice', 'choices_in', 'compare_choices', 'read_date', 'compare_dates',
+           'with_multiplied_matrix', 'without_names', 'values_by_name', 'is_point', 'as_points', 'interval_of',
            'interval_of_both', 'as_union', 'as_intervals', 'with_one_parameter']
 
 # %% ../../nbs/support/32_notations.ipynb #a5619a09
@@ -21,6 +23,7 @@ from fractions import Fraction
 
 from .arithmetic import compare_plain, read_plain
 from .measures import (
+    EQUATION,
     NUMBER_IN_LATEX,
     Measure,
     are_same_things,
@@ -29,9 +32,16 @@ from .measures import (
     is_counted,
     measured,
     things_named,
+    without_text_commands,
 )
 from .signs import first_relation
-from .spellings import IN_TEXT, NAMED_NUMBERS, TEXT_COMMAND, usual_spelling
+from .spellings import (
+    IN_TEXT,
+    NAMED_NUMBERS,
+    TEXT_COMMAND,
+    mixed_as_fraction,
+    usual_spelling,
+)
 
 # %% ../../nbs/support/32_notations.ipynb #fa35e192
 PLAIN_NOTATION = re.compile(
@@ -52,17 +62,23 @@ def compare_at_sight(gold: str, response: str) -> bool | None:
     return compare_plain(gold, response)
 
 # %% ../../nbs/support/32_notations.ipynb #b1183078
+def is_latex_number(answer: str) -> bool:
+    """Return whether an answer is a number in LaTeX, or a percentage."""
+    return NUMBER_IN_LATEX.fullmatch(answer.removesuffix("%").removesuffix("\\")) is not None
+
+
 def without_same_things(gold: str, response: str) -> tuple[str, str] | None:
     """Return two answers without what they count, or None if that differs.
 
     A number alone fits any things. Other answers stay as they are if one of them counts nothing.
     """
     (number, names), (other, others) = things_named(gold), things_named(response)
+    number, other = mixed_as_fraction(number), mixed_as_fraction(other)
     if names and others:
         return (number, other) if are_same_things(names, others) else None
-    if NUMBER_IN_LATEX.fullmatch(response) and number != gold and are_things(gold, names):
+    if is_latex_number(response) and number != gold and are_things(gold, names):
         return number, response
-    if NUMBER_IN_LATEX.fullmatch(gold) and other != response and are_things(response, others):
+    if is_latex_number(gold) and other != response and are_things(response, others):
         return gold, other
     return gold, response
 
@@ -84,16 +100,20 @@ def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
     """
     first, second = measured(gold), measured(response)
     if first and second:
+        names = EQUATION.match(gold), EQUATION.match(response)
+        if names[0] and names[1] and names[0][0][0] != names[1][0][0]:
+            return None
         return numbers_in_same_unit(first, second)
     if (first and is_counted(response)) or (second and is_counted(gold)):
         return None
-    if not (first or second):
-        return without_same_things(gold, response)
     if first and not (first.is_variable or first.unit == "%"):
         return usual_spelling(first.number), response
     if second and not (second.is_variable or second.unit == "%"):
         return gold, usual_spelling(second.number)
-    return gold, response
+    unmeasured = response if first else gold
+    if (first or second) and not things_named(unmeasured)[1]:
+        return gold, response
+    return without_same_things(gold, response)
 
 # %% ../../nbs/support/32_notations.ipynb #a417384d
 def compare_percentage(gold: str, response: str) -> bool | None:
@@ -240,6 +260,85 @@ def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
     if letter and other and (letter != other or not (value and second)):
         return letter == other
     return (value, second) if value and second else (gold, response)
+
+# %% ../../nbs/support/32_notations.ipynb #6660b0b6
+MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
+DAYS_OF_WEEK = r"(?P<weekday>Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\.?,? "
+MONTH = r"(?P<month>[A-Z][a-z]{2,8})\.?"
+DAY = r"(?:the )?(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?"
+DATES = (
+    rf"(?:{DAYS_OF_WEEK})?{MONTH} {DAY}(?:,? (?P<year>[0-9]{{4}}))?",
+    rf"(?:{DAYS_OF_WEEK})?{DAY} (?:of )?{MONTH}(?:,? (?P<year>[0-9]{{4}}))?",
+    r"(?P<year>[0-9]{4})-(?P<number>[0-9]{2})-(?P<day>[0-9]{2})",
+)
+COMPILED_DATES = [re.compile(pattern) for pattern in DATES]
+
+
+def read_date(answer: str) -> tuple[str, int, int, str] | None:
+    """Return the year, the month, the day and the day of the week of a date, "" if not given."""
+    if len(answer) > 60 or not re.search("[0-9]", answer):
+        return None
+    plain = without_text_commands(answer)
+    for found in filter(None, (pattern.fullmatch(plain) for pattern in COMPILED_DATES)):
+        parts = found.groupdict()
+        name = (parts.get("month") or "")[:3].lower()
+        month = MONTHS.index(name) + 1 if name in MONTHS else int(parts.get("number") or 0)
+        if month:
+            return parts["year"] or "", month, int(parts["day"]), parts.get("weekday") or ""
+    return None
+
+# %% ../../nbs/support/32_notations.ipynb #9a154954
+def compare_dates(gold: str, response: str) -> bool | None:
+    """Return whether two dates are equal, or None if one answer isn't a date."""
+    first = read_date(gold)
+    second = read_date(response) if first else None
+    if first is None or second is None:
+        return None
+    same_weekday = first[3] == second[3] or not (first[3] and second[3])
+    return first[:3] == second[:3] and same_weekday
+
+# %% ../../nbs/support/32_notations.ipynb #42910aa7
+SCALED_MATRIX = re.compile(
+    r"(-|-?(?:[0-9]{1,9}(?:/[0-9]{1,9})?"
+    r"|\\[dt]?frac\s?(?:\{[^{}]{1,20}\}\s?\{[^{}]{1,20}\}|[0-9]{2})))"
+    r"\s?(?:\\cdot(?![a-z])\s?)?(?:\\left\s?[(\[]\s?)?"
+    r"\\begin\{(pmatrix|bmatrix|array)\}(\{[clr|]+\})?(.{1,1000}?)\\end\{\2\}"
+    r"(?:\s?\\right\s?[)\]])?",
+    re.DOTALL,
+)
+
+
+def with_multiplied_matrix(answer: str) -> str:
+    """Write a matrix with the number before it in each of its cells."""
+    scaled = SCALED_MATRIX.fullmatch(answer) if r"\begin" in answer else None
+    if scaled is None or r"\begin" in scaled[4]:
+        return answer
+    factor = "-" if scaled[1] == "-" else rf"{scaled[1]}\cdot"  # it takes (-1)(1) for -2
+    rows = (row.split("&") for row in scaled[4].split(r"\\") if row.strip())
+    cells = r"\\".join("&".join(f"{factor}({cell.strip()})" for cell in row) for row in rows)
+    return rf"\begin{{pmatrix}}{cells}\end{{pmatrix}}"
+
+# %% ../../nbs/support/32_notations.ipynb #db6f217b
+DERIVATIVE = r"\\[dt]?frac\s?\{\s?d[^{}=]{0,12}\}\s?\{\s?d\s?[A-Za-z][^{}=]{0,6}\}[^=<>+-]{0,12}?"
+NAME_OF_VALUE = re.compile(
+    rf"({DERIVATIVE}|{IN_TEXT}[A-Za-z]{{3,}}(?: [A-Za-z]+){{0,3}} ?\}}?"
+    r"|\\overline\s?\{[A-Z]{2}\}|\([a-z]\s?\\circ\s?[a-z]\)\([a-z]\))"
+    r"\s?=\s?(?=[^=<>]+$)"
+)
+
+
+def without_names(gold: str, response: str) -> tuple[str, str] | None:
+    """Return two answers without the name of a value that only one has; None if names differ."""
+    first, second = NAME_OF_VALUE.match(gold), NAME_OF_VALUE.match(response)
+    if first and second:
+        names = ["".join(each[1].split()) for each in (first, second)]
+        is_same = names[0].lower() == names[1].lower()
+        return (gold[first.end() :], response[second.end() :]) if is_same else None
+    if first and "=" not in response:
+        gold = gold[first.end() :]
+    if second and "=" not in gold:
+        response = response[second.end() :]
+    return gold, response
 
 # %% ../../nbs/support/32_notations.ipynb #8a304e16
 BETWEEN_VALUES = re.compile(rf",\s?and\b|[,;]|\band\b|{TEXT_COMMAND}\s?\{{\s?and\s?\}}")

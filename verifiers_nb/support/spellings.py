@@ -9,11 +9,11 @@ from __future__ import annotations
 __all__ = ['SIGNS_IN_LATEX', 'SUPERSCRIPTS', 'SUBSCRIPTS', 'RAISED', 'LOWERED', 'ON_THE_LINE', 'FRACTION_SIGN', 'DASH', 'ROOTS',
            'ROOT_SIGN', 'MARKS', 'IN_HTML', 'AFTER_IT', 'TEXT_COMMAND', 'IN_TEXT', 'STYLED', 'MIXED', 'SIDE_BY_SIDE',
            'REPEATING', 'LATEX_SPACE', 'BETWEEN_DIGITS', 'GROUPED_DIGITS', 'SPACING', 'E_NOTATION', 'TIMES_TEN',
-           'POWER_IN_PYTHON', 'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'WRITTEN_OUT', 'ONES',
-           'TEENS', 'TENS', 'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME',
+           'POWER_IN_PYTHON', 'PYTHON_BASES', 'PYTHON_BASE', 'TURNED', 'SIZES_WRITTEN_OUT', 'DOZENS', 'WRITTEN_OUT',
+           'ONES', 'TEENS', 'TENS', 'BELOW_100', 'NAMED_NUMBERS', 'NAMED_PARTS', 'NAMED_FRACTIONS', 'NUMBERS_BY_NAME',
            'NAME_OF_NUMBER', 'SAID_TWICE', 'WORDLESS', 'DENIALS', 'DENIED', 'OUR_ANSWER', 'WORDS_REWRITTEN',
            'COMPILED_WORDS', 'SET_BUILDER', 'COMMANDS_REWRITTEN', 'COMPILED_COMMANDS', 'DEGREES',
-           'NAME_OF_COMBINATIONS', 'COMBINATIONS', 'HAS_WORD', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS_ONLY',
+           'NAME_OF_COMBINATIONS', 'COMBINATIONS', 'HAS_WORD', 'UNION', 'LAYOUT', 'COMPILED_LAYOUT', 'WORDS_ONLY',
            'sign_in_latex', 'root_in_latex', 'signs_in_latex', 'without_marks', 'is_balanced', 'without_style',
            'mixed_as_fraction', 'repeating_as_fraction', 'usual_number', 'with_parentheses', 'number_in_words',
            'with_replacements', 'usual_words', 'usual_commands', 'index', 'with_binomials', 'usual_spelling',
@@ -257,6 +257,9 @@ def with_parentheses(answer: str) -> str:
 # %% ../../nbs/support/23_spellings.ipynb #0fb3faad
 SIZES_WRITTEN_OUT = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 # A number and the words behind it, if the words don't go on, as in "2 hundred and five".
+DOZENS = re.compile(
+    rf"(?<![\w.,/^}}\-])([0-9]{{1,9}}) (?:{TEXT_COMMAND}\{{ ?)?dozens?(?![A-Za-z])(\}}?)"
+)
 WRITTEN_OUT = re.compile(
     r"(?<![\w.,/^}\-])(-?)([0-9]{1,3}(?:,[0-9]{3})+|[0-9]{1,15})(?:\.([0-9]{1,15}))?"
     rf"[ ~]?\\? ?{IN_TEXT}"
@@ -341,6 +344,7 @@ WORDS_REWRITTEN = {
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
     rf"^{IN_TEXT}[Tt](?:rue|RUE)\s?\}}?$": r"\\text{true}",
     rf"^{IN_TEXT}[Ff](?:alse|ALSE)\s?\}}?$": r"\\text{false}",
+    r"^([0-9]{1,9}) to ([0-9]{1,9})$": r"\1:\2",
     r"(?<=[A-Za-z0-9)}]) equals (?=[-0-9\\A-Za-z])": "=",
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
     rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Aa](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 AM",
@@ -359,6 +363,8 @@ def usual_words(answer: str) -> str:
     answer = with_replacements(answer, COMPILED_WORDS)
     if "illion" in answer or "hundred" in answer or "thousand" in answer:
         answer = WRITTEN_OUT.sub(number_in_words, answer)
+    if "dozen" in answer:
+        answer = DOZENS.sub(lambda dozens: str(12 * int(dozens[1])), answer)
     if (name := NAME_OF_NUMBER.fullmatch(answer)) is not None:
         answer = NUMBERS_BY_NAME.get(name[1].lower().replace(" ", "-"), answer)
     if (twice := SAID_TWICE.fullmatch(answer)) and NAMED_NUMBERS.get(twice[2]) == twice[1]:
@@ -434,6 +440,7 @@ def with_binomials(answer: str) -> str:
 
 # %% ../../nbs/support/23_spellings.ipynb #d2012c6f
 HAS_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z][A-Za-z.]")
+UNION = re.compile(r"(?<=[)\]]) ?U ?(?=[(\[])")  # of intervals
 
 
 @lru_cache(maxsize=1024)
@@ -447,6 +454,8 @@ def usual_spelling(answer: str) -> str:
         answer = usual_words(answer)
     if "C" in answer and "_" in answer:
         answer = with_binomials(answer)
+    if "U" in answer:
+        answer = UNION.sub(r"\\cup ", answer)
     if "\\" in answer:
         answer = usual_commands(answer)
     return with_parentheses(usual_number(without_marks(answer)))
