@@ -83,6 +83,10 @@ def environment_module(env_id: str) -> str:
 
     It may be inside a package, such as `games.chess`. Raises `ValueError` for other texts.
     """
+    if not isinstance(env_id, str):
+        raise TypeError(
+            f"An environment is named by a text, such as 'addition', not by {env_id!r}."
+        )
     name = env_id.strip().replace("-", "_")
     is_file = name.endswith(".py")
     if not is_file and all(part.isidentifier() for part in name.split(".")):
@@ -211,7 +215,7 @@ def explain_unknown(name: str) -> str:
     A continuation of a sentence.
     """
     here = [path for path in Path("environments").glob("[a-zA-Z]*") if path.suffix in ("", ".py")]
-    names = {path.stem for path in here if path.suffix or path.is_dir()}
+    names = {path.stem.replace("-", "_"): path for path in here if path.suffix or path.is_dir()}
     known = sorted({*shipped_environments(), *plugged_environments(), *names})
     near = get_close_matches(name, known, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
@@ -220,12 +224,13 @@ def explain_unknown(name: str) -> str:
         table = "verifiers_nb/environments/data/environments.toml"
         return f": verifiers_nb.environments.{name} has no table in {table}."
     only = f": {missing}. Only commands such as vf-eval look into ./environments."
-    if (folder := Path("environments", name)).is_dir():
+    found = names.get(name)
+    if found and found.is_dir():
         return (
-            f"{only} Install the folder with pip install -e {folder}, or call "
-            f"sys.path.insert(0, {str(folder)!r}) first."
+            f"{only} Install the folder with pip install -e {found}, or call "
+            f"sys.path.insert(0, {str(found)!r}) first."
         )
-    if folder.with_suffix(".py").is_file():
+    if found:
         return f"{only} Call sys.path.insert(0, 'environments') first."
     return f"{hint} {missing}; known are {', '.join(known)}."
 

@@ -73,6 +73,8 @@ class Options(Sampling):
             valid = value is None or (isinstance(value, int) and value >= 1)
             self.check(name, valid, "an integer of 1 or more")
         self.check("logprobs", self.logprobs <= 1, "True, False, 0 or 1")
+        is_format = self.response_format is None or hasattr(self.response_format, "get")
+        self.check("response_format", is_format, "a dict, such as {'type': 'json_object'}")
 
 # %% ../../nbs/inference/05_requests.ipynb #f6384130
 def read_options(served: str, arguments: dict[str, Any]) -> Options:

@@ -25,7 +25,6 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import cache
-from itertools import islice
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -278,14 +277,16 @@ def oldest_wait(
     """Return the start and the description of our longest wait; infinity if none began by `before`.
 
     `since` has the time at which each frame was first seen. A wait of the loop's own thread, which
-    is the first stack, wins over all others, because it blocks them.
+    is the first stack, wins over all others, because it blocks them. A function that waits for a
+    model's answer, such as a judge's, is described by that.
     """
     waits = [(True, math.inf, "")]
     for number, stack in enumerate(stacks):
         names = [str(frame.f_globals.get("__name__")).partition(".")[0] for frame in stack]
         below = stack[names.index("verifiers_nb") :] if "verifiers_nb" in names else ()
-        long_calls = ((f, what) for f in below if since[f] <= before and (what := waits_for(f)))
-        for frame, what in islice(long_calls, 1):
+        long_calls = [(f, what) for f in below if since[f] <= before and (what := waits_for(f))]
+        answers = [call for call in long_calls if call[1].startswith(ANSWER)]
+        for frame, what in (answers or long_calls)[:1]:
             indices = (getattr(each.f_locals.get("rollout"), "index", None) for each in stack)
             notes = [f", for rollout {index}" for index in indices if isinstance(index, int)]
             waits.append((number > 0, since[frame], what + "".join(notes[:1])))
@@ -304,7 +305,7 @@ class Requests:
     def __init__(self, now: float) -> None:
         self.began = now
         self.longest = 0.0
-        self.told = False
+        self.told = set[str]()
         self.pending: dict[FrameType, float] = {}
         self.ended: list[float] = []
         self.written: list[tuple[float, int]] = []
@@ -341,10 +342,10 @@ class Requests:
         speed = self.speed(now)
         if not what.startswith(ANSWER) or not speed:
             return f"waiting {seconds:.0f} s for {what}"
-        if self.told:
-            return ""
-        self.told = True
         source = what.removeprefix(ANSWER).partition(", for rollout")[0]
+        if source in self.told:
+            return ""
+        self.told.add(source)
         return f"{source} answers slowly: {speed}"
 
 # %% ../../nbs/support/00_threads.ipynb #b90e7744
