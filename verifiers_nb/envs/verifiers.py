@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'SERIES', 'OPEN_SERIES', 'POETRY', 'INCLUDES', 'SURE', 'OPTIONAL', 'NAMED', 'TOOLS', 'DYNAMIC', 'INSTALLED',
-           'PROJECT_FILES', 'names_text', 'verifiers_names', 'has_alias', 'changed_names', 'lives_of_names',
-           'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers', 'active_finder',
-           'current_version', 'is_since', 'as_verifiers', 'is_lower', 'named_versions', 'meant_version',
-           'version_in_address', 'poetry_bounds', 'table_requirement', 'texts_in', 'table_at', 'requirements_in',
-           'requirements_at', 'in_setup', 'requirement_groups', 'needs_more', 'on_verifiers', 'first_version',
-           'project_of', 'folder_version', 'package_version', 'declared_version', 'foreign_imports', 'VerifiersImports']
+__all__ = ['logger', 'SERIES', 'OPEN_SERIES', 'POETRY', 'INCLUDES', 'SURE', 'OPTIONAL', 'BY_NAME', 'TOOLS', 'DYNAMIC',
+           'INSTALLED', 'PROJECT_FILES', 'names_text', 'verifiers_names', 'has_alias', 'changed_names',
+           'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers',
+           'active_finder', 'current_version', 'is_since', 'as_verifiers', 'is_lower', 'named_versions',
+           'meant_version', 'version_in_address', 'poetry_bounds', 'table_requirement', 'texts_in', 'table_at',
+           'requirements_in', 'requirements_at', 'in_setup', 'requirement_groups', 'needs_more', 'on_verifiers',
+           'first_version', 'project_folder', 'folder_version', 'package_version', 'declared_version',
+           'foreign_imports', 'VerifiersImports']
 
 # %% ../../nbs/envs/15_verifiers.ipynb #17637797
 import ast
@@ -328,7 +329,7 @@ def in_setup(folder: Path) -> Iterator[str]:
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cc9
 SURE = ("project.dependencies", "tool.uv.constraint-dependencies", "tool.flit.metadata.requires")
 OPTIONAL = ("project.optional-dependencies", "dependency-groups", "tool.uv.dev-dependencies")
-NAMED = ("tool.poetry.dependencies", "tool.pixi.pypi-dependencies")
+BY_NAME = ("tool.poetry.dependencies", "tool.pixi.pypi-dependencies")
 TOOLS = ("tool.pdm.dev-dependencies", "tool.rye.dev-dependencies", "tool.hatch.envs")
 DYNAMIC = (
     "tool.setuptools.dynamic.dependencies.file",
@@ -344,7 +345,7 @@ def requirement_groups(pyproject: Any, folder: Path) -> Iterator[list[str]]:
     yield [*sources, *texts_in(table_at(pyproject, "tool.uv.override-dependencies"))]
     files = [folder / name for path in DYNAMIC for name in texts_in(table_at(pyproject, path))]
     lines = [line for file in files for line in requirements_at(file)]
-    named = [requirements_in(table_at(pyproject, path)) for path in NAMED]
+    named = [requirements_in(table_at(pyproject, path)) for path in BY_NAME]
     sure = [text for path in SURE for text in texts_in(table_at(pyproject, path))]
     yield [*(text for table in named for text in table), *sure, *lines, *in_setup(folder)]
     groups = table_at(pyproject, "tool.poetry.group").values()
@@ -395,7 +396,7 @@ INSTALLED = ("site-packages", "dist-packages")
 PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 
-def project_of(file: Path) -> Path | None:
+def project_folder(file: Path) -> Path | None:
     """Return the folder with the project of a module that lies in a folder of its own.
 
     `None` if it is installed.
@@ -408,7 +409,7 @@ def project_of(file: Path) -> Path | None:
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cce
 def folder_version(file: Path) -> str | None:
     """Return the version of `verifiers` that the folder of a module asks for."""
-    if folder := project_of(file):
+    if folder := project_folder(file):
         place = folder / "pyproject.toml"
         try:
             text = place.read_text(encoding="utf-8-sig") if place.is_file() else ""
