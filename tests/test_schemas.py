@@ -301,3 +301,38 @@ def test_what_a_whole_number_with_an_exponent_may_be() -> None:
             assert not tag.matches(text) and verifier.verify(text).success, text
     bounded = json_tag({"type": "integer", "minimum": 5})
     assert [bounded.matches(text) for text in ("1e2", "10e1")] == [True, False]
+
+
+LARGE = 2**53 + 1  # the first whole number that no float holds
+EXACT_NUMBERS = [
+    ({"const": LARGE}, f"{LARGE}", True),
+    ({"const": LARGE - 1}, f"{LARGE - 1}.5", False),
+    ({"const": LARGE + 1}, f"{LARGE}.5", False),
+    ({"type": "integer"}, f"{LARGE}.5", False),
+    ({"type": "integer"}, f"-{LARGE}.0000001", False),
+    ({"type": "integer"}, f"{LARGE}.0", True),
+    ({"type": "integer"}, "123456789.00000000000000001", False),
+    ({"type": "number", "not": {"type": "integer"}}, f"{LARGE}.5", True),
+    ({"type": "number", "minimum": LARGE}, f"{LARGE - 1}.9", False),
+    ({"type": "number", "exclusiveMinimum": LARGE}, f"{LARGE}.5", True),
+    ({"type": "number", "minimum": LARGE}, "9.007199254740993e15", True),
+    ({"type": "number", "minimum": LARGE}, "9.0071992547409929e15", False),
+    ({"type": "number", "minimum": 0.1}, "0.09999999999999999999999", False),
+    ({"type": "number", "maximum": 0.1}, "0.1000000000000000000000001", False),
+    ({"const": 0.1}, "0.1000000000000000000000001", False),
+    ({"const": 1e23}, f"{10**23}", True),
+    ({"type": "array", "items": {"type": "number"}}, f"[{LARGE}.5]", True),
+]
+
+
+@pytest.mark.parametrize(("schema", "text", "fits"), EXACT_NUMBERS)
+def test_a_number_is_the_one_that_is_written(schema: Any, text: str, fits: bool) -> None:
+    verifier = JSONSchemaVerifier(schema)
+    assert verifier.verify(text).success is fits
+    assert verifier.to_structural_tag().matches(text) is fits
+
+
+def test_items_that_only_floats_take_for_the_same() -> None:
+    verifier = JSONSchemaVerifier({"uniqueItems": True})
+    assert verifier.verify(f"[{LARGE - 1}.5, {LARGE - 1}, 0.1, 0.10000000000000000001]").success
+    assert not verifier.verify(f"[{LARGE}.5, {LARGE}.50]").success

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['logger', 'CONSTRAINTS', 'BLOCK', 'AUDITS', 'check_gap', 'warn_of_sampling', 'claim_client', 'release_client',
-           'check_template', 'plain_chat', 'render', 'long_prompts', 'check_rewards', 'training_prompts',
+           'check_template', 'plain_chat', 'render', 'text_size', 'long_prompts', 'check_rewards', 'training_prompts',
            'bound_micro_batch', 'RewardWatch', 'check_audit', 'tell_audit']
 
 # %% ../../nbs/trainer/18_checks.ipynb #77de68da
@@ -126,6 +126,15 @@ def render(
     texts: Any = tokenizer.apply_chat_template(cast(Any, chats), tools=tools or None, **settings)
     return [*texts]
 
+# %% ../../nbs/trainer/18_checks.ipynb #934e61b8
+def text_size(value: Any) -> int:
+    """Return how many bytes the texts of a prompt have."""
+    if isinstance(value, str):
+        return len(value.encode())
+    if isinstance(value, dict):
+        return sum(text_size(key) + text_size(each) for key, each in value.items())
+    return sum(map(text_size, value)) if isinstance(value, list) else 0
+
 # %% ../../nbs/trainer/18_checks.ipynb #7213ae60
 BLOCK = 64
 
@@ -137,7 +146,7 @@ def long_prompts(
 
     Raises `ValueError` for a picture in any prompt.
     """
-    sizes = [len(str(plain_chat(prompt)).encode()) for prompt in prompts]
+    sizes = [text_size(plain_chat(prompt)) for prompt in prompts]
     largest = sorted(range(len(prompts)), key=lambda number: -sizes[number])
     found: dict[int, str] = {}
     for start in range(0, len(largest), BLOCK):

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'EXACT_DECODER', 'Path', 'GAP', 'DEADLINE', 'Violations',
-           'Keyword', 'cached_pattern', 'STACK_RESERVE', 'MAX_FLAT', 'MAX_VIOLATIONS', 'MAX_LOCATED', 'find_payload',
-           'find_too_deep', 'refuse_constant', 'json_number', 'read_json', 'loggable', 'skip_gap', 'iter_members',
-           'value_span', 'json_check', 'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in',
-           'pattern', 'pattern_properties', 'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit',
-           'bounded_class', 'printable_violation', 'validator_class', 'is_wrapped', 'compile_schema', 'find_violations',
+__all__ = ['FENCED', 'MAX_DEPTH', 'STRING_OR_BRACKET', 'DECODER', 'MOST_DIGITS', 'EXACT_FROM', 'EXACT_DECODER', 'Path', 'GAP',
+           'DEADLINE', 'Violations', 'Keyword', 'cached_pattern', 'STACK_RESERVE', 'MAX_FLAT', 'MAX_VIOLATIONS',
+           'MAX_LOCATED', 'find_payload', 'find_too_deep', 'refuse_constant', 'as_written', 'ExactNumber',
+           'json_number', 'read_json', 'loggable', 'skip_gap', 'iter_members', 'value_span', 'json_check',
+           'JSONStructureVerifier', 'time_left', 'check_stack', 'bounded', 'found_in', 'pattern', 'pattern_properties',
+           'additional_properties', 'equality_key', 'unique_items', 'multiple_of_unit', 'bounded_class',
+           'printable_violation', 'validator_class', 'is_wrapped', 'compile_schema', 'find_violations',
            'JSONSchemaVerifier']
 
 # %% ../../nbs/verifiers/02_json.ipynb #f268cbab
@@ -80,13 +81,52 @@ def refuse_constant(token: str) -> float:
 DECODER = json.JSONDecoder(parse_constant=refuse_constant)
 
 # %% ../../nbs/verifiers/02_json.ipynb #0cf06ef8
-def json_number(token: str) -> float | int:
-    """Return a number with a point or an exponent, as an integer if a float can't hold it."""
+def as_written(number: Any) -> Any:
+    """Return a float as the decimal number that Python writes for it, anything else as it is."""
+    return Decimal(str(number)) if isinstance(number, float) else number
+
+
+class ExactNumber(Decimal):
+    """A fraction that no float holds; it is shown as it is written, and so compares with floats."""
+
+    __repr__ = Decimal.__str__
+    __hash__ = Decimal.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        """Return whether it is the same number."""
+        return super().__eq__(as_written(other))
+
+    def __lt__(self, other: Any) -> bool:
+        """Return whether it is less."""
+        return super().__lt__(as_written(other))
+
+    def __le__(self, other: Any) -> bool:
+        """Return whether it is less or the same."""
+        return super().__le__(as_written(other))
+
+    def __gt__(self, other: Any) -> bool:
+        """Return whether it is more."""
+        return super().__gt__(as_written(other))
+
+    def __ge__(self, other: Any) -> bool:
+        """Return whether it is more or the same."""
+        return super().__ge__(as_written(other))
+
+# %% ../../nbs/verifiers/02_json.ipynb #17560d77
+MOST_DIGITS = 15  # a float holds any number of so many digits
+EXACT_FROM = 2**53  # and any whole number up to here
+
+
+def json_number(token: str) -> float | int | ExactNumber:
+    """Return a number with a point or an exponent, exactly even if a float can't hold it."""
     value = float(token)
-    if abs(value) < 2**53 or math.isinf(value):
+    is_small = abs(value) < EXACT_FROM
+    if (is_small and len(token) <= MOST_DIGITS) or math.isinf(value) or not value:
         return value
-    exact = Decimal(token)
-    return int(exact) if exact == exact.to_integral_value() else value
+    exact = ExactNumber(token)
+    if not is_small and exact == exact.to_integral_value():
+        return int(exact)
+    return value if exact == value else exact
 
 
 EXACT_DECODER = json.JSONDecoder(parse_constant=refuse_constant, parse_float=json_number)
@@ -249,6 +289,8 @@ def equality_key(value: Any) -> str:
         return "{" + ",".join(f"{key}:{item}" for key, item in items) + "}"
     if isinstance(value, list):
         return "[" + ",".join(map(equality_key, value)) + "]"
+    if isinstance(value, ExactNumber):
+        return f"{value:f}".rstrip("0")
     return json.dumps(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 # %% ../../nbs/verifiers/02_json.ipynb #dc96ed4f
@@ -327,7 +369,7 @@ def compile_schema(schema: Any) -> Any:
         raise TypeError(f"A schema is a dictionary, a bool or a model, got {schema!r:.200}.")
     try:
         written = json.dumps(schema, allow_nan=False)
-        own = json.loads(written)  # a copy, which the caller can't change
+        own = EXACT_DECODER.decode(written)  # a copy, which the caller can't change
         base = validator_class(own)
         if is_wrapped(own, base):
             raise ValueError("The schema is under 'schema' of what you gave: pass only that part.")

@@ -310,7 +310,8 @@ def run_warnings(
     )
     falls = len(first) >= 2 * RECENT and entropy < 0.25 * before
     lags = age > 0 and not differs_when_fresh(history)
-    told = seen is not None and seen.hopeless
+    # After a collapse all rewards are alike and all texts run to the limit: that is no cause.
+    told = collapsed or (seen is not None and seen.hopeless)
     found = {
         "constant": flat >= 0.9 and not told,
         "collapsing": falls and not (collapsed or is_at_best(history)),
