@@ -345,8 +345,8 @@ def test_rollouts_go_to_the_hub(tmp_path: Path) -> None:
     assert "What is" in rows[0]["prompt"][-1]["content"] and rows[0]["completion"]
 
 
-def test_a_hub_that_refuses_costs_one_sentence(tmp_path: Path) -> None:
-    arguments = ["addition", "-n", "1", "-r", "1", "-H", "-D", "me/rollouts"]
+def test_a_hub_that_refuses_costs_one_sentence(tmp_path: Path, server: Server) -> None:
+    arguments = ["addition", "-b", server.url, "-n", "1", "-r", "1", "-H", "-D", "me/rollouts"]
     failed = call(*arguments, cwd=tmp_path, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
     assert failed.returncode == 2 and "could not be pushed" in failed.stderr
     assert "Traceback" not in failed.stderr

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['SUMMARY', 'GIT', 'REPOSITORY', 'module_name', 'fill_template', 'cells_of', 'module_text', 'package_files',
+__all__ = ['SUMMARY', 'GIT', 'REPOSITORY', 'UPGRADES', 'module_name', 'fill_template', 'cells_of', 'module_text', 'package_files',
            'init_package', 'main', 'Known', 'known_environments', 'list_environments_text', 'git_requirement',
-           'requirements_of', 'pip_arguments', 'installer', 'install', 'install_environment', 'install_named',
-           'install_main', 'ship_named', 'ship_main']
+           'requirements_of', 'pip_arguments', 'installer', 'install', 'requirement_met', 'install_environment',
+           'install_named', 'install_main', 'ship_named', 'ship_main']
 
 # %% ../../nbs/cli/13_init.ipynb #77de68da
 import json
@@ -26,6 +26,8 @@ from pathlib import Path
 from shlex import quote
 from string import Template
 from typing import Any, NamedTuple
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 from .command import (
     CommandError,
@@ -221,6 +223,34 @@ def install(arguments: Sequence[str], options: Sequence[str] = ()) -> None:
     if subprocess.run(command).returncode:
         raise CommandError(f"{' '.join(arguments)} was not installed, for the reason above")
 
+# %% ../../nbs/cli/13_init.ipynb #feffdcc2
+UPGRADES = ("-U", "--upgrade", "-I", "--ignore-installed", "--force-reinstall")
+
+
+def requirement_met(
+    line: str, extras: Sequence[str] = (), known: set[tuple[str, ...]] | None = None
+) -> bool:
+    """Return whether a requirement is installed, with everything that it requires.
+
+    `extras`: those of the package that has the requirement. `known`: what was looked at.
+    """
+    known = set() if known is None else known
+    try:
+        required = Requirement(line)
+        marker = required.marker
+        if marker and not any(marker.evaluate({"extra": each}) for each in ("", *extras)):
+            return True
+        found = metadata.distribution(required.name)
+    except (InvalidRequirement, metadata.PackageNotFoundError):
+        return False
+    if required.url or not required.specifier.contains(found.version, prereleases=True):
+        return False
+    asked = required.name, *sorted(required.extras)
+    if asked in known:
+        return True
+    known.add(asked)
+    return all(requirement_met(each, asked[1:], known) for each in found.requires or ())
+
 # %% ../../nbs/cli/13_init.ipynb #b7374e4f
 def install_environment(arguments: Sequence[str], options: Sequence[str]) -> None:
     """Install packages and their requirements, except `verifiers`."""
@@ -232,7 +262,8 @@ def install_environment(arguments: Sequence[str], options: Sequence[str]) -> Non
     install(arguments, ["--no-deps", *options])
     new = [metadata.Distribution.at(folder) for folder, _ in written() - before]
     needed = [line for dist in new for line in dist.requires or () if "extra ==" not in line]
-    if wanted := [line for line in needed if not re.match(r"(?i)verifiers(?![\w-])", line)]:
+    wanted = [line for line in needed if not re.match(r"(?i)verifiers(?![\w-])", line)]
+    if not all(map(requirement_met, wanted)) or {*UPGRADES} & {*options}:
         install(wanted, options)
 
 # %% ../../nbs/cli/13_init.ipynb #e5a885d2
