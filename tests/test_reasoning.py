@@ -31,6 +31,9 @@ FIELDS: list[dict[str, Any]] = [
     {"reasoning": "6 times 7", "reasoning_details": DETAILS},
     {"thinking_blocks": [{"type": "thinking", "thinking": "6 times 7", "signature": "c28="}]},
     {"thinking": "6 times 7"},
+    {"reasoning_text": "6 times 7", "reasoning_summary": ""},
+    {"thought": ["6 times 7"]},
+    {"reasoning_items": [{"type": "reasoning", "summary": [{"text": "6 times 7"}]}]},
     {
         "reasoning": {"content": "6 times 7", "effort": "low"},
         "extra_content": {"google": {"thought_signature": "c28="}},
@@ -106,6 +109,8 @@ CONTENTS: list[list[dict[str, Any]]] = [
     [{"type": "thinking", "thinking": [{"type": "text", "text": "6 times 7"}]}, TEXT],
     [{"type": "thinking", "thinking": "6 times 7", "signature": "c28="}, TEXT],
     [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "6 times 7"}]}, TEXT],
+    [{"type": "reasoning_content", "reasoningText": {"text": "6 times 7"}}, TEXT],
+    [{"type": "text", "text": "6 times 7", "thought": True}, TEXT],
 ]
 ROWS = Dataset.from_list([{"question": "6 * 7?", "answer": "42"}])
 

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['ChatMessage', 'Message', 'Messages', 'MessageType', 'Info', 'State', 'SamplingArgs', 'RewardFunc', 'JsonPrimitive',
-           'Rollouts', 'OPENAI_TYPES', 'NO_CONTENT', 'TEXT_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_PARTS',
-           'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore', 'RolloutScores',
-           'ProcessedOutputs', 'part_text', 'content_text', 'without_surrogates', 'is_empty_answer', 'reasoning_fields',
-           'thought_text', 'is_thought', 'reasoning_text', 'reasoning_length', 'reasoning_note', 'part_label',
-           'messages_to_printable', 'cleanup_part', 'cleanup_message', 'cleanup_messages', 'tool_call_dict',
-           'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text', 'conversation', 'rich_text',
-           'print_prompt_completions_sample', 'setup_logging']
+           'Rollouts', 'OPENAI_TYPES', 'NO_CONTENT', 'TEXT_TYPES', 'REASONING_FIELDS', 'ANY_REASONING', 'THOUGHT_KEYS',
+           'THOUGHT_PARTS', 'PAYLOADS', 'Turn', 'Rollout', 'GenerateInputs', 'GenerateOutputs', 'RolloutScore',
+           'RolloutScores', 'ProcessedOutputs', 'part_text', 'content_text', 'without_surrogates', 'is_empty_answer',
+           'reasoning_fields', 'thought_text', 'is_thought', 'reasoning_text', 'reasoning_length', 'reasoning_note',
+           'part_label', 'messages_to_printable', 'cleanup_part', 'cleanup_message', 'cleanup_messages',
+           'tool_call_dict', 'plain_messages', 'sanitize_tool_calls', 'settled', 'maybe_await', 'calls_text',
+           'conversation', 'rich_text', 'print_prompt_completions_sample', 'setup_logging']
 
 # %% ../nbs/00_types.ipynb #77de68da
 import json
@@ -207,7 +207,8 @@ def part_text(part: str | Mapping[str, Any]) -> str | None:
         return part
     if "role" in part:
         raise TypeError(NO_CONTENT)
-    return part.get("text") if part.get("type", "text") in TEXT_TYPES else None
+    is_text = part.get("type", "text") in TEXT_TYPES and part.get("thought") is not True
+    return part.get("text") if is_text else None
 
 # %% ../nbs/00_types.ipynb #b6bc1fdb
 def content_text(content: str | Sequence[str | Mapping[str, Any]] | None) -> str:
@@ -250,6 +251,12 @@ REASONING_FIELDS = (
     "reasoning_details",
     "thinking_blocks",
     "thinking",
+    "reasoning_text",
+    "reasoning_summary",
+    "reasoning_items",
+    "thinking_content",
+    "thought",
+    "thoughts",
     "extra_content",  # the signature of Gemini's reasoning
 )
 ANY_REASONING = frozenset(REASONING_FIELDS)
@@ -272,24 +279,47 @@ def reasoning_fields(message: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, (str, list, dict))}
 
 # %% ../nbs/00_types.ipynb #0288c1e3
+THOUGHT_KEYS = (
+    "text",
+    "summary",
+    "thinking",
+    "reasoning",
+    "content",
+    "think",
+    "reasoning_content",
+    "reasoning_text",
+    "reasoningText",  # Bedrock's
+)
+
+
 def thought_text(value: Any, depth: int = 4) -> str:
     """Return the text of reasoning, which is a text, a part with one, or a list of these."""
     if isinstance(value, str):
         return value
     if depth and isinstance(value, Mapping):
-        parts = [value.get(key) for key in ("text", "summary", "thinking", "reasoning", "content")]
+        parts = [value.get(key) for key in THOUGHT_KEYS]
         return next(filter(None, [thought_text(part, depth - 1) for part in parts]), "")
     if depth and isinstance(value, (list, tuple)):
         return "\n\n".join(filter(None, [thought_text(part, depth - 1) for part in value]))
     return ""
 
 # %% ../nbs/00_types.ipynb #54fff601
-THOUGHT_PARTS = ("thinking", "reasoning", "redacted_thinking")
+THOUGHT_PARTS = (
+    "thinking",
+    "reasoning",
+    "redacted_thinking",
+    "reasoning_content",
+    "reasoning_text",
+    "thought",
+    "think",
+)
 
 
 def is_thought(part: Any) -> bool:
     """Return whether a part of a content is thinking."""
-    return isinstance(part, Mapping) and part.get("type") in THOUGHT_PARTS
+    if not isinstance(part, Mapping):
+        return False
+    return part.get("type") in THOUGHT_PARTS or part.get("thought") is True
 
 # %% ../nbs/00_types.ipynb #c2e3f8a2
 def reasoning_text(message: Mapping[str, Any]) -> str | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 __all__ = ['HELP_PARTS', 'READERS', 'NO_ROOM', 'METADATA_KINDS', 'data_text', 'command_table', 'command_places', 'help_parts',
            'json_object', 'whole_number', 'number', 'add_arguments', 'unknown_word', 'CommandParser', 'say',
            'SafeFormatter', 'CommandError', 'one_line_errors', 'open_missing_streams', 'no_room_for_output',
-           'run_command', 'end_on_sigterm', 'Presses', 'end_despite_threads', 'ending', 'strict_json', 'write_whole',
-           'write_metadata', 'load_metadata', 'read_metadata', 'one_row', 'command_summaries', 'main']
+           'run_command', 'default_signals', 'HeldSignals', 'end_forks_on_signals', 'interrupt', 'end_on_sigterm',
+           'Presses', 'end_despite_threads', 'ending', 'strict_json', 'write_whole', 'write_metadata', 'load_metadata',
+           'read_metadata', 'one_row', 'command_summaries', 'main']
 
 # %% ../../nbs/cli/00_command.ipynb #77de68da
 import argparse
@@ -29,6 +30,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import fields
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from math import inf, isfinite
 from pathlib import Path
@@ -283,10 +285,57 @@ def run_command(prog: str, work: Callable[[], int]) -> int:
         say(f"{prog}: {f'{file}: ' if file else ''}{why or error}")
         return 2
 
+# %% ../../nbs/cli/00_command.ipynb #ec743180
+def default_signals() -> None:
+    """Handle the signals that have a handler of this module as Python does by default."""
+    defaults: dict[int, Any] = {
+        signal.SIGTERM: signal.SIG_DFL,
+        signal.SIGINT: signal.default_int_handler,
+    }
+    for number, default in defaults.items():
+        if getattr(signal.getsignal(number), "__module__", "") == __name__:
+            signal.signal(number, default)
+
+# %% ../../nbs/cli/00_command.ipynb #e4e8b785
+class HeldSignals(threading.local):
+    """Hold SIGTERM and SIGINT back in this thread while it forks a process."""
+
+    mask: Any = ()  # what the thread held back before
+
+    def begin(self) -> None:
+        """Hold both back."""
+        held = (signal.SIGTERM, signal.SIGINT)
+        self.mask = signal.pthread_sigmask(signal.SIG_BLOCK, held)
+
+    def end(self) -> None:
+        """Let both through again."""
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.mask)
+
+    def end_in_child(self) -> None:
+        """Let both through in the new process, which they end."""
+        default_signals()
+        self.end()
+
+# %% ../../nbs/cli/00_command.ipynb #c477456c
+@cache
+def end_forks_on_signals() -> None:
+    """Let signals end the processes that this one forks from now on."""
+    if hasattr(os, "register_at_fork"):  # Windows has no forks
+        held = HeldSignals()
+        os.register_at_fork(
+            before=held.begin, after_in_parent=held.end, after_in_child=held.end_in_child
+        )
+
 # %% ../../nbs/cli/00_command.ipynb #7d23ef4c
+def interrupt(*_: object) -> None:
+    """Handle a signal like Ctrl-C."""
+    signal.raise_signal(signal.SIGINT)
+
+
 def end_on_sigterm() -> None:
     """Handle SIGTERM like Ctrl-C."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    signal.signal(signal.SIGTERM, interrupt)
+    end_forks_on_signals()
 
 # %% ../../nbs/cli/00_command.ipynb #2a6b0401
 class Presses:
@@ -304,6 +353,7 @@ class Presses:
         self.asked = False
         self.first = 0.0
         self.before = {s: signal.signal(s, self) for s in (signal.SIGINT, signal.SIGTERM)}
+        end_forks_on_signals()
 
     def restore(self) -> None:
         """Restore the previous signal handlers."""

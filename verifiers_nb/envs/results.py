@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'is_whole_line', 'repair', 'read_with_offsets', 'foreign_record',
-           'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'record_at', 'read_at',
-           'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts', 'StoredColumn',
-           'StoredOutputs', 'stored_outputs', 'without_failed']
+__all__ = ['RECORD_START', 'NOT_METRICS', 'RESULTS', 'NEARBY', 'READ_COLUMN', 'is_whole_line', 'repair', 'read_with_offsets',
+           'foreign_record', 'converted', 'in_our_format', 'find_steps', 'rollouts_file', 'read_rollouts', 'record_at',
+           'read_at', 'move_bad_lines', 'outputs_from_records', 'load_results', 'stored_usage', 'StoredRollouts',
+           'StoredColumn', 'StoredOutputs', 'stored_outputs', 'without_failed']
 
 # %% ../../nbs/envs/02_results.ipynb #d03fd59a
 import os
@@ -53,13 +53,24 @@ def is_whole_line(line: bytes) -> bool:
         return False
 
 # %% ../../nbs/envs/02_results.ipynb #7b52009b
+RECORD_START = b'{"index"'
+
+
 def repair(path: Path) -> None:
-    """Remove a half-written last line, or end a whole one, if there is one."""
+    """Remove a half-written last line, or end a whole one, if there is one.
+
+    Raises `ValueError` if a last line is no part of a rollout, because the file is another one.
+    """
     with path.open("rb+") as file:
         if size := file.seek(0, os.SEEK_END):
             with mmap(file.fileno(), 0, access=ACCESS_READ) as content:  # the file can be large
                 end = content.rfind(b"\n") + 1
                 is_record = is_whole_line(content[end:])
+                start = content[end : end + len(RECORD_START)].rstrip(b"\0")  # after a crash
+            if not is_record and not RECORD_START.startswith(start):
+                raise ValueError(
+                    f"{path}: its last line is not a rollout, but begins with {start!r}."
+                )
             if end < size and is_record:
                 file.write(b"\n")
             elif end < size:

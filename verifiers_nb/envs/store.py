@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['DIGESTS', 'NOT_IN_OLD_FILES', 'logger', 'OTHER_FUNCTIONS', 'NOT_JSON', 'COMPARED', 'PLAIN_ONLY', 'changed_settings',
-           'changed_functions', 'comparable_value', 'inputs_text', 'without_none', 'input_digest', 'input_digests',
-           'changed_inputs', 'what_changed', 'check_unchanged', 'AppendedFile', 'RolloutStore']
+__all__ = ['DIGESTS', 'NOT_IN_OLD_FILES', 'logger', 'OTHER_FUNCTIONS', 'NOT_JSON', 'ADDRESS', 'COMPARED', 'PLAIN_ONLY',
+           'changed_settings', 'changed_functions', 'comparable_value', 'text_keys', 'inputs_text', 'without_none',
+           'input_digest', 'input_digests', 'changed_inputs', 'exact_at', 'what_changed', 'check_unchanged',
+           'AppendedFile', 'RolloutStore']
 
 # %% ../../nbs/envs/03_store.ipynb #77de68da
 import errno
@@ -77,6 +78,7 @@ def changed_functions(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
 
 # %% ../../nbs/envs/03_store.ipynb #7d6c09cd
 NOT_JSON = "an object that JSON can't express"
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+(?=>)")
 
 
 def comparable_value(value: Any) -> Any:
@@ -86,11 +88,25 @@ def comparable_value(value: Any) -> Any:
     """
     if isinstance(value, (set, frozenset)):
         return {NOT_JSON: sorted(map(repr, value))}
-    if hasattr(value, "tobytes") and getattr(value, "ndim", None) != 0:  # an image or an array
-        return {NOT_JSON: type(value).__name__, "bytes": blake2b(value.tobytes()).hexdigest()}
+    if hasattr(value, "tolist") and getattr(value, "ndim", None) != 0:  # an array
+        form = [str(getattr(value, name, "")) for name in ("shape", "dtype", "format")]
+        return {NOT_JSON: [type(value).__name__, *form], "values": value.tolist()}
+    if hasattr(value, "tobytes") and hasattr(value, "mode"):  # an image
+        form = [type(value).__name__, str(value.mode), str(value.size)]
+        return {NOT_JSON: form, "bytes": blake2b(value.tobytes()).hexdigest()}
     plain = plain_value(value)
-    text = re.sub(r" at 0x[0-9a-fA-F]+(?=>)", "", str(plain))
-    return plain if text == str(plain) else {NOT_JSON: text}
+    text = ADDRESS.sub("", str(plain))
+    if text == str(plain):
+        return plain
+    return {NOT_JSON: text, "fields": getattr(value, "__dict__", None)}
+
+# %% ../../nbs/envs/03_store.ipynb #12ec99a3
+def text_keys(value: Any) -> Any:
+    """Copy a value with texts for the keys of its dictionaries."""
+    if isinstance(value, dict):
+        named = {k if isinstance(k, str) else f"{NOT_JSON}: {k!r}": v for k, v in value.items()}
+        return {key: text_keys(each) for key, each in named.items()}
+    return [text_keys(each) for each in value] if isinstance(value, (list, tuple)) else value
 
 # %% ../../nbs/envs/03_store.ipynb #f889f6dc
 COMPARED = ("prompt", "answer", "task", "info")
@@ -110,10 +126,12 @@ def inputs_text(rollout: Rollout) -> str:
         text = orjson.dumps(inputs, option=PLAIN_ONLY).decode()
         if "null" not in text:  # which NaN becomes
             return text
-    try:
+    with suppress(TypeError, ValueError, RecursionError):
         return dumps(inputs, default=comparable_value, sort_keys=True)
-    except (TypeError, ValueError):  # invalid keys
-        return dumps(inputs, default=comparable_value, skipkeys=True)
+    with suppress(TypeError, ValueError, RecursionError):  # keys that JSON can't express
+        return dumps(text_keys(inputs), default=comparable_value, sort_keys=True)
+    # A value that contains itself.
+    return dumps([{NOT_JSON: ADDRESS.sub("", repr(each))} for each in inputs])
 
 # %% ../../nbs/envs/03_store.ipynb #829869da
 def without_none(value: Any) -> Any:
@@ -142,6 +160,13 @@ def changed_inputs(record: Mapping[str, Any], text: str) -> list[str]:
     first = given if isinstance(given := record.get("inputs"), Mapping) else {}
     stored = {name: first.get(name) or input_digest(record[name]) for name in COMPARED}
     return [name for name, digest in input_digests(text).items() if stored[name] != digest]
+
+# %% ../../nbs/envs/03_store.ipynb #af82adf7
+def exact_at(path: Path, offset: int) -> dict[str, Any]:
+    """Return the record at an offset of a file, with exact whole numbers."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        return dict(loads(file.readline().decode("utf-8-sig", "surrogatepass")))
 
 # %% ../../nbs/envs/03_store.ipynb #48a5b07f
 def what_changed(path: Path, opened: os.stat_result, size: int) -> str | None:
@@ -301,8 +326,10 @@ class RolloutStore:
         if rollout.index not in self.done:
             self.inputs[rollout.index] = text
             return False
-        record = read_at(self.path, self.done[rollout.index])
-        if changed := changed_inputs(record, text):
+        offset = self.done[rollout.index]
+        record = read_at(self.path, offset)
+        changed = changed_inputs(record, text)
+        if changed and (changed := changed_inputs(exact_at(self.path, offset), text)):
             differs = f"rollout {rollout.index} differs in its {' and '.join(changed)}"
             raise self.mismatch(f"other inputs ({differs}).")
         try:

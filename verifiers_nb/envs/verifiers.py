@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'SERIES', 'OPEN_SERIES', 'POETRY', 'SURE', 'OPTIONAL', 'TOOLS', 'DYNAMIC', 'INSTALLED', 'names_text',
-           'verifiers_names', 'has_alias', 'changed_names', 'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder',
-           'loaded_verifiers', 'unload_verifiers', 'active_finder', 'current_version', 'is_since', 'as_verifiers',
-           'is_lower', 'named_versions', 'meant_version', 'version_in_address', 'poetry_bounds', 'table_requirement',
-           'texts_in', 'table_at', 'requirements_in', 'requirement_groups', 'needs_more', 'on_verifiers',
-           'first_version', 'pyproject_of', 'folder_version', 'package_version', 'declared_version', 'foreign_imports',
-           'VerifiersImports']
+__all__ = ['logger', 'SERIES', 'OPEN_SERIES', 'POETRY', 'INCLUDES', 'SURE', 'OPTIONAL', 'BY_NAME', 'TOOLS', 'DYNAMIC',
+           'INSTALLED', 'PROJECT_FILES', 'names_text', 'verifiers_names', 'has_alias', 'changed_names',
+           'lives_of_names', 'explain_missing', 'Alias', 'AliasFinder', 'loaded_verifiers', 'unload_verifiers',
+           'active_finder', 'current_version', 'is_since', 'as_verifiers', 'is_lower', 'named_versions',
+           'meant_version', 'version_in_address', 'poetry_bounds', 'table_requirement', 'texts_in', 'table_at',
+           'requirements_in', 'requirements_at', 'in_setup', 'requirement_groups', 'needs_more', 'on_verifiers',
+           'first_version', 'project_folder', 'folder_version', 'package_version', 'declared_version',
+           'foreign_imports', 'VerifiersImports']
 
 # %% ../../nbs/envs/15_verifiers.ipynb #17637797
+import ast
 import importlib
 import importlib.util
 import json
@@ -23,6 +25,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
+from configparser import ConfigParser, Error
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
@@ -292,24 +295,63 @@ def requirements_in(table: Any) -> Iterator[str]:
         for each in value if isinstance(value, list) else [value]:
             yield table_requirement(name, each)
 
+# %% ../../nbs/envs/15_verifiers.ipynb #21f223f5
+INCLUDES = re.compile(r"(?:-r|--requirement)[\s=]*(\S+)")
+
+
+def requirements_at(file: Path, depth: int = 5) -> Iterator[str]:
+    """Give the requirements in a file of requirements, and in those that it includes."""
+    if not file.is_file():
+        logger.warning("%s is not there, though its project needs it.", file)
+        return
+    text = re.sub(r"\\\r?\n", " ", file.read_text(encoding="utf-8-sig"))
+    for line in text.splitlines():
+        requirement = re.split(r"(?:^|\s)#|\s--", line.strip())[0]
+        if not (included := INCLUDES.match(line.strip())):
+            yield requirement.strip()
+        elif depth:
+            yield from requirements_at(file.parent / included[1], depth - 1)
+
+# %% ../../nbs/envs/15_verifiers.ipynb #4c304858
+def in_setup(folder: Path) -> Iterator[str]:
+    """Give the requirements in `setup.cfg`, and all texts in `setup.py`."""
+    config, code = ConfigParser(interpolation=None, strict=False), folder / "setup.py"
+    with suppress(Error):
+        config.read(folder / "setup.cfg", encoding="utf-8-sig")
+    for section in {"options", "options.extras_require"} & {*config.sections()}:
+        for value in config[section].values():
+            yield from value.splitlines()
+    with suppress(SyntaxError):
+        tree = ast.parse(code.read_bytes() if code.is_file() else b"")
+        constants = (node.value for node in ast.walk(tree) if isinstance(node, ast.Constant))
+        yield from (value for value in constants if isinstance(value, str))
+
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cc9
 SURE = ("project.dependencies", "tool.uv.constraint-dependencies", "tool.flit.metadata.requires")
 OPTIONAL = ("project.optional-dependencies", "dependency-groups", "tool.uv.dev-dependencies")
-TOOLS = ("tool.pdm.dev-dependencies", "tool.hatch.envs")
-DYNAMIC = "tool.setuptools.dynamic.dependencies.file"
+BY_NAME = ("tool.poetry.dependencies", "tool.pixi.pypi-dependencies")
+TOOLS = ("tool.pdm.dev-dependencies", "tool.rye.dev-dependencies", "tool.hatch.envs")
+DYNAMIC = (
+    "tool.setuptools.dynamic.dependencies.file",
+    "tool.hatch.metadata.hooks.requirements_txt.files",
+    "tool.setuptools.dynamic.optional-dependencies",
+    "tool.hatch.metadata.hooks.requirements_txt.optional-dependencies",
+)
 
 
 def requirement_groups(pyproject: Any, folder: Path) -> Iterator[list[str]]:
     """Give the requirements of a `pyproject.toml`: what overrides, what is sure, the optional."""
     sources = requirements_in(table_at(pyproject, "tool.uv.sources"))
     yield [*sources, *texts_in(table_at(pyproject, "tool.uv.override-dependencies"))]
-    files = [folder / name for name in texts_in(table_at(pyproject, DYNAMIC))]
-    lines = [line for file in files for line in file.read_text(encoding="utf-8").splitlines()]
-    poetry = requirements_in(table_at(pyproject, "tool.poetry.dependencies"))
+    files = [folder / name for path in DYNAMIC for name in texts_in(table_at(pyproject, path))]
+    lines = [line for file in files for line in requirements_at(file)]
+    named = [requirements_in(table_at(pyproject, path)) for path in BY_NAME]
     sure = [text for path in SURE for text in texts_in(table_at(pyproject, path))]
-    yield [*poetry, *sure, *(line.partition("#")[0].strip() for line in lines)]
+    yield [*(text for table in named for text in table), *sure, *lines, *in_setup(folder)]
     groups = table_at(pyproject, "tool.poetry.group").values()
     tables = [table_at(group, "dependencies") for group in groups]
+    features = table_at(pyproject, "tool.pixi.feature").values()
+    tables += [table_at(feature, "pypi-dependencies") for feature in features]
     tables.append(table_at(pyproject, "tool.poetry.dev-dependencies"))
     optional = [each for path in OPTIONAL + TOOLS for each in texts_in(table_at(pyproject, path))]
     yield [*(each for table in tables for each in requirements_in(table)), *optional]
@@ -351,25 +393,27 @@ def first_version(groups: Iterable[Iterable[str]]) -> str | None:
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81ccd
 INSTALLED = ("site-packages", "dist-packages")
+PROJECT_FILES = ("pyproject.toml", "setup.cfg", "setup.py")
 
 
-def pyproject_of(file: Path) -> Path | None:
-    """Return the `pyproject.toml` of a module that lies in a folder of its own.
+def project_folder(file: Path) -> Path | None:
+    """Return the folder with the project of a module that lies in a folder of its own.
 
     `None` if it is installed.
     """
     if not {*file.parts}.isdisjoint(INSTALLED):
         return None
-    places = [folder / "pyproject.toml" for folder in [*file.parents][:3]]
-    return next((place for place in places if place.is_file()), None)
+    folders = [*file.parents][:3]
+    return next((f for f in folders if any((f / name).is_file() for name in PROJECT_FILES)), None)
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81cce
 def folder_version(file: Path) -> str | None:
     """Return the version of `verifiers` that the folder of a module asks for."""
-    if place := pyproject_of(file):
+    if folder := project_folder(file):
+        place = folder / "pyproject.toml"
         try:
-            pyproject = tomllib.loads(place.read_text(encoding="utf-8-sig"))
-            return first_version(requirement_groups(pyproject, place.parent))
+            text = place.read_text(encoding="utf-8-sig") if place.is_file() else ""
+            return first_version(requirement_groups(tomllib.loads(text), folder))
         except (OSError, ValueError, AttributeError) as error:
             logger.warning(
                 "%s can't be read (%s): the version of verifiers is unknown.", place, error

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 
 from .client import Growing, json_or_text, reported_failure
-from ..types import REASONING_FIELDS, thought_text
+from ..types import REASONING_FIELDS, TEXT_TYPES, THOUGHT_PARTS, thought_text
 
 # %% ../../nbs/inference/09_streams.ipynb #7ee87647
 MAX_REPLY_MB = 64.0
@@ -49,7 +49,7 @@ async def read_bounded(response: aiohttp.ClientResponse, most_mb: float) -> byte
 
 # %% ../../nbs/inference/09_streams.ipynb #a6da476e
 # Types of parts whose text grows.
-GROWING = ("text", "thinking", "reasoning", "summary_text", "reasoning.text", "reasoning.summary")
+GROWING = (*TEXT_TYPES, *THOUGHT_PARTS, "summary_text", "reasoning.text", "reasoning.summary")
 
 
 def earlier_item(whole: Sequence[Any], item: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -61,7 +61,8 @@ def earlier_item(whole: Sequence[Any], item: Mapping[str, Any]) -> dict[str, Any
         ids = [each["id"] for each in (earlier, item) if each and each.get("id")]
         return earlier if ids[:1] == ids[-1:] else None  # some servers give each call number 0
     last = whole[-1] if whole and item.get("type") in GROWING else None
-    return last if isinstance(last, dict) and last.get("type") == item.get("type") else None
+    kinds = [(e.get("type"), e.get("thought")) for e in (last, item) if isinstance(e, dict)]
+    return last if len(kinds) == 2 and kinds[0] == kinds[1] else None
 
 # %% ../../nbs/inference/09_streams.ipynb #f0460c90
 def as_parts(content: Any) -> list[Any]:

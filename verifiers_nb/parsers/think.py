@@ -84,6 +84,20 @@ THINKING_TAGS = (
     "antThinking",
     "ant_thinking",
     "redacted_thinking",
+    "inner_thinking",
+    "deep_think",
+    "deep_thinking",
+    "deepthink",
+    "inner_reasoning",
+    "internal_reasoning",
+    "hidden_reasoning",
+    "reasoning_trace",
+    "reasoning_steps",
+    "thinking_step",
+    "monologue",
+    "introspection",
+    "deliberation",
+    "brainstorming",
 )
 PLACEHOLDERS = (
     "plan",
@@ -95,8 +109,9 @@ NOT_ALONE = ("details", *PLACEHOLDERS)
 
 
 def tag_forms(name: str) -> list[str]:
-    """Return the spellings of a tag's name."""
-    return [name, name.capitalize(), name.upper()]
+    """Return the spellings of a tag's name, whose words `_`, `-` or a blank may join."""
+    joined = [name.replace("_", join) for join in "_- "] if "_" in name else [name]
+    return [form for each in joined for form in (each, each.capitalize(), each.upper())]
 
 
 TAG_MARKS = {
@@ -112,6 +127,8 @@ GRANITE = {
 OTHER_MARKS = (
     *(ThinkingMark(f"<|{word}|>", f"<|/{word}|>") for word in PIPED),
     *(ThinkingMark(f"<|begin_of_{word}|>", f"<|end_of_{word}|>") for word in PIPED),
+    *(ThinkingMark(f"<|begin_{word}|>", f"<|end_{word}|>") for word in PIPED),
+    *(ThinkingMark(f"<|{word}_start|>", f"<|{word}_end|>") for word in PIPED),
     *(ThinkingMark(opening, f"\n{opening[:3]}\n", alone=False) for opening in FENCES),
     ThinkingMark("[THINK]", "[/THINK]"),  # Mistral
     ThinkingMark("[THINKING]", "[/THINKING]"),
@@ -153,7 +170,7 @@ OPENING_NAMES = any_of_words(form for form in TAG_MARKS if form not in FORMS_OF_
 CLOSING_NAMES = any_of_words(form for form, mark in TAG_MARKS.items() if mark.alone)
 UNTAGGED = [mark for mark in ALL_MARKS if mark.strip("</>") not in TAG_MARKS]
 TAG_END = r"(?:\s*>|\s+[^<>=\s]+=[^<>]*>)"  # with attributes or none
-SUFFIX = r"(?::\w+)?"  # of a model, as in `<think:6124c78e>`
+SUFFIX = r"(?::\w+|_\d+)?"  # of a model or a number, as in `<think:6124c78e>` and `<thought_2>`
 TAG = f" ?(?:(?:{OPENING_NAMES})|/ ?(?:{CLOSING_NAMES})){SUFFIX}{TAG_END}"
 # After a `<`: a placeholder's name where thinking would begin.
 BEGINS = r"(?:(?<![\s\S]<)|(?<=[\n>]<)|(?<=[.!?][ ]<))"

@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'STREAMS', 'OS_NAMES', 'ENDS_PYTHON', 'NAMES', 'is_broken', 'replaced_names', 'working_directory',
-           'put_back_descriptor', 'Belongings', 'all_put_back']
+__all__ = ['logger', 'STREAMS', 'OS_NAMES', 'ENDS_PYTHON', 'NAMES', 'SETTINGS', 'is_broken', 'replaced_names',
+           'working_directory', 'put_back_descriptor', 'opened_again', 'recursion_limit', 'umask', 'Belongings',
+           'all_put_back']
 
 # %% ../../nbs/support/07_belongings.ipynb #8682d5f1
 import builtins
+import io
 import json
 import logging
 import os
@@ -19,7 +21,7 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
@@ -116,6 +118,31 @@ def put_back_descriptor(number: int, copy: int, everything: bool) -> bool:
     os.dup2(copy, number)
     return True
 
+# %% ../../nbs/support/07_belongings.ipynb #a289e13a
+def opened_again(number: int, closed: Any) -> Any:
+    """Return a new text stream on a standard descriptor, written as the closed one was."""
+    file = io.BufferedWriter(io.FileIO(number, "w", closefd=False))  # `open` may be replaced
+    return io.TextIOWrapper(file, closed.encoding, closed.errors, line_buffering=True)
+
+# %% ../../nbs/support/07_belongings.ipynb #77703408
+def recursion_limit() -> int:
+    """Return the limit on nested calls, at most the usual one: a library may raise it."""
+    return min(sys.getrecursionlimit(), 1000)
+
+# %% ../../nbs/support/07_belongings.ipynb #565646b1
+def umask() -> int:
+    """Return the permissions that new files lack."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+# %% ../../nbs/support/07_belongings.ipynb #61cc19bd
+SETTINGS: tuple[tuple[str, Callable[[], int], Callable[[int], Any]], ...] = (
+    ("logging.disable", lambda: logging.root.manager.disable, logging.disable),
+    ("the recursion limit", recursion_limit, sys.setrecursionlimit),
+    ("the umask", umask, os.umask),
+)
+
 # %% ../../nbs/support/07_belongings.ipynb #7951161c
 class Belongings:
     """What this process has when a run begins: its streams, its directory, and some functions.
@@ -126,6 +153,7 @@ class Belongings:
 
     def __init__(self) -> None:
         self.values = [getattr(module, name, None) for module, name in NAMES]
+        self.settings = [read() for _, read, _ in SETTINGS]
         self.directory = working_directory()
         self.copies: dict[int, int] = {}
         for number in STREAMS:
@@ -140,6 +168,7 @@ class Belongings:
         for number, copy in self.copies.items():
             if put_back_descriptor(number, copy, everything):
                 changes.append(f"closed or redirected {STREAMS[number]}")
+        self.open_streams()
         for (module, name), value in zip(NAMES, self.values, strict=True):
             now = getattr(module, name, None)
             if now is not value and not is_broken(value) and (everything or is_broken(now)):
@@ -151,7 +180,23 @@ class Belongings:
             with suppress(OSError):  # it is gone
                 os.chdir(self.directory)
                 changes.append("changed the working directory")
-        self.say(changes)
+        self.say([*changes, *(self.put_back_settings() if everything else ())])
+
+    def open_streams(self) -> None:
+        """Open a new stream for each of ours that a function has closed."""
+        for place, number in enumerate(STREAMS):  # `NAMES` begins with them
+            stream = self.values[place]
+            if number in self.copies and getattr(stream, "closed", False) is True:
+                self.values[place] = opened_again(number, stream)
+
+    def put_back_settings(self) -> list[str]:
+        """Restore the settings of this process, and return what to say."""
+        changes = []
+        for (name, read, write), value in zip(SETTINGS, self.settings, strict=True):
+            if read() != value:
+                write(value)
+                changes.append(f"changed {name}")
+        return changes
 
     def say(self, changes: list[str]) -> None:
         """Log the changes that were not logged before."""
