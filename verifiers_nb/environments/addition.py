@@ -17,9 +17,9 @@ from typing import Any
 
 from ..envs.multiturn import SingleTurnEnv
 from ..parsers.base import Parser, assistant_texts
-from ..parsers.think import outside_thinking
 from ..parsers.xml import XMLParser
 from ..rubrics.rubric import Rubric
+from ..support.thinking_marks import outside_thinking
 from ..types import Messages
 
 # %% ../../nbs/environments/addition.ipynb #c1dfd96e

@@ -28,12 +28,12 @@ from .rollouts import run_bounded
 from .tools import Tool, convert_func_to_oai_tool, make_tool, tool_name
 from ..parsers.base import assistant_texts, messages_of
 from ..parsers.function_calls import member
-from ..parsers.think import outside_thinking
 from ..parsers.xml import OneAnswerParser, XMLParser
 from ..rubrics.rubric import Rubric, wanted_arguments
 from ..support.mcp_servers import ServerFailed, Servers, ServerTool, offered_names
 from ..support.sandbox import Unconfined
 from ..support.sync_calls import run_sync
+from ..support.thinking_marks import outside_thinking
 from ..support.threads import Threads, as_failure
 from ..types import (
     ChatMessage,

@@ -42,8 +42,8 @@ from .served_model import (
     kept_layers,
     merged_weights,
 )
-from ..parsers.think import find_outside
 from ..support.int8 import INT8_GAP, check_quantize
+from ..support.thinking_marks import find_outside
 
 if TYPE_CHECKING:
     from peft import PeftModel

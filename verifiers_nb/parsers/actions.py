@@ -33,7 +33,7 @@ from .base import (
     weighted_sum,
 )
 from .commands import Command, command_docs, compiled_template, valid_template
-from .think import (
+from ..support.thinking_marks import (
     MARK_STARTS,
     TAG_MARKS,
     THINKING_MARKS,

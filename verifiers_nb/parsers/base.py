@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['TextSpan', 'make_check', 'OPEN', 'CLOSE', 'TAG_START', 'F', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum',
-           'checks_table', 'summed_table', 'Explanation', 'messages_of', 'text_with_thinking', 'assistant_texts',
-           'only_reads', 'identity', 'Parser']
+__all__ = ['TextSpan', 'make_check', 'TAG_START', 'F', 'ExtractFn', 'Check', 'strip_span', 'weighted_sum', 'checks_table',
+           'summed_table', 'Explanation', 'messages_of', 'text_with_thinking', 'assistant_texts', 'only_reads',
+           'identity', 'Parser']
 
 # %% ../../nbs/parsers/00_base.ipynb #77de68da
 import logging
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
+from ..support.thinking_marks import CLOSE, OPEN
 from ..types import content_text, reasoning_text
 
 if TYPE_CHECKING:
@@ -98,7 +99,6 @@ def messages_of(completion: Messages, role: str) -> list[ChatMessage]:
     return [message for message in completion if message.get("role") == role]
 
 # %% ../../nbs/parsers/00_base.ipynb #2a42ce7f
-OPEN, CLOSE = "<think>", "</think>"
 TAG_START = re.compile(r"<(?=/?\w)")
 
 

@@ -37,7 +37,7 @@ from .fenced_actions import (
     unfinished,
 )
 from .shell import unfinished_part
-from .think import (
+from ..support.thinking_marks import (
     LONE_CLOSINGS,
     MARK_STARTS,
     find_outside,

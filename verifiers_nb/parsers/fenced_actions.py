@@ -33,7 +33,7 @@ from .actions import (
 from .base import TextSpan
 from .commands import Command
 from .shell import unfinished_part
-from .think import (
+from ..support.thinking_marks import (
     CLOSE,
     OPEN,
     after_first,

@@ -42,7 +42,7 @@ from .actions import (
 )
 from .base import TextSpan
 from .commands import JSON_TYPES, Argument, Command, invoke, value_fault
-from .think import LONE_CLOSINGS, find_outside, has_thinking
+from ..support.thinking_marks import LONE_CLOSINGS, find_outside, has_thinking
 
 if TYPE_CHECKING:
     from .structural_tags import Format, StructuralTag, TagFormat

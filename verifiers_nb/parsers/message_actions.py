@@ -24,7 +24,7 @@ from .actions import (
     response_text,
 )
 from .commands import Command
-from .think import has_thinking
+from ..support.thinking_marks import has_thinking
 
 if TYPE_CHECKING:
     from .structural_tags import Format

@@ -28,7 +28,7 @@ from functools import lru_cache
 from shlex import quote
 from typing import Any, NamedTuple
 
-from .think import rust_search
+from ..support.thinking_marks import rust_search
 
 # %% ../../nbs/parsers/04_shell.ipynb #e62740ac
 QUOTE_OR_ESCAPE = re.compile(r"\\.|\$'|(?<!<)<<(?!<)|['\"`]")

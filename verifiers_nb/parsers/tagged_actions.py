@@ -27,7 +27,13 @@ from .actions import (
     thinking_then_prose,
 )
 from .commands import Command
-from .think import ALL_MARKS, ANY_MARK, after_first, after_mark, first_outside
+from ..support.thinking_marks import (
+    ALL_MARKS,
+    ANY_MARK,
+    after_first,
+    after_mark,
+    first_outside,
+)
 
 if TYPE_CHECKING:
     from .structural_tags import Format

@@ -34,7 +34,7 @@ from .base import (
     identity,
     make_check,
 )
-from .think import THINKING_TAGS, outside_thinking
+from ..support.thinking_marks import THINKING_TAGS, outside_thinking
 from ..types import content_text
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from math import isfinite
 from statistics import fmean
 from typing import Any
 
-from ..parsers.think import outside_thinking
 from .judge import JUDGED_TEXTS, LOOKS, AnswerWatch, JudgeRubric
 from ..support.budget import judged_state, run_policy
+from ..support.thinking_marks import outside_thinking
 from ..types import Messages, RewardFunc, State, content_text
 
 # %% ../../nbs/rubrics/04_criteria.ipynb #0b057b3e

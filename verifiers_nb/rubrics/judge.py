@@ -20,7 +20,6 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from ..parsers.base import Parser
-from ..parsers.think import outside_thinking
 from .rubric import Rubric
 from ..support.budget import judged_state, note_judge
 from ..support.calls import (
@@ -31,6 +30,7 @@ from ..support.calls import (
     with_retries,
     without_retries,
 )
+from ..support.thinking_marks import outside_thinking
 from ..types import (
     Messages,
     RewardFunc,
