@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
 import verifiers_nb as vf
-from verifiers_nb.support.thinking_marks import ANY_MARK, first_outside, outside_thinking
 from verifiers_nb.inference.client import Reply
 from verifiers_nb.inference.engine import move_tool_calls
 from verifiers_nb.parsers.action_parsers import action_parser
 from verifiers_nb.parsers.actions import FormatError
 from verifiers_nb.parsers.commands import Argument, Command
+from verifiers_nb.support.thinking_marks import ANY_MARK, first_outside, outside_thinking
 
 quick = settings(max_examples=150, deadline=None)
 WORD = Argument(name="word", type="string", description="", required=True)
