@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'EXACT_FLOATS', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'SINGLE_QUOTED',
-           'ACTIVE', 'EXPRESSION', 'STRING', 'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits',
-           'value_fault', 'call_format', 'check_arguments', 'Command', 'own_characters', 'check_written',
-           'render_argument', 'write_value', 'check_end', 'invoke', 'usage', 'argument_docs', 'command_docs']
+__all__ = ['ARGUMENT_NAME', 'PLAIN', 'JSON_TYPES', 'SIMPLE_KEYWORDS', 'MARK', 'BASH_COMMAND', 'SINGLE_QUOTED', 'ACTIVE',
+           'EXPRESSION', 'STRING', 'compiled_template', 'valid_template', 'Argument', 'has_type', 'fits', 'value_fault',
+           'call_format', 'check_arguments', 'Command', 'own_characters', 'check_written', 'render_argument',
+           'write_value', 'check_end', 'invoke', 'usage', 'argument_docs', 'command_docs']
 
 # %% ../../nbs/parsers/05_commands.ipynb #77de68da
 import json
@@ -79,7 +79,6 @@ JSON_TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,),
     "null": (type(None),),
 }
-EXACT_FLOATS = 2**53  # up to here, each whole number has a float of its own
 
 
 def has_type(value: Any, kind: str) -> bool:
@@ -88,10 +87,9 @@ def has_type(value: Any, kind: str) -> bool:
         return True
     if isinstance(value, bool) or not isinstance(value, JSON_TYPES[kind]):
         return kind == "boolean" and isinstance(value, bool)
-    if isinstance(value, float) and kind == "integer":
-        # Beyond 2^53, it need not be the number that was written.
-        return value.is_integer() and abs(value) <= EXACT_FLOATS
-    return not isinstance(value, float) or math.isfinite(value)
+    if isinstance(value, float):
+        return math.isfinite(value) and (kind == "number" or value.is_integer())
+    return True
 
 # %% ../../nbs/parsers/05_commands.ipynb #91d2fb57
 SIMPLE_KEYWORDS = {"type", "items", "enum", "description", "title", "default"}
