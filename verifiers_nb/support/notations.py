@@ -7,14 +7,14 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
-           'RATIO', 'NUMBER_IN_RATIO', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES', 'MONTHS', 'DAYS_OF_WEEK', 'MONTH',
-           'DAY', 'DATES', 'COMPILED_DATES', 'SCALED_MATRIX', 'DERIVATIVE', 'NAME_OF_VALUE', 'BETWEEN_VALUES',
-           'NAMED_VALUE', 'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINING', 'BRACKET', 'BOUNDED', 'ANY_INTEGER',
-           'compare_at_sight', 'is_latex_number', 'without_same_things', 'numbers_in_same_unit', 'in_same_unit',
-           'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists', 'shares_of',
-           'compare_ratios', 'read_choice', 'choices_in', 'compare_choices', 'read_date', 'compare_dates',
-           'with_multiplied_matrix', 'without_names', 'values_by_name', 'is_point', 'as_points', 'interval_of',
-           'interval_of_both', 'as_union', 'as_intervals', 'with_one_parameter']
+           'RATIO', 'NUMBER_IN_RATIO', 'TWO_TERMS', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES', 'MONTHS',
+           'DAYS_OF_WEEK', 'MONTH', 'DAY', 'DATES', 'COMPILED_DATES', 'SCALED_MATRIX', 'DERIVATIVE', 'NAME_OF_VALUE',
+           'BETWEEN_VALUES', 'NAMED_VALUE', 'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINING', 'BRACKET', 'BOUNDED',
+           'ANY_INTEGER', 'compare_at_sight', 'is_latex_number', 'without_same_things', 'numbers_in_same_unit',
+           'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists',
+           'shares_of', 'compare_ratios', 'read_choice', 'choices_in', 'compare_choices', 'month_number', 'read_date',
+           'compare_dates', 'with_multiplied_matrix', 'without_names', 'values_by_name', 'is_point', 'as_points',
+           'interval_of', 'interval_of_both', 'as_union', 'as_intervals', 'with_one_parameter']
 
 # %% ../../nbs/support/32_notations.ipynb #a5619a09
 import re
@@ -211,8 +211,17 @@ def shares_of(terms: Sequence[str]) -> list[str] | list[Fraction]:
     return [number / total for number in numbers] if total else [*terms]
 
 # %% ../../nbs/support/32_notations.ipynb #dfeb6866
+TWO_TERMS = re.compile(r"([0-9]{1,9})( to |\s?:\s?)([0-9]{1,9})")
+
+
 def compare_ratios(gold: str, response: str) -> bool | None:
-    """Return whether two ratios of three terms or more are equal; None if neither is one."""
+    """Return whether two ratios are equal; None if neither has three terms or the word `to`."""
+    pair = [found for each in (gold, response) if (found := TWO_TERMS.fullmatch(each))]
+    words = [found[2] for found in pair]
+    if words == [" to ", " to "]:  # perhaps ranges, whose ends are not divided
+        return gold == response
+    if len(pair) == 2 and " to " in words:
+        return shares_of(pair[0].group(1, 3)) == shares_of(pair[1].group(1, 3))
     if not (RATIO.fullmatch(gold) or RATIO.fullmatch(response)):
         return None
     first, second = ([term.strip() for term in each.split(":")] for each in (gold, response))
@@ -261,8 +270,19 @@ def compare_choices(gold: str, response: str) -> bool | tuple[str, str]:
         return letter == other
     return (value, second) if value and second else (gold, response)
 
+# %% ../../nbs/support/32_notations.ipynb #3c8f5e11
+MONTHS = (
+    *("january", "february", "march", "april", "may", "june"),
+    *("july", "august", "september", "october", "november", "december"),
+)
+
+
+def month_number(name: str) -> int:
+    """Return the number of a month, given what its name begins with; 0 for another word."""
+    begins = [month.startswith(name.lower()) for month in MONTHS]
+    return begins.index(True) + 1 if name and any(begins) else 0
+
 # %% ../../nbs/support/32_notations.ipynb #6660b0b6
-MONTHS = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"]
 DAYS_OF_WEEK = r"(?P<weekday>Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]{0,6}\.?,? "
 MONTH = r"(?P<month>[A-Z][a-z]{2,8})\.?"
 DAY = r"(?:the )?(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?"
@@ -281,8 +301,7 @@ def read_date(answer: str) -> tuple[str, int, int, str] | None:
     plain = without_text_commands(answer)
     for found in filter(None, (pattern.fullmatch(plain) for pattern in COMPILED_DATES)):
         parts = found.groupdict()
-        name = (parts.get("month") or "")[:3].lower()
-        month = MONTHS.index(name) + 1 if name in MONTHS else int(parts.get("number") or 0)
+        month = month_number(parts.get("month") or "") or int(parts.get("number") or 0)
         if month:
             return parts["year"] or "", month, int(parts["day"]), parts.get("weekday") or ""
     return None
