@@ -344,7 +344,6 @@ WORDS_REWRITTEN = {
     rf"^({WORDLESS}(?: [a-z]+)?) is {OUR_ANSWER}$": r"\1",
     rf"^{IN_TEXT}[Tt](?:rue|RUE)\s?\}}?$": r"\\text{true}",
     rf"^{IN_TEXT}[Ff](?:alse|ALSE)\s?\}}?$": r"\\text{false}",
-    r"^([0-9]{1,9}) to ([0-9]{1,9})$": r"\1:\2",
     r"(?<=[A-Za-z0-9)}]) equals (?=[-0-9\\A-Za-z])": "=",
     r"(?<![A-Za-z\\])pi(?![A-Za-z])": r"\\pi ",
     rf"^([0-9]{{1,2}}(?::[0-9]{{2}})?) ?{IN_TEXT}[Aa](?:\. ?[Mm]\.?|[Mm]) ?\}}?$": r"\1 AM",
