@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Trial', 'NO_NETWORK', 'LOOK_UPS', 'UNREACHED', 'NOT_ASKED', 'UNASKED', 'PATIENCE', 'Payment', 'refuse_network',
            'refuse_sockets', 'drop_connections', 'close_network', 'Question', 'Judges', 'ask_through', 'pay_played',
-           'pay', 'is_isolated', 'run_alone', 'serve_trials', 'Trials']
+           'pay', 'is_isolated', 'run_to_end', 'serve_trials', 'Trials']
 
 # %% ../../nbs/envs/17_trials.ipynb #ed054777
 import asyncio
@@ -201,7 +201,7 @@ def is_isolated() -> bool:
     return False
 
 # %% ../../nbs/envs/17_trials.ipynb #8462c1d3
-def run_alone(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, T]) -> T:
+def run_to_end(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine in a runner's event loop, and cancel the tasks that it leaves there."""
     returned = runner.run(coroutine, context=copy_context())
     if left := asyncio.all_tasks(runner.get_loop()):
@@ -227,9 +227,9 @@ def serve_trials(
         while True:
             for number, script in pipe.recv():
                 if isinstance(number, tuple):
-                    paid = run_alone(runner, pay_played(env, [rows[at] for at in number]))
+                    paid = run_to_end(runner, pay_played(env, [rows[at] for at in number]))
                 else:
-                    paid = [run_alone(runner, pay(env, rows[number], script))]
+                    paid = [run_to_end(runner, pay(env, rows[number], script))]
                 if os.getpid() != own:
                     os._exit(0)
                 if forks:
