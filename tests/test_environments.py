@@ -663,10 +663,15 @@ def digest(env: vf.Environment) -> str:
     return hashlib.sha256(json.dumps(rows).encode()).hexdigest()
 
 
+def plain_arguments(case: Case) -> dict[str, Any]:
+    """Return the arguments that can be sent to another process."""
+    return {name: value for name, value in case.arguments.items() if name != "tools"}
+
+
 @pytest.fixture(scope="module")
 def alone() -> dict[str, tuple[float, str]]:
     """Load each environment in a fork that has imports only; return by name the seconds, imports included, and a digest."""
-    wanted = {c.id: {k: v for k, v in c.arguments.items() if k != "tools"} for c in CASES}
+    wanted = {case.id: plain_arguments(case) for case in CASES}
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
     # From 3.12 on Python warns of a fork beside threads; NumPy's pool sleeps, and the child loads rows only.
     quiet = ["-W", "ignore:This process:DeprecationWarning"]
@@ -684,7 +689,7 @@ def test_loading_is_cheap_and_the_same_in_every_process(
 ) -> None:
     """Imports included: 0.6 to 0.9 s of processor time on a quiet machine. This process has loaded the others."""
     seconds, rows = alone[case.id]
-    assert rows == digest(case.load()) and seconds < 5
+    assert rows == digest(vf.load_environment(case.id, **plain_arguments(case))) and seconds < 5
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.hub], ids=lambda case: case.id)
