@@ -9,8 +9,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from importlib.util import find_spec
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 LOG = Path(sys.prefix) / "install.log"
