@@ -63,6 +63,7 @@ FEWER = {
     "commands": {
         "for _ in range(3):": "for _ in range(1):",
         '\\"eval\\", \\"train\\", \\"init\\", \\"tui\\", \\"vllm\\", \\"demo\\", \\"report\\"': '\\"eval\\", \\"report\\"',
+        '\\"--learning-rte\\"': '\\"--help\\"',
         "import GRPOConfig, GRPOTrainer": "import Rubric",
         "COUNT = 100_000": "COUNT = 10_000",
         "places[50_000]": "places[5_000]",
