@@ -91,7 +91,7 @@ FEWER = {
 }
 
 # Those that start programs which load PyTorch: each begins as a fork. Two processes of accelerate's command and a vf-train that
-# import for themselves are in test_cli_train.py.
+# import for themselves are in test_cli_train.py, each week.
 FORKED = ("05_eval", "12_train", "15_demo", "109_several_gpus_and_servers", "rollouts")
 
 

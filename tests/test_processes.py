@@ -70,7 +70,7 @@ def launch(folder: Path, how: str | None = None, **settings: object) -> Complete
 def launch_by_command(folder: Path, how: str) -> CompletedProcess[str]:
     """Train in two processes by accelerate's own command and a launch configuration of ours, as tutorial 109 does.
 
-    All three begin as forks. In test_cli_train.py the command and its processes import for themselves.
+    All three begin as forks. In test_cli_train.py the command and its processes import for themselves, each week.
     """
     script = folder.parent / "train.py"
     script.write_text(SCRIPT)
