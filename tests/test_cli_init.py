@@ -16,8 +16,7 @@ import pytest
 from nbclient import NotebookClient
 
 INSTALL = "from verifiers_nb.cli.init import install_main; raise SystemExit(install_main())"
-# vf-eval in an environment, in a process that has imported.
-SCORE = "import site; site.addsitedir({site!r}); from verifiers_nb.cli.eval import main; raise SystemExit(main())"
+SCORE = "from verifiers_nb.cli.eval import main; raise SystemExit(main())"
 PIP = ["--", "-q", "--no-deps", "--no-build-isolation"]
 ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} | {
     "OMP_NUM_THREADS": "1",
@@ -36,32 +35,30 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
-def call(
-    python: Path | str, command: str, *arguments: str, cwd: Path
-) -> subprocess.CompletedProcess[str]:
-    """Call a module with a Python, or vf-install. This Python begins as a fork."""
+def call(command: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Call a module, or vf-install, in a process that has imported."""
     start = ["-c", INSTALL] if command == "vf-install" else ["-m", command]
-    line = [str(python), *start, *arguments]
-    if python == sys.executable:
-        return forked.run(line, cwd, ENVIRON)
-    return subprocess.run(line, cwd=cwd, env=ENVIRON, capture_output=True, text=True, timeout=600)
+    return forked.run([sys.executable, *start, *arguments], cwd, ENVIRON)
+
+
+def run_in(python: Path, code: str, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a process that has imported, with the packages of an environment, and its Python for pip."""
+    site = next(python.parents[1].glob("lib/python*/site-packages"))
+    begin = f"import site, sys; sys.executable = {str(python)!r}; site.addsitedir({str(site)!r})\n"
+    return forked.run([sys.executable, "-c", begin + code, *arguments], cwd, ENVIRON)
 
 
 def test_from_a_name_to_a_score(python: Path, tmp_path: Path) -> None:
-    made = call(python, "verifiers_nb.cli.init", "my-sums", cwd=tmp_path)
+    made = call("verifiers_nb.cli.init", "my-sums", cwd=tmp_path)
     assert made.returncode == 0 and "wrote environments/my_sums/my_sums.py" in made.stdout
-    tested = call(
-        python, "pytest", "-q", "environments/my_sums", "-p", "no:cacheprovider", cwd=tmp_path
-    )
+    tested = call("pytest", "-q", "environments/my_sums", "-p", "no:cacheprovider", cwd=tmp_path)
     assert tested.returncode == 0, tested.stdout  # installed or not
-    listed = call(python, "vf-install", "--list", cwd=tmp_path).stdout
+    listed = run_in(python, INSTALL, "--list", cwd=tmp_path).stdout
     (line,) = [line for line in listed.splitlines() if line.startswith("my-sums")]
     assert "needs vf-install" in line
-    done = call(python, "vf-install", "my-sums", *PIP, cwd=tmp_path)
+    done = run_in(python, INSTALL, "my-sums", *PIP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    site = next(python.parents[1].glob("lib/python*/site-packages"))
-    score = [sys.executable, "-c", SCORE.format(site=str(site)), "my_sums"]
-    scored = forked.run([*score, *"-n 2 -r 1 -s -t 40".split()], tmp_path, ENVIRON)
+    scored = run_in(python, SCORE, "my_sums", *"-n 2 -r 1 -s -t 40".split(), cwd=tmp_path)
     assert scored.returncode == 0, scored.stderr
     assert [*tmp_path.glob("environments/my_sums/outputs/evals/my-sums--*/*/results.jsonl")]
     elsewhere = tmp_path / "elsewhere"
@@ -75,13 +72,13 @@ def test_from_a_name_to_a_score(python: Path, tmp_path: Path) -> None:
     more = '"verifiers_nb>=0.1", "missing @ file:///no/such/missing.whl"'
     project.write_text(project.read_text().replace('"verifiers_nb>=0.1"', more))
     for _ in range(2):  # the version is the same, and the first attempt failed
-        failed = call(python, "vf-install", "my-sums", *PIP, cwd=tmp_path)
+        failed = run_in(python, INSTALL, "my-sums", *PIP, cwd=tmp_path)
         assert failed.returncode == 2 and "missing.whl was not installed" in failed.stderr
 
 
 def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
     repository = tmp_path / "tasks"
-    call(python, "verifiers_nb.cli.init", "git-sums", "-p", "tasks/environments", cwd=tmp_path)
+    call("verifiers_nb.cli.init", "git-sums", "-p", "tasks/environments", cwd=tmp_path)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-c", "init.defaultBranch=main"]
     for arguments in (
         ["init", "-q"],
@@ -91,18 +88,14 @@ def test_from_a_git_repository(python: Path, tmp_path: Path) -> None:
     ):
         subprocess.run([*git, *arguments], cwd=repository, check=True)
     address = f"file://{repository}"
-    install = "vf-install"
-    done = call(python, install, "git-sums", "-r", address, "-b", "dev", *PIP, cwd=tmp_path)
+    done = run_in(python, INSTALL, "git-sums", "-r", address, "-b", "dev", *PIP, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     source = "import git_sums; print(git_sums.load_environment().rubric.get_reward_weights())"
-    loaded = subprocess.run(
-        [python, "-c", source], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True
-    )
-    assert loaded.stdout == "[1.0, 0.2]\n"
+    assert run_in(python, source, cwd=tmp_path).stdout == "[1.0, 0.2]\n"
     direct = f"{address}#subdirectory=environments/git_sums"
-    assert call(python, install, direct, "-b", "dev", *PIP, cwd=tmp_path).returncode == 0
+    assert run_in(python, INSTALL, direct, "-b", "dev", *PIP, cwd=tmp_path).returncode == 0
     for wrong in (["git-sums", "-r", address, "-b", "nope"], [f"file://{tmp_path}/nothing"]):
-        failed = call(python, install, *wrong, *PIP, cwd=tmp_path)
+        failed = run_in(python, INSTALL, *wrong, *PIP, cwd=tmp_path)
         assert failed.returncode == 2 and "was not installed" in failed.stderr
         assert "Traceback" not in failed.stderr
 
@@ -140,7 +133,7 @@ def test_a_package_of_verifiers_from_a_bare_repository(python: Path, tmp_path: P
     subprocess.run([*git, "clone", "-q", "--bare", "work", "bare.git"], cwd=tmp_path, check=True)
     pip = ["--", "-q", "--no-build-isolation", "--no-index"]  # nothing can come from an index
     given = ["their-sums", "-r", f"file://{tmp_path}/bare.git"]
-    done = call(python, "vf-install", *given, *pip, cwd=tmp_path)
+    done = run_in(python, INSTALL, *given, *pip, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     play = (
         "import verifiers_nb as vf; env = vf.load_environment('their-sums')\n"
@@ -148,34 +141,29 @@ def test_a_package_of_verifiers_from_a_bare_repository(python: Path, tmp_path: P
         "from importlib.metadata import distributions\n"
         "print([n for n in ('their-sums', 'verifiers') if [*distributions(name=n)]])"
     )
-    loaded = subprocess.run(
-        [python, "-c", play], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True
-    )
+    loaded = run_in(python, play, cwd=tmp_path)
     assert loaded.stdout == "[None]\n['their-sums']\n", loaded.stderr
 
 
-def test_the_notebook_writes_the_module(tmp_path: Path) -> None:
-    done = call(
-        sys.executable, "verifiers_nb.cli.init", "my-sums", "--notebook", "-p", ".", cwd=tmp_path
-    )
+def test_the_notebook_writes_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_PATH", forked.kernels())
+    done = call("verifiers_nb.cli.init", "my-sums", "--notebook", "-p", ".", cwd=tmp_path)
     assert done.returncode == 0
     folder = tmp_path / "my_sums"
     (folder / "my_sums.py").unlink()
     notebook = nbformat.read(folder / "my_sums.ipynb", 4)
     NotebookClient(notebook, resources={"metadata": {"path": str(folder)}}, timeout=300).execute()
-    tested = call(sys.executable, "pytest", "-q", "-p", "no:cacheprovider", ".", cwd=folder)
+    tested = call("pytest", "-q", "-p", "no:cacheprovider", ".", cwd=folder)
     assert tested.returncode == 0, tested.stdout
 
 
 def test_what_is_there_is_kept(tmp_path: Path) -> None:
-    call(sys.executable, "verifiers_nb.cli.init", "my-sums", cwd=tmp_path)
+    call("verifiers_nb.cli.init", "my-sums", cwd=tmp_path)
     module = tmp_path / "environments/my_sums/my_sums.py"
     readme = module.with_name("README.md")
     module.write_text("mine")
     readme.write_text("mine")
-    again = call(
-        sys.executable, "verifiers_nb.cli.init", "my-sums", "--rewrite-readme", cwd=tmp_path
-    )
+    again = call("verifiers_nb.cli.init", "my-sums", "--rewrite-readme", cwd=tmp_path)
     assert again.returncode == 0 and module.read_text() == "mine" != readme.read_text()
 
 
@@ -196,7 +184,7 @@ def test_a_wrong_call_costs_one_sentence(
     tmp_path: Path, command: str, arguments: list[str], said: str
 ) -> None:
     (tmp_path / "file").write_text("")
-    failed = call(sys.executable, command, *arguments, cwd=tmp_path)
+    failed = call(command, *arguments, cwd=tmp_path)
     assert failed.returncode == 2 and said in failed.stderr
     assert "Traceback" not in failed.stderr and len(failed.stderr.strip().splitlines()) == 1
 
@@ -247,7 +235,7 @@ def test_a_package_for_verifiers_is_installed_without_it(python: Path, tmp_path:
     put_on_shelf(tmp_path / "shelf", "theirs_index")
     pip = ["--", "-q", "--no-build-isolation", "--no-index", "--find-links", "shelf"]
     for name, wanted in (("theirs_folder",) * 2, ("theirs_index", "theirs_index==0.1")):
-        done = call(python, "vf-install", wanted, *pip, cwd=tmp_path)
+        done = run_in(python, INSTALL, wanted, *pip, cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert f"installed; try it with vf-eval {name}" in done.stdout
     play = """
@@ -256,9 +244,7 @@ for name in ("theirs_folder", "theirs_index"):
     env = vf.load_environment(name)
     print(env.evaluate(vf.ScriptedClient("4"), "m", progress=False).reward)
 """
-    ran = subprocess.run(
-        [python, "-c", play], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True
-    )
+    ran = run_in(python, play, cwd=tmp_path)
     assert ran.stdout == "[1.0]\n[1.0]\n", ran.stderr
 
 

@@ -8,6 +8,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
+import forked
 import pytest
 
 HOSTILE = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m\u202e{{7*7}}"
@@ -51,7 +52,7 @@ def write_run(folder: Path, skill: int, count: int = 6) -> Path:
 def call(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Call the command in a folder."""
     command = [sys.executable, "-m", "verifiers_nb.cli.report", *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    return forked.run(command, cwd)
 
 
 class Tags(HTMLParser):

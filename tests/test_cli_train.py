@@ -175,9 +175,9 @@ def test_a_second_press_leaves_at_once(tmp_path: Path) -> None:
     assert process.wait(60) == 130
 
 
-def launched(*arguments: str) -> list[str]:
+def launched(python: str, *arguments: str) -> list[str]:
     """Return the command that trains on two processes."""
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    launch = [python, "-m", "accelerate.commands.launch", "--multi_gpu"]
     launch += ["--main_process_port", "0", "--mixed_precision", "no"]
     launch += ["--num_processes", "2", "--num_machines", "1"]
     return [*launch, "-m", "verifiers_nb.cli.train", *SMALL, *arguments]
@@ -196,14 +196,18 @@ def test_two_processes_with_one_voice(tmp_path: Path) -> None:
     assert len(rollouts) == 32 and (tmp_path / "run/adapter/adapter_config.json").is_file()
 
 
-def test_a_press_that_a_launcher_passes_on_is_one(tmp_path: Path) -> None:
-    command, run = launched("--max-steps", "100000"), tmp_path / "run"
+@pytest.mark.parametrize("begin", ["as forks", "by importing"])  # the second weekly (conftest.py)
+def test_a_press_that_a_launcher_passes_on_is_one(tmp_path: Path, begin: str) -> None:
+    python = forked.program() if begin == "as forks" else sys.executable
+    command, run = launched(python, "--max-steps", "100000"), tmp_path / "run"
     with (tmp_path / "said").open("w") as said:
         process = subprocess.Popen(
             command, cwd=tmp_path, env=ENVIRON, stdout=said, stderr=said, start_new_session=True
         )
     wait_until(lambda: len(steps(run)) >= 2, process)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the launcher and both processes
+    process.send_signal(
+        signal.SIGINT
+    )  # as a terminal does: it starts both in sessions of their own
     process.wait(120)
     assert f"the checkpoint of step {steps(run)[-1]} is complete" in (tmp_path / "said").read_text()
 

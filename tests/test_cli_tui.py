@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import pytest
 
 from verifiers_nb.cli.saved_runs import (
@@ -152,6 +153,6 @@ def test_a_wrong_call_costs_one_sentence(tmp_path: Path, arguments: list[str], s
     if said == "needs a terminal":
         (tmp_path / "one.jsonl").write_text('{"index": 0}\n')
     command = [sys.executable, "-m", "verifiers_nb.cli.tui", *arguments]
-    failed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    failed = forked.run(command, tmp_path)
     assert failed.returncode == 2 and said in failed.stderr
     assert "Traceback" not in failed.stderr and len(failed.stderr.strip().splitlines()) == 1

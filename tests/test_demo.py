@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import forked
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
@@ -72,10 +73,10 @@ class Demo:
         self.folder = folder
         self.log = folder / "log"
 
-    def start(self) -> subprocess.Popen:
+    def start(self, python: str) -> subprocess.Popen:
         """Call the demo in a session of its own and return when it trains."""
         (self.folder / "kernel").unlink(missing_ok=True)
-        command = [sys.executable, "-m", "verifiers_nb.cli.demo"]
+        command = [python, "-m", "verifiers_nb.cli.demo"]
         with self.log.open("w") as out:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, stdout=out, stderr=out, start_new_session=True
@@ -99,7 +100,7 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_stop_saves_and_the_same_command_continues(demo: Demo, kind: signal.Signals) -> None:
-    process = demo.start()
+    process = demo.start(forked.program())
     process.send_signal(kind)
     assert process.wait(60) == 130
     assert demo.log.read_text().endswith(
@@ -109,13 +110,13 @@ def test_stop_saves_and_the_same_command_continues(demo: Demo, kind: signal.Sign
     assert "step 0" in saved.cells[1].outputs[0].text
     assert not alive(demo.kernel())
 
-    assert demo.start().wait(60) == 0
+    assert demo.start(forked.program()).wait(60) == 0
     assert "\nstep 7\n" in demo.log.read_text() and "the end" in demo.log.read_text()
 
 
 def test_second_press_ends_at_once(demo: Demo) -> None:
     (demo.folder / "hang").touch()
-    process = demo.start()
+    process = demo.start(forked.program())
     process.send_signal(signal.SIGINT)
     wait_until((demo.folder / "checkpoint").exists)
     time.sleep(0.6)
@@ -125,7 +126,7 @@ def test_second_press_ends_at_once(demo: Demo) -> None:
 
 
 def test_killed_demo_leaves_no_kernel(demo: Demo) -> None:
-    process = demo.start()
+    process = demo.start(sys.executable)  # which the kernel itself watches
     process.kill()
     process.wait()
     wait_until(lambda: not alive(demo.kernel()), seconds=50)

@@ -266,10 +266,8 @@ def test_a_server_that_is_gone_ends_every_rollout_once(quick_pauses: None, tmp_p
     assert len(list(vf.read_rollouts(path))) == 50
 
 
-@pytest.mark.parametrize("ending", ["", "client.close()", "asyncio.run(client.aclose())"])
-def test_nothing_is_said_about_connections_at_the_end(
-    ending: str, serving: Callable[..., Server]
-) -> None:
+def test_nothing_is_said_about_connections_at_the_end(serving: Callable[..., Server]) -> None:
+    """Of a client that stays open, of one that is closed in each way, and of one of openai's."""
     server = serving(lambda question: (answer(question), False))
     script = f"""
 import asyncio, gc, sys, threading
@@ -277,16 +275,18 @@ import openai
 import verifiers_nb as vf
 sys.path.insert(0, "tests")
 from test_http import environment
-client, given = vf.HTTPClient("{server.url}"), openai.AsyncOpenAI(base_url="{server.url}", api_key="k")
+opened, closed, aclosed = (vf.HTTPClient("{server.url}") for _ in range(3))
 env = environment(20)
-for each in (client, given):
+for each in (opened, closed, aclosed, openai.AsyncOpenAI(base_url="{server.url}", api_key="k")):
     assert env.evaluate(each, "m", progress=False).reward == [1.0] * 20
     assert asyncio.run(env.a_evaluate(each, "m", progress=False)).reward == [1.0] * 20
     thread = threading.Thread(target=lambda: asyncio.run(env.a_evaluate(each, "m", progress=False)))
     thread.start(); thread.join()
 loop = asyncio.new_event_loop()
-loop.run_until_complete(env.a_evaluate(client, "m", progress=False))
-{ending}
+for each in (opened, closed, aclosed):
+    loop.run_until_complete(env.a_evaluate(each, "m", progress=False))
+closed.close()
+asyncio.run(aclosed.aclose())
 gc.collect()
 """
     run = subprocess.run(
@@ -342,10 +342,11 @@ class Client:
         self.chat = self.completions = self
     async def create(self, messages, **request):
         await asyncio.sleep(0)
-        message = {"role": "assistant", "content": "x" * 1000}
+        message = {"role": "assistant", "content": "x" * LENGTH}  # a string of its own each time
         return Reply(choices=[{"index": 0, "message": message, "finish_reason": "stop"}])
 
-questions = [f"question {i}" for i in range(20_000)]
+LENGTH = 6000
+questions = [f"question {i}" for i in range(4000)]
 env = vf.SingleTurnEnv(
     eval_dataset=Dataset.from_dict(dict(question=questions, answer=questions)),
     rubric=vf.Rubric([lambda completions: [float(len(c)) for c in completions]]),
@@ -354,7 +355,7 @@ before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 outputs = env.evaluate(
     Client(), "m", rollouts_per_example=2, max_concurrent=64, save_path=sys.argv[1], progress=False
 )
-assert outputs.reward == [1.0] * 40_000 and outputs.completion[39_999][0]["content"] == "x" * 1000
+assert outputs.reward == [1.0] * 8000 and outputs.completion[7999][0]["content"] == "x" * LENGTH
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
@@ -366,6 +367,5 @@ def test_stored_rollouts_take_no_memory(tmp_path: Path) -> None:
     )
     assert run.returncode == 0, run.stderr
     assert path.stat().st_size > 50e6
-    assert (
-        int(run.stdout) < 40_000
-    )  # KiB: less than the file; of what is finished only numbers stay
+    # KiB: less than half of the file; of what is finished only numbers stay
+    assert int(run.stdout) < 25_000

@@ -2,7 +2,7 @@
 
 The rows that it serves are those of the samples, in the columns of the real datasets and one more. The other
 splits and configurations of a dataset hold a single row, so that an environment that asks for a
-wrong one can't come out as it does from its sample.
+wrong one can't come out as it does from its sample. Most subjects of MMMU have no other splits here.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ HOSTED: dict[str, dict[str, dict[str, str]]] = {
         "gpqa_diamond": {"train": "gpqa"},
     },
     "MMMU/MMMU": {
-        subject: {"dev": "-mmmu", "validation": "mmmu", "test": "-mmmu"} for subject in SUBJECTS
+        **{subject: {"validation": "mmmu"} for subject in SUBJECTS},
+        SUBJECTS[0]: {"dev": "-mmmu", "validation": "mmmu", "test": "-mmmu"},
     },
     "PrimeIntellect/verifiable-coding-problems": {"default": {"train": "prime_code"}},
     "Salesforce/xlam-function-calling-60k": {"dataset": {"train": "xlam"}},

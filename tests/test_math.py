@@ -6,6 +6,7 @@ import logging
 import random
 import time
 from collections import Counter
+from contextlib import suppress
 from fractions import Fraction
 from functools import cache
 from unittest.mock import patch
@@ -200,21 +201,45 @@ def parsed(text: str):
     return parse(f"\\boxed{{{text}}}")
 
 
+@cache
+def at_a_point(expression):
+    """Return what an expression is where each symbol is some number, or None."""
+    with suppress(Exception):
+        place = {symbol: 2 + ord(str(symbol)[0]) / 100 for symbol in expression.free_symbols}
+        return complex(expression.subs(place))
+
+
 @pytest.fixture
-def compared_once():
-    """Let math-verify compare the same two expressions once, in however many ways they are written."""
+def compared_fast():
+    """Let math-verify compare the same two expressions once, and by algebra only where they agree at a point."""
     from math_verify import grader
 
-    with patch.object(grader, "sympy_expr_eq", cache(grader.sympy_expr_eq)):
+    by_algebra = grader.sympy_symbolic_eq
+
+    def are_equal(first, second) -> bool:
+        values = at_a_point(first), at_a_point(second)
+        if None not in values and abs(values[0] - values[1]) > 1e-6 * (1 + abs(values[0])):
+            return False
+        return by_algebra(first, second)
+
+    with (
+        patch.object(grader, "sympy_symbolic_eq", are_equal),
+        patch.object(grader, "sympy_expr_eq", cache(grader.sympy_expr_eq)),
+    ):
         yield
 
 
-def disagreements(pairs) -> tuple[list, Counter]:
+def accepts(gold: str, response: str) -> bool:
+    """Return whether math-verify accepts a response."""
     from math_verify import verify
 
+    return bool(verify(parsed(gold), parsed(response)))
+
+
+def disagreements(pairs) -> tuple[list, Counter]:
     verdicts = {pair: compare_plain(*pair) for pair in pairs}
     decided = {pair: verdict for pair, verdict in verdicts.items() if verdict is not None}
-    wrong = [p for p, verdict in decided.items() if verdict != verify(parsed(p[0]), parsed(p[1]))]
+    wrong = [p for p, verdict in decided.items() if verdict != accepts(*p)]
     return [pair for pair in wrong if not rounded_away(*pair)], Counter(verdicts.values())
 
 
@@ -234,7 +259,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.usefixtures("compared_once")
+@pytest.mark.usefixtures("compared_fast")
 def test_hand_picked_answers_each_against_each():
     wrong, counts = disagreements(itertools.combinations_with_replacement(HAND_PICKED, 2))
     assert wrong == []
@@ -242,35 +267,34 @@ def test_hand_picked_answers_each_against_each():
     assert counts[False] > 2500
 
 
-@pytest.mark.usefixtures("compared_once")
+@pytest.mark.usefixtures("compared_fast")
 def test_random_answers():
     generator = Generator(0)
-    answers = sorted({generator.answer() for _ in range(500)})
+    answers = sorted({generator.answer() for _ in range(350)})
     plain = [text for text in answers if read_plain(text.strip())]
     pairs = set()
     for text in plain:  # a slip in reading shows as a difference from what was read, or as none
         for change in (0, 1):
             pairs.add((text, generator.rewritten(text, change)))
             pairs.add((generator.rewritten(text, change), text))
-    pairs |= {tuple(generator.source.choices(plain, k=2)) for _ in range(800)}
+    pairs |= {tuple(generator.source.choices(plain, k=2)) for _ in range(600)}
     wrong, counts = disagreements(pairs)
     assert wrong == []
     assert min(counts[True], counts[False]) > 80, counts
 
 
+@pytest.mark.usefixtures("compared_fast")
 def test_the_rubric_decides_as_math_verify_whoever_is_asked():
-    from math_verify import verify
-
     source = random.Random(5)
-    pairs = [(gold, response) for gold in HAND_PICKED for response in source.sample(HAND_PICKED, 4)]
+    pairs = [(gold, response) for gold in HAND_PICKED for response in source.sample(HAND_PICKED, 3)]
 
     async def ours():
-        return await asyncio.gather(*(equal_answers(*pair, processes=2) for pair in pairs))
+        return await asyncio.gather(*(equal_answers(*pair) for pair in pairs))
 
-    expected = [bool(verify(parsed(gold), parsed(response))) for gold, response in pairs]
+    expected = [accepts(*pair) for pair in pairs]
     verdicts = asyncio.run(ours())
     usual = [(usual_spelling(gold), usual_spelling(response)) for gold, response in pairs]
-    read = [bool(verify(parsed(gold), parsed(response))) for gold, response in usual]
+    read = [accepts(*pair) for pair in usual]
     cases = zip(pairs, verdicts, expected, read, strict=True)
     assert [p for p, ours, raw, rewritten in cases if ours not in (raw, rewritten)] == []
 
@@ -890,7 +914,10 @@ def test_a_long_hostile_answer_is_read_in_linear_time():
         read_first.__wrapped__(text, text + "1"), read_first.__wrapped__("1", text)
         return time.thread_time() - start
 
+    def is_linear(text, runs):
+        shorter = min(seconds(text[: len(text) // 4]) for _ in range(runs))
+        return min(seconds(text) for _ in range(runs)) < 10 * shorter + 0.01
+
     for begin, part in itertools.product(("answer ", ""), parts):
         text = begin + part * (8000 // len(part)) + " x"
-        shorter = min(seconds(text[: len(text) // 4]) for _ in range(3))
-        assert min(seconds(text) for _ in range(3)) < 10 * shorter + 0.01, begin + part
+        assert is_linear(text, 1) or is_linear(text, 3), begin + part

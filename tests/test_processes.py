@@ -37,7 +37,7 @@ settings = dict(
     eval_strategy="steps", eval_steps=5, disable_tqdm=True,
 )
 args = vf.GRPOConfig(folder, **{**settings, **extra})
-env = vf.load_environment("addition", num_eval_examples=20)
+env = vf.load_environment("addition", num_train_examples=100, num_eval_examples=8)
 trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
 trainer.train(resume_from_checkpoint=True)
 trainer.save_adapter(folder + "/adapter")
@@ -50,10 +50,10 @@ trainer.accelerator.end_training()
 
 
 def launch(folder: Path, how: str | None = None, **settings: object) -> CompletedProcess[str]:
-    """Train with 32 rollouts a step in one process, or in two that are told what accelerate's launcher tells them."""
+    """Train with 16 rollouts a step in one process, or in two that are told what accelerate's launcher tells them."""
     script = folder.parent / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(folder), "16" if how else "32", repr(settings)]
+    command = [sys.executable, str(script), str(folder), "8" if how else "16", repr(settings)]
     if not how:
         return forked.run(command, timeout=600)
     asked = ["--config_file", str(vf.launch_config(how)), str(script)]
@@ -70,14 +70,14 @@ def launch(folder: Path, how: str | None = None, **settings: object) -> Complete
 def launch_by_command(folder: Path, how: str) -> CompletedProcess[str]:
     """Train in two processes by accelerate's own command and a launch configuration of ours, as tutorial 109 does.
 
-    All three begin as forks. In test_cli_train.py the command and its processes import for themselves.
+    All three begin as forks. In test_cli_train.py the command and its processes import for themselves, each week.
     """
     script = folder.parent / "train.py"
     script.write_text(SCRIPT)
     config = ["--config_file", str(vf.launch_config(how))]
     command = [forked.program(), "-m", "accelerate.commands.launch", *config, str(script)]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    asked = [*command, str(folder), "16", "{}"]
+    asked = [*command, str(folder), "8", "{}"]
     return subprocess.run(asked, env=env, capture_output=True, text=True, timeout=600)
 
 
@@ -133,7 +133,7 @@ def test_two_processes_see_the_same_rewards(how: str, folders: Runs) -> None:
 def test_one_process_writes(how: str, folders: Runs) -> None:
     for step in range(1, STEPS + 1):
         records = read_rollouts(folders[how] / f"rollouts/step-{step:05d}.jsonl")
-        assert sorted(record["index"] for record in records) == list(range(32))
+        assert sorted(record["index"] for record in records) == list(range(16))
     lines = [json.loads(line) for line in (folders[how] / "metrics.jsonl").read_text().splitlines()]
     assert len([line for line in lines if "eval_reward" in line]) == 1
     checkpoint = folders[how] / "checkpoint-3"
@@ -161,7 +161,7 @@ def test_shards_with_iterations_and_checkpointing(tmp_path: Path) -> None:
     settings = dict(
         num_iterations=2, gradient_checkpointing=True, max_steps=4, ref_model_sync_steps=1
     )
-    small = dict(tokens_per_micro_batch=64, eval_strategy="no", beta=0.01)
+    small = dict(tokens_per_micro_batch=128, eval_strategy="no", beta=0.01)
     runs = []
     for how in (None, "fsdp"):
         done = launch(tmp_path / f"run-{how}", how, **settings, **small)
@@ -232,18 +232,18 @@ vf.GRPOTrainer._save_rng_state = save_or_fail
 
 
 def test_a_checkpoint_that_the_second_process_cannot_write(tmp_path: Path) -> None:
-    done = launch(tmp_path / "run", "ddp", change=FULL_DISK, eval_strategy="no")
+    done = launch(tmp_path / "run", "ddp", change=FULL_DISK, max_steps=4, eval_strategy="no")
     assert done.returncode == 0, done.stderr[-3000:]
     assert "checkpoint-3 could not be written" in done.stderr
     assert "No space left on device" in done.stderr
-    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-5"]
+    assert [path.name for path in (tmp_path / "run").glob("checkpoint-*")] == ["checkpoint-4"]
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_an_error_of_one_is_an_error_of_all(how: str, tmp_path: Path) -> None:
     done = launch(tmp_path / "run", how, presence_penalty=1.0)  # the embedded engine has none
     assert done.returncode != 0
-    assert "All 32 rollouts of the step failed" in done.stderr
+    assert "All 16 rollouts of the step failed" in done.stderr
 
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])

@@ -386,7 +386,7 @@ print(ask(prompt).choices[0].message.content)
 
 def test_a_step_of_grpo_learns_from_a_program(tmp_path: Path) -> None:
     sums = vf.load_environment("addition")
-    dataset, seen = sums.get_dataset(n=2), []
+    dataset, seen = sums.get_dataset(n=1), []
 
     class Watched(vf.AgentEnv):
         async def rollout(self, *given: Any, **named: Any) -> Any:
@@ -397,7 +397,7 @@ def test_a_step_of_grpo_learns_from_a_program(tmp_path: Path) -> None:
     env = Watched(program(TWO), dataset=dataset, parser=sums.parser, rubric=sums.rubric)
     args = vf.GRPOConfig(
         str(tmp_path),
-        per_device_train_batch_size=8,
+        per_device_train_batch_size=4,
         num_generations=4,
         max_tokens=40,
         max_steps=1,
@@ -415,7 +415,7 @@ def test_a_step_of_grpo_learns_from_a_program(tmp_path: Path) -> None:
     after = dict(trainer.model.named_parameters())
     assert any(not torch.equal(value, after[name]) for name, value in before.items())
     logged = next(entry for entry in trainer.state.log_history if "reward" in entry)
-    assert logged["rollouts/failed"] == 0 and len(seen) == 8
+    assert logged["rollouts/failed"] == 0 and len(seen) == 4
     assert all((state["conversations"], state["turn"]) == (2, 2) for state in seen)
     written = [r.usage.completion_tokens for state in seen for r in state["responses"]]
     assert logged["tokens"] == sum(written)  # of both conversations

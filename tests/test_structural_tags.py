@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from functools import cache
 from random import Random
 from typing import Any, Literal
 
@@ -121,6 +122,12 @@ def walk(tag: StructuralTag, seed: int, bits: list[str], closers: list[str]) -> 
     return text
 
 
+@cache
+def action_tag(kind: str) -> StructuralTag:
+    """Return the tag of an action parser, which is the same for all texts."""
+    return action_parser(kind).to_structural_tag(COMMANDS)
+
+
 def closings(parser: XMLParser) -> list[str]:
     """List the closing tags of a format."""
     return [tag[2] for tag in parser._tags]
@@ -129,7 +136,7 @@ def closings(parser: XMLParser) -> list[str]:
 # Tag to parser: what is let through scores full.
 
 
-@quick
+@few
 @given(fields, seeds)
 def test_xml_tag_gives_full_scores(form: list[Any], seed: int) -> None:
     parser = XMLParser(form)
@@ -151,7 +158,7 @@ def test_think_tag_gives_full_scores(seed: int) -> None:
 def test_action_tag_gives_full_scores(kind: str, seed: int) -> None:
     parser = action_parser(kind)
     bits = WORDS if kind == "json" else BITS + MARKS
-    text = walk(parser.to_structural_tag(COMMANDS), seed, bits, CLOSERS)
+    text = walk(action_tag(kind), seed, bits, CLOSERS)
     assert full(parser, text, COMMANDS), text
 
 
@@ -160,7 +167,7 @@ def test_action_tag_gives_full_scores(kind: str, seed: int) -> None:
 def test_tool_call_tag_gives_full_scores(seed: int) -> None:
     """The endpoint parses what stands in the tag into a tool call, which the parser then accepts."""
     parser = action_parser("function_calling")
-    text = walk(parser.to_structural_tag(COMMANDS), seed, WORDS, ["<tool_call>\n", *CLOSERS])
+    text = walk(action_tag("function_calling"), seed, WORDS, ["<tool_call>\n", *CLOSERS])
     (call,) = re.findall(r"<tool_call>\n(.*?)\n</tool_call>", text, re.DOTALL)
     function = json.loads(call, strict=False)
     assert full(parser, {"message": text, "tool_calls": [{"function": function}]}, COMMANDS)
@@ -231,7 +238,7 @@ def test_think_tag_is_the_parsers_format(text: str) -> None:
 @given(bits=st.lists(st.sampled_from(MARKS), max_size=9))
 def test_exact_action_tags(kind: str, bits: list[str]) -> None:
     parser, text = action_parser(kind), "".join(bits)
-    assert parser.to_structural_tag(COMMANDS).matches(text) == full(parser, text, COMMANDS)
+    assert action_tag(kind).matches(text) == full(parser, text, COMMANDS)
 
 
 @pytest.mark.parametrize("kind", STRICTER)
@@ -258,7 +265,7 @@ def test_honest_turns_match(
     }[kind]
     parser = action_parser(kind)
     assert full(parser, text, COMMANDS)
-    assert parser.to_structural_tag(COMMANDS).matches(text)
+    assert action_tag(kind).matches(text)
 
 
 @quick
@@ -353,8 +360,8 @@ def test_time_is_linear(unit: str) -> None:
             took.append(time.thread_time() - began)
         return min(took)
 
-    # Ten times the text may take 10 ** 1.1 times the time; twice that is left to the machine.
-    assert best_of_three(500_000) < max(2 * 10**1.1 * best_of_three(50_000), 0.05)
+    # Ten times the text may take 10 ** 1.1 times the time; three times that is left to the machine.
+    assert best_of_three(200_000) < max(3 * 10**1.1 * best_of_three(20_000), 0.05)
 
 
 def test_ten_megabytes_that_do_not_fit_are_refused_at_once() -> None:

@@ -12,7 +12,6 @@ import resource
 import shutil
 import signal
 import sqlite3
-import subprocess
 import sys
 import threading
 import time
@@ -46,6 +45,11 @@ MODEL = "verifiers_nb/adder-1m"
 SIZES = dict(per_device_train_batch_size=16, num_generations=4, max_tokens=40)
 
 
+def sums(train: int = 64, evaluation: int = 4) -> vf.Environment:
+    """Return the addition environment with few questions, which is loaded and audited sooner."""
+    return vf.load_environment("addition", num_train_examples=train, num_eval_examples=evaluation)
+
+
 def make_trainer(
     folder: Path, env: Any = None, client: Any = None, **settings: Any
 ) -> vf.GRPOTrainer:
@@ -58,8 +62,7 @@ def make_trainer(
         settings.pop("model", MODEL),
     )
     args = vf.GRPOConfig(str(folder), **{**defaults, **settings})
-    env = env or vf.load_environment("addition")
-    return vf.GRPOTrainer(model, env, args, peft_config=peft_config, client=client)
+    return vf.GRPOTrainer(model, env or sums(), args, peft_config=peft_config, client=client)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60) -> None:
@@ -121,12 +124,12 @@ class TwoQuestions(vf.MultiTurnEnv):
 
 def questions(count: int = 16) -> Dataset:
     """Return sums as a dataset."""
-    return vf.load_environment("addition", num_train_examples=count).get_dataset()
+    return sums(count).get_dataset()
 
 
 def rubric() -> vf.Rubric:
     """Return the rubric of the addition environment."""
-    return vf.load_environment("addition").rubric
+    return sums().rubric
 
 
 def add(a: int, b: int) -> int:
@@ -154,7 +157,7 @@ ENVIRONMENTS = {
     "tools": lambda: vf.ToolEnv(tools=[add], dataset=questions(), rubric=rubric()),
     "group": lambda: vf.EnvGroup(
         [
-            vf.load_environment("addition", num_train_examples=16),
+            sums(16),
             TwoQuestions(dataset=questions(), rubric=rubric()),
         ],
         ["once", "twice"],
@@ -166,10 +169,11 @@ ENVIRONMENTS = {
 @pytest.mark.parametrize("ahead", [0, 1])
 @pytest.mark.parametrize("kind", ENVIRONMENTS)
 def test_environments(kind: str, ahead: int, tmp_path: Path, nothing_left: None) -> None:
-    trainer = make_trainer(tmp_path, ENVIRONMENTS[kind](), max_steps=3, num_batches_ahead=ahead)
+    count = 2 + ahead
+    trainer = make_trainer(tmp_path, ENVIRONMENTS[kind](), max_steps=count, num_batches_ahead=ahead)
     trainer.train()
     steps = [entry for entry in trainer.state.log_history if "reward" in entry]
-    assert [entry["step"] for entry in steps] == [1, 2, 3]
+    assert [entry["step"] for entry in steps] == [*range(1, count + 1)]
     assert all(entry["rollouts/failed"] == 0 for entry in steps)
     # A sampler that is a step behind differs from the trainer by what was learnt in that step.
     assert all(entry["gap"] < (0.1 if ahead else 1e-3) for entry in steps)
@@ -232,22 +236,22 @@ def test_failed_rollouts_are_replaced_or_left_out(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_not_a_number(tmp_path: Path, nothing_left: None) -> None:
     """It stops the run at once, and leaves weights and checkpoint alone."""
-    env = vf.load_environment("addition")
+    env = sums()
     calls: list[int] = []
 
     async def score_rollout(completion: Any, **kwargs: Any) -> vf.RolloutScore:
         calls.append(1)
-        reward = 1e300 if len(calls) == 40 else float(len(str(completion)))  # infinite in float32
+        reward = 1e300 if len(calls) == 24 else float(len(str(completion)))  # infinite in float32
         return vf.RolloutScore(reward=reward)
 
     env.rubric.score_rollout = score_rollout
     trainer = make_trainer(
         tmp_path, env, max_steps=9, num_batches_ahead=0, save_strategy="steps", save_steps=1
     )
-    with pytest.raises(FloatingPointError, match="step 3 is not finite"):
+    with pytest.raises(FloatingPointError, match="step 2 is not finite"):
         trainer.train()
     assert trainer.run.state.phase == "failed"
-    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    assert sorted(p.name for p in tmp_path.glob("checkpoint-*")) == ["checkpoint-1"]
     assert all(bool(p.isfinite().all()) for p in trainer.model.parameters())
     trainer.close()
 
@@ -257,7 +261,7 @@ def test_a_run_names_sampling_arguments_that_nobody_knows(
 ) -> None:
     """Those of the environment hold in training, too; they are named once, however many steps there are."""
     client = vf.ScriptedClient("7")
-    env = vf.load_environment("addition")
+    env = sums()
     env.sampling_args = {"temprature": 0.5}
     args = vf.GRPOConfig(str(tmp_path), use_cpu=True)
     for seed in range(3):
@@ -270,14 +274,14 @@ def test_a_run_names_sampling_arguments_that_nobody_knows(
 
 
 def test_a_constant_reward_is_pointed_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    env = vf.load_environment("addition")
+    env = sums()
     env.rubric = vf.Rubric([lambda completion, **kwargs: 0.25])
-    trainer = make_trainer(tmp_path, env, max_steps=4)
+    trainer = make_trainer(tmp_path, env, max_steps=2)
     trainer.train()
     told = [r.getMessage() for r in caplog.records if "learns nothing" in r.getMessage()]
     assert len(told) == 1 and told[0].startswith("All 16 rollouts earn 0.25 of 1")
     assert "Audit: gold_fails" in caplog.text
-    assert all(entry["groups/zero_variance"] == 1.0 for entry in trainer.state.log_history[:4])
+    assert all(entry["groups/zero_variance"] == 1.0 for entry in trainer.state.log_history[:2])
 
 
 @pytest.mark.usefixtures("hasty_audit")
@@ -343,7 +347,7 @@ def test_bad_input_is_refused_before_the_work(tmp_path: Path) -> None:
     mute = copy.deepcopy(tokenizer)
     mute.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     with pytest.raises(ValueError, match="never told that it is its turn"):
-        vf.GRPOTrainer(model, vf.load_environment("addition"), args, mute, vf.lora_defaults())
+        vf.GRPOTrainer(model, sums(), args, mute, vf.lora_defaults())
 
 
 def test_a_model_without_a_pad_token_trains(tmp_path: Path) -> None:
@@ -351,7 +355,7 @@ def test_a_model_without_a_pad_token_trains(tmp_path: Path) -> None:
     tokenizer.pad_token = None
     model.config.pad_token_id = model.generation_config.pad_token_id = None
     args = vf.GRPOConfig(str(tmp_path), max_steps=2, use_cpu=True, **SIZES)
-    env = vf.load_environment("addition")
+    env = sums()
     trainer = vf.GRPOTrainer(model, env, args, tokenizer, vf.lora_defaults())
     assert trainer.train().global_step == 2
 
@@ -388,49 +392,49 @@ def test_two_runs_on_one_sampler(tmp_path: Path) -> None:
 def test_a_full_disk_costs_checkpoints_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The kernel refuses large files from step 3 to 5: no checkpoints there, and a run to the end."""
+    """The kernel refuses large files in steps 2 and 3: no checkpoints there, and a run to the end."""
 
     class Fill(TrainerCallback):
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            full = 2 <= state.global_step < 5
+            full = 1 <= state.global_step < 3
             soft = 20_000 if full else self.limits[0]
             resource.setrlimit(resource.RLIMIT_FSIZE, (soft, self.limits[1]))
 
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    trainer = make_trainer(tmp_path, max_steps=7, save_strategy="steps", save_steps=1)
+    trainer = make_trainer(tmp_path, max_steps=4, save_strategy="steps", save_steps=1)
     trainer.add_callback(Fill())
     try:
-        assert trainer.train().global_step == 7
+        assert trainer.train().global_step == 4
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, Fill.limits)
         signal.signal(signal.SIGXFSZ, before)
     kept = sorted(int(p.name.split("-")[1]) for p in tmp_path.glob("checkpoint-*"))
-    assert kept == [1, 2, 6, 7]
+    assert kept == [1, 4]
     told = [r.getMessage() for r in caplog.records if "could not be written" in r.getMessage()]
-    assert len(told) == 3 and "the last good one is" in told[0] and "checkpoint-2" in told[0]
+    assert len(told) == 2 and "the last good one is" in told[0] and "checkpoint-1" in told[0]
     assert not (tmp_path / "unfinished").exists()
 
 
 def test_a_disk_that_becomes_read_only_costs_rollouts_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """No file can be made from step 2 to 4: their rollouts are not stored, and the run goes on."""
+    """No file can be made in steps 2 and 3: their rollouts are not stored, and the run goes on."""
     check = RolloutStore.check
 
     def refuse(store: RolloutStore, settings: dict[str, Any]) -> None:
-        if store.path.stem in ("step-00002", "step-00003", "step-00004"):
+        if store.path.stem in ("step-00002", "step-00003"):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(store.path))
         check(store, settings)
 
     monkeypatch.setattr(RolloutStore, "check", refuse)
-    trainer = make_trainer(tmp_path, max_steps=5)
-    assert trainer.train().global_step == 5
+    trainer = make_trainer(tmp_path, max_steps=4)
+    assert trainer.train().global_step == 4
     kept = sorted(path.name for path in (tmp_path / "rollouts").iterdir())
-    assert kept == ["step-00001.jsonl", "step-00005.jsonl"]
+    assert kept == ["step-00001.jsonl", "step-00004.jsonl"]
     told = [r.getMessage() for r in caplog.records if "are not stored" in r.getMessage()]
-    assert len(told) == 3 and "Read-only file system: " in told[0] and "step-00002" in told[0]
+    assert len(told) == 2 and "Read-only file system: " in told[0] and "step-00002" in told[0]
     trainer.close()
 
 
@@ -452,35 +456,32 @@ def test_advantages_that_the_disk_refuses(tmp_path: Path, caplog: pytest.LogCapt
     assert "The advantages are not in" in caplog.text
 
 
-MOUNT = "mount -t tmpfs -o size=700k tmpfs {folder} && exec {python} {script} {folder}"
+SMALL_DISK = """
+import ctypes, os, pathlib, sys
+libc, user = ctypes.CDLL(None, use_errno=True), (os.getuid(), os.getgid())
+if libc.unshare(0x10020000):  # CLONE_NEWUSER | CLONE_NEWNS
+    sys.exit("needs to mount a small file system")
+pathlib.Path("/proc/self/setgroups").write_text("deny")
+for name, number in zip(("uid_map", "gid_map"), user):
+    pathlib.Path(f"/proc/self/{name}").write_text(f"0 {number} 1")
+if libc.mount(b"tmpfs", sys.argv[1].encode(), b"tmpfs", 0, b"size=700k"):
+    sys.exit("needs to mount a small file system")
+"""
 
 
 def test_a_disk_with_no_room_at_all(tmp_path: Path) -> None:
     """On a file system of 700 kB the run ends as it should, and what it wrote is whole."""
-    if subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
-        pytest.skip("needs unshare -rm, to mount a small file system")
-    script, folder = tmp_path / "train.py", tmp_path / "disk"
-    folder.mkdir()
-    script.write_text(
-        "import sys, pathlib, verifiers_nb as vf\n"
-        "args = vf.GRPOConfig(sys.argv[1], max_steps=6, save_steps=1, use_cpu=True, beta=0.0,\n"
-        f"    learning_rate=1e-3, **{SIZES!r})\n"
-        "env = vf.load_environment('addition')\n"
-        f"trainer = vf.GRPOTrainer({MODEL!r}, env, args, peft_config=vf.lora_defaults())\n"
+    script = (
+        f"{SMALL_DISK}{CTRL_C.partition('def strike')[0]}"
         "print('steps', trainer.train().global_step)\n"
         "from verifiers_nb.trainer.run_folder import whole_checkpoints\n"
         "kept = [p.name for p in pathlib.Path(sys.argv[1]).glob('checkpoint-*')]\n"
         "assert len(kept) == len(whole_checkpoints(sys.argv[1])) < 6\n"
         "print('kept', len(kept))\n"
-    )
-    command = MOUNT.format(folder=folder, python=sys.executable, script=script)
-    done = subprocess.run(
-        ["unshare", "-rm", "sh", "-c", command],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        timeout=300,
-    )
+    ).replace('max_steps=500, save_strategy="no"', "max_steps=6, save_steps=1")
+    done = forked.run([sys.executable, "-c", script, str(tmp_path), ""])
+    if "needs to mount" in done.stderr:
+        pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "steps 6" in done.stdout
     assert "could not be written" in done.stderr and "No space left on device" in done.stderr
@@ -538,12 +539,12 @@ def test_close_while_generating(gate: Gate, tmp_path: Path, nothing_left: None) 
 
 
 def test_an_exception_in_the_rubric(tmp_path: Path, nothing_left: None) -> None:
-    env = vf.load_environment("addition")
+    env = sums()
     calls: list[int] = []
 
     async def broken(**kwargs: Any) -> Any:
         calls.append(1)
-        if len(calls) > 40:
+        if len(calls) > 16:
             raise LookupError("the table is gone")
         return vf.RolloutScore(reward=len(calls) % 3, metrics={})
 
@@ -584,9 +585,9 @@ def test_a_hard_pause_frees_the_sampler_and_loses_nothing(
     gate: Gate, tmp_path: Path, nothing_left: None
 ) -> None:
     """A run that was paused hard ends as one that was not, to the last bit."""
-    paused = make_trainer(tmp_path / "paused", gate, max_steps=4, num_batches_ahead=0)
+    paused = make_trainer(tmp_path / "paused", gate, max_steps=3, num_batches_ahead=0)
     paused.start()
-    wait_until(lambda: paused.run.state.step >= 2)
+    wait_until(lambda: paused.run.state.step >= 1)
     gate.open = False
     wait_until(lambda: gate.waiting)
     paused.pause(hard=True)
@@ -597,7 +598,7 @@ def test_a_hard_pause_frees_the_sampler_and_loses_nothing(
     assert paused.run.state.phase == "paused"
     paused.resume()
     paused.wait(60)
-    straight = make_trainer(tmp_path / "straight", gate, max_steps=4, num_batches_ahead=0)
+    straight = make_trainer(tmp_path / "straight", gate, max_steps=3, num_batches_ahead=0)
     straight.train()
     pairs = zip(paused.model.parameters(), straight.model.parameters(), strict=True)
     assert all(torch.equal(a, b) for a, b in pairs)
@@ -610,7 +611,7 @@ import os, signal, sys, threading, time, verifiers_nb as vf
 folder, when = sys.argv[1:]
 args = vf.GRPOConfig(folder, max_steps=500, save_strategy="no", use_cpu=True, beta=0.0, learning_rate=1e-3,
     per_device_train_batch_size=16, num_generations=4, max_tokens=40)
-env = vf.load_environment("addition")
+env = vf.load_environment("addition", num_train_examples=64)
 trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
 
 def strike():
@@ -650,7 +651,7 @@ def test_ctrl_c(when: str, tmp_path: Path) -> None:
 
 
 def test_the_state_can_be_read_at_any_time(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_steps=8)
+    trainer = make_trainer(tmp_path, max_steps=4)
     trainer.start()
     seen = []
     while trainer.run.is_active:
@@ -665,17 +666,12 @@ def test_the_state_can_be_read_at_any_time(tmp_path: Path) -> None:
 
 
 def test_a_process_that_ends_stops_its_run(tmp_path: Path) -> None:
-    """A script that forgets to wait ends at once, with a checkpoint."""
+    """A script that forgets to wait ends at once, with a checkpoint. Python takes itself apart, as it does for a user."""
     script = CTRL_C.split("def strike")[0] + (
         "trainer.start()\nwhile trainer.run.state.step < 2:\n    time.sleep(0.01)\n"
+        "import ctypes\nctypes.pythonapi.Py_Exit(0)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path), ""],
-        capture_output=True,
-        text=True,
-        timeout=600,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    done = forked.run([sys.executable, "-c", script, str(tmp_path), ""])
     assert done.returncode == 0, done.stderr[-3000:]
     assert list(tmp_path.glob("checkpoint-*"))
 
@@ -684,10 +680,10 @@ def test_a_process_that_ends_stops_its_run(tmp_path: Path) -> None:
 
 
 def test_the_best_by_evaluation_is_kept_loaded_and_gone_back_to(tmp_path: Path) -> None:
-    env = vf.load_environment("addition", num_eval_examples=10)
-    best_step = 2
+    env = sums()
+    best_step = 1
     settings = dict(
-        max_steps=5,
+        max_steps=3,
         num_batches_ahead=0,
         save_strategy="steps",
         save_steps=1,
@@ -701,25 +697,25 @@ def test_the_best_by_evaluation_is_kept_loaded_and_gone_back_to(tmp_path: Path) 
     evaluate = trainer.evaluate_policy
 
     def rigged() -> dict[str, float]:
-        """Evaluate for real, and let the second step be the best."""
+        """Evaluate for real, and let the first step be the best."""
         return {**evaluate(), "reward": 1.0 / (1 + abs(trainer.state.global_step - best_step))}
 
     trainer.evaluate_policy = rigged
     trainer.train()
-    assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-5"}
-    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
-    saved = PeftModel.from_pretrained(vf.get_model(MODEL), tmp_path / "checkpoint-2").state_dict()
+    assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-1", "checkpoint-3"}
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-1")
+    saved = PeftModel.from_pretrained(vf.get_model(MODEL), tmp_path / "checkpoint-1").state_dict()
     ours = trainer.model.state_dict()
     assert all(torch.equal(ours[name], saved[name]) for name in saved if "lora" in name)
-    assert len(list((tmp_path / "evaluations").iterdir())) == 5
-    assert trainer.roll_back("best") == tmp_path / "checkpoint-2"
-    assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-2"}
-    assert len(list((tmp_path / "rollouts").iterdir())) == 2
-    assert trainer.train(resume_from_checkpoint=True).global_step == 5
+    assert len(list((tmp_path / "evaluations").iterdir())) == 3
+    assert trainer.roll_back("best") == tmp_path / "checkpoint-1"
+    assert {p.name for p in tmp_path.glob("checkpoint-*")} == {"checkpoint-1"}
+    assert len(list((tmp_path / "rollouts").iterdir())) == 1
+    assert trainer.train(resume_from_checkpoint=True).global_step == 3
 
 
 def test_what_is_saved_is_loaded_plainly(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, max_steps=3)
+    trainer = make_trainer(tmp_path, max_steps=2)
     trainer.train()
     folder = vf.model_path(MODEL)
     ids = torch.tensor([[1, 40, 50, 60]])
@@ -752,33 +748,33 @@ def test_a_run_ahead_goes_on_after_it_was_killed(tmp_path: Path) -> None:
         return forked.Popen(command, stdout=log, stderr=log)
 
     process = start(500)
-    wait_until((tmp_path / "run/rollouts/step-00008.jsonl").exists, 120)
+    wait_until((tmp_path / "run/rollouts/step-00005.jsonl").exists, 120)
     process.kill()
     process.wait()
-    assert start(10).wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
-    for step in range(1, 11):
+    assert start(7).wait(120) == 0, (tmp_path / "log").read_text()[-3000:]
+    for step in range(1, 8):
         records = list(read_rollouts(tmp_path / f"run/rollouts/step-{step:05d}.jsonl"))
         assert sorted(record["index"] for record in records) == list(range(16)), step
     metrics = [
         json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     ]
     steps = [line["step"] for line in metrics if "reward" in line]
-    assert steps == list(range(1, 11))
+    assert steps == list(range(1, 8))
     assert all(line.get("staleness/max", 0) <= 1 for line in metrics)
 
 
 def test_rollouts_of_another_rubric_are_made_again(tmp_path: Path) -> None:
     """Whoever changes the rewards and resumes must not learn from the old ones."""
-    settings = dict(save_strategy="steps", save_steps=2, num_batches_ahead=0)
-    make_trainer(tmp_path, max_steps=3, **settings).train()
-    shutil.rmtree(tmp_path / "checkpoint-3")
-    env = vf.load_environment("addition")
+    settings = dict(save_strategy="steps", save_steps=1, num_batches_ahead=0)
+    make_trainer(tmp_path, max_steps=2, **settings).train()
+    shutil.rmtree(tmp_path / "checkpoint-2")
+    env = sums()
     env.rubric.reward_weights = [0.0, 1.0]
-    trainer = make_trainer(tmp_path, env, max_steps=3, **settings)
+    trainer = make_trainer(tmp_path, env, max_steps=2, **settings)
     trainer.train(resume_from_checkpoint=True)
-    assert len(list((tmp_path / "rollouts").glob("step-00003.jsonl.*"))) == 1
-    last = trainer.state.log_history[2]
-    assert last["step"] == 3 and last["reward"] == pytest.approx(last["rewards/format_reward_func"])
+    assert len(list((tmp_path / "rollouts").glob("step-00002.jsonl.*"))) == 1
+    last = trainer.state.log_history[1]
+    assert last["step"] == 2 and last["reward"] == pytest.approx(last["rewards/format_reward_func"])
 
 
 def test_records_are_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -810,7 +806,7 @@ def test_a_collapsed_run_is_named(
 ) -> None:
     """One line names the learning rate and the last good checkpoint; the dashboard says the same."""
     often = dict(save_strategy="steps", save_steps=1, save_total_limit=3)
-    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=8)
+    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=5)
     make_trainer(tmp_path, **{**big, **often, **settings}, learning_rate=0.3).train()
     (line,) = collapses(caplog)
     assert "learning rate of 0.3" in line and "\n" not in line
@@ -826,18 +822,18 @@ def test_the_last_good_checkpoint_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run that was healthy, then got a learning rate that is far too high."""
-    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=12)
+    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=8)
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2, **big)
 
     class Raise(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 5:
+            if state.global_step == 3:
                 trainer.run.change(learning_rate=1.0)
 
     trainer.add_callback(Raise())
     trainer.train()
     (line,) = collapses(caplog)
-    assert "learning rate of 1 " in line and "checkpoint-4:" in line
+    assert "learning rate of 1 " in line and "checkpoint-2:" in line
 
 
 @pytest.mark.parametrize(("rate", "seed"), [(3e-4, 0), (1e-3, 1), (3e-3, 2)])
@@ -845,7 +841,7 @@ def test_a_healthy_run_raises_no_alarm(
     rate: float, seed: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Small batches, whose rewards vary most."""
-    make_trainer(tmp_path, max_steps=15, learning_rate=rate, seed=seed, beta=0.001).train()
+    make_trainer(tmp_path, max_steps=10, learning_rate=rate, seed=seed, beta=0.001).train()
     assert collapses(caplog) == []
     history = RunHistory(tmp_path)
     history.read()
@@ -863,9 +859,9 @@ def saved_adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("way", ["model", "peft_config", "object"])
 def test_a_saved_adapter_is_trained_on(way: str, saved_adapter: Path, tmp_path: Path) -> None:
-    settings: dict[str, Any] = dict(max_steps=2, beta=0.01, kl_reference="start")
+    settings: dict[str, Any] = dict(max_steps=1, beta=0.01, kl_reference="start")
     args = vf.GRPOConfig(str(tmp_path), **SIZES, learning_rate=1e-3, use_cpu=True, **settings)
-    env, given = vf.load_environment("addition"), dict[str, Any]()
+    env, given = sums(), dict[str, Any]()
     model: Any = str(saved_adapter)
     if way == "peft_config":
         model, given = MODEL, {"peft_config": saved_adapter}
@@ -908,7 +904,7 @@ def test_a_second_config_is_refused(saved_adapter: Path, tmp_path: Path) -> None
         with pytest.raises(ValueError, match="leave .*out"):
             vf.GRPOTrainer(
                 model,
-                vf.load_environment("addition"),
+                sums(),
                 vf.GRPOConfig(str(tmp_path), **SIZES, use_cpu=True),
                 vf.get_tokenizer(MODEL),
                 vf.lora_defaults(),
@@ -935,18 +931,28 @@ OBJECTIVES = [
 ]
 
 
+def learnt(folder: Path, **settings: Any) -> list[torch.Tensor]:
+    """Return the adapter after two steps, which have changed it."""
+    trainer = make_trainer(folder, max_steps=2, num_batches_ahead=0, **settings)
+    first = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
+    trainer.train()
+    after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
+    assert not all(map(torch.equal, first, after))
+    return after
+
+
+@pytest.fixture(scope="module")
+def learnt_by_default(tmp_path_factory: pytest.TempPathFactory) -> list[torch.Tensor]:
+    """Return what the default objective makes of the adapter."""
+    return learnt(tmp_path_factory.mktemp("default"))
+
+
 @pytest.mark.parametrize("settings", OBJECTIVES, ids=str)
-def test_objectives_learn(settings: dict[str, Any], tmp_path: Path) -> None:
+def test_objectives_learn(
+    settings: dict[str, Any], learnt_by_default: list[torch.Tensor], tmp_path: Path
+) -> None:
     """Each changes the weights in another way than the default does."""
-    weights = []
-    for number, chosen in enumerate([{}, settings]):
-        trainer = make_trainer(tmp_path / str(number), max_steps=2, num_batches_ahead=0, **chosen)
-        first = [p.detach().clone() for p in trainer.model.parameters() if p.requires_grad]
-        trainer.train()
-        after = [p.detach() for p in trainer.model.parameters() if p.requires_grad]
-        assert not all(map(torch.equal, first, after))
-        weights.append(after)
-    assert not all(map(torch.equal, *weights))
+    assert not all(map(torch.equal, learnt(tmp_path, **settings), learnt_by_default))
 
 
 def test_gdpo_needs_one_rubric(tmp_path: Path) -> None:
@@ -994,7 +1000,7 @@ def test_trackio_gets_the_metrics(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "args = vf.GRPOConfig(sys.argv[1], per_device_train_batch_size=16, num_generations=4, "
         "max_tokens=40, max_steps=2, use_cpu=True, report_to='trackio', project='sums', "
         "log_completions=True, num_completions_to_print=3)\n"
-        "env = vf.load_environment('addition')\n"
+        "env = vf.load_environment('addition', num_train_examples=64)\n"
         "vf.GRPOTrainer('verifiers_nb/adder-1m', env, args, peft_config=vf.lora_defaults()).train()\n"
     )
     done = forked.run([sys.executable, "-c", script, str(tmp_path / "run")])
@@ -1033,7 +1039,7 @@ def test_rows_that_nobody_evaluates_are_not_made(tmp_path: Path) -> None:
     def fail() -> Any:
         raise AssertionError("the evaluation rows were made")
 
-    rows = vf.load_environment("addition").get_dataset(n=16)
+    rows = sums().get_dataset(n=16)
     rubric = vf.Rubric([lambda completion, **kwargs: 0.5])
     env = vf.SingleTurnEnv(dataset=rows, eval_dataset=fail, rubric=rubric)
     make_trainer(tmp_path, env)
@@ -1044,7 +1050,7 @@ def test_rows_that_nobody_evaluates_are_not_made(tmp_path: Path) -> None:
 def test_constrained_sampling_is_pointed_out(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    env = vf.load_environment("addition")
+    env = sums()
     env.sampling_args["response_format"] = {"type": "json_object"}
     make_trainer(tmp_path, env)
     assert "samples with response_format" in caplog.text
@@ -1078,13 +1084,13 @@ def test_start_afresh_is_fresh(tmp_path: Path, nothing_left: None) -> None:
     settings = dict(save_strategy="steps", save_steps=2, num_batches_ahead=0, learning_rate=1e-2)
     first = make_trainer(tmp_path / "run", max_steps=2, **settings)
     first.train()
-    trainer = make_trainer(tmp_path / "run", max_steps=4, **settings)
+    trainer = make_trainer(tmp_path / "run", max_steps=3, **settings)
     trainer.train(resume_from_checkpoint=True)
     dashboard = vf.TrainingDashboard(trainer)
     dashboard.act("start", {})
     wait_until(lambda: not trainer.run.is_active)
     again, before = trainer.state.log_history, first.state.log_history
-    assert [entry["step"] for entry in again if "reward" in entry] == [1, 2, 3, 4]
+    assert [entry["step"] for entry in again if "reward" in entry] == [1, 2, 3]
     rewards = [[entry["reward"] for entry in history[:2]] for history in (again, before)]
     assert rewards[0] == rewards[1]
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
@@ -1170,9 +1176,9 @@ def test_the_adapter_of_every_step_is_kept(tmp_path: Path) -> None:
     trainer.train(resume_from_checkpoint=True)
     assert load_file(kept / "step-00004" / file).keys() == weights.keys()
     trainer.close()
-    few = make_trainer(tmp_path / "few", max_steps=4, keep_adapters_mb=0.4, **settings)
+    few = make_trainer(tmp_path / "few", max_steps=3, keep_adapters_mb=0.4, **settings)
     few.train()
     assert sorted(path.name for path in (tmp_path / "few/adapters").iterdir()) == [
-        "step-00000", "step-00001", "step-00004",
+        "step-00000", "step-00001", "step-00003",
     ]  # fmt: skip
     few.close()

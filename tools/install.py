@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -74,6 +75,7 @@ def run(command: Sequence[str], env: dict[str, str] | None = None) -> list[str]:
     return [line for line in said if line.lower().startswith("error")] or said
 
 
+@cache
 def pip_settings() -> dict[str, str]:
     """Return where pip is told to look for packages, as uv's environment variables."""
     names = {

@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.metadata import packages_distributions, requires
+from importlib.metadata import requires
 from importlib.resources import files
 from math import ceil
 from pathlib import Path
@@ -44,6 +44,7 @@ from ..environments.load import (
 from ..envs.environment import Environment
 from ..envs.prompts import DEFAULTS, repeated_rows
 from ..envs.results import read_rollouts
+from ..envs.verifiers import packages_with
 from ..inference.client import Reply
 from ..rubrics.rubric import score_one
 from ..support.calls import without_secrets
@@ -215,7 +216,7 @@ def ship(env: str | Environment, folder: str | Path, to: str, **arguments: Any) 
     (folder / module).mkdir(parents=True, exist_ok=True)
     this = f"{sys.version_info[0]}.{sys.version_info[1]}"  # a pickle needs the same version
     optional = shipped_environments().get(own_name, {}).get("packages", ())
-    needs = [TARGETS[to], *(packages_distributions()[each][0] for each in optional)]
+    needs = [TARGETS[to], *(packages_with(each)[0].name for each in optional)]
     values = {
         "name": folder.name,
         "module": module,

@@ -276,6 +276,8 @@ logger = logging.getLogger(__name__)
 
 def warn_of_results(results: GenerateOutputs, rubric: Any) -> None:
     """Log a warning if all rewards of an evaluation are equal, and not the most there is."""
+    if not logger.isEnabledFor(logging.WARNING):
+        return
     low, high = min(results.reward, default=0.0), max(results.reward, default=0.0)
     all_earn_most = 0 < most_possible(rubric) <= low + EQUAL_REWARDS
     if len(results.reward) < 2 or high - low >= EQUAL_REWARDS or all_earn_most:

@@ -8,7 +8,7 @@ from __future__ import annotations
 # %% auto #0
 __all__ = ['Trial', 'NO_NETWORK', 'LOOK_UPS', 'UNREACHED', 'NOT_ASKED', 'UNASKED', 'PATIENCE', 'Payment', 'refuse_network',
            'refuse_sockets', 'drop_connections', 'close_network', 'Question', 'Judges', 'ask_through', 'pay_played',
-           'pay', 'is_isolated', 'serve_trials', 'Trials']
+           'pay', 'is_isolated', 'run_to_end', 'serve_trials', 'Trials']
 
 # %% ../../nbs/envs/17_trials.ipynb #ed054777
 import asyncio
@@ -17,8 +17,9 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import get_context
@@ -30,7 +31,7 @@ from .multiturn import MultiTurnEnv, Script, ScriptedClient, initial_state
 from .rollouts import score_group
 from ..rubrics.judge import JudgeRubric
 from ..support.confine import refuse_network_calls
-from ..support.sync_calls import run_sync
+from ..support.sync_calls import T, run_sync
 from ..types import Rollout, settled
 
 # %% ../../nbs/envs/17_trials.ipynb #ffce8b0a
@@ -199,6 +200,16 @@ def is_isolated() -> bool:
         frame = frame.f_back
     return False
 
+# %% ../../nbs/envs/17_trials.ipynb #8462c1d3
+def run_to_end(runner: asyncio.Runner, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in a runner's event loop, and cancel the tasks that it leaves there."""
+    returned = runner.run(coroutine, context=copy_context())
+    if left := asyncio.all_tasks(runner.get_loop()):
+        for task in left:
+            task.cancel()
+        runner.run(asyncio.wait(left))
+    return returned
+
 # %% ../../nbs/envs/17_trials.ipynb #bdfb4b8b
 def serve_trials(
     pipe: Connection, others: Connection, env: Environment, rows: Sequence[Rollout]
@@ -212,13 +223,13 @@ def serve_trials(
     own, forks = os.getpid(), list[int]()
     os.register_at_fork(before=lambda: None if is_isolated() else forks.append(1))
     env.rubric.logger.disabled = True
-    with suppress(EOFError, ConnectionError):  # its owner has ended
+    with suppress(EOFError, ConnectionError), asyncio.Runner() as runner:  # its owner has ended
         while True:
             for number, script in pipe.recv():
                 if isinstance(number, tuple):
-                    paid = asyncio.run(pay_played(env, [rows[at] for at in number]))
+                    paid = run_to_end(runner, pay_played(env, [rows[at] for at in number]))
                 else:
-                    paid = [asyncio.run(pay(env, rows[number], script))]
+                    paid = [run_to_end(runner, pay(env, rows[number], script))]
                 if os.getpid() != own:
                     os._exit(0)
                 if forks:

@@ -12,8 +12,8 @@ __all__ = ['logger', 'SERIES', 'OPEN_SERIES', 'POETRY', 'INCLUDES', 'SURE', 'OPT
            'active_finder', 'current_version', 'is_since', 'as_verifiers', 'is_lower', 'named_versions',
            'meant_version', 'version_in_address', 'poetry_bounds', 'table_requirement', 'texts_in', 'table_at',
            'requirements_in', 'requirements_at', 'in_setup', 'requirement_groups', 'needs_more', 'on_verifiers',
-           'first_version', 'project_folder', 'folder_version', 'package_version', 'declared_version',
-           'foreign_imports', 'VerifiersImports']
+           'first_version', 'project_folder', 'folder_version', 'brings_module', 'packages_with', 'package_version',
+           'declared_version', 'foreign_imports', 'VerifiersImports']
 
 # %% ../../nbs/envs/15_verifiers.ipynb #17637797
 import ast
@@ -30,7 +30,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from importlib.metadata import PackageNotFoundError, packages_distributions, requires
+from importlib.metadata import Distribution, PackageNotFoundError, distributions, requires
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
@@ -420,19 +420,29 @@ def folder_version(file: Path) -> str | None:
             )
     return None
 
+# %% ../../nbs/envs/15_verifiers.ipynb #58085c96
+def brings_module(package: Distribution, module: str) -> bool:
+    """Return whether an installed package has a module, by its list of modules or of files."""
+    if declared := (package.read_text("top_level.txt") or "").split():
+        return module in declared
+    files = package.read_text("RECORD") or ""
+    return re.search(rf"^{re.escape(module)}[/.]", files, re.MULTILINE) is not None
+
+# %% ../../nbs/envs/15_verifiers.ipynb #57e11c68
+def packages_with(module: str) -> list[Distribution]:
+    """Return the installed packages that have a module."""
+    return [package for package in distributions() if brings_module(package, module)]
+
 # %% ../../nbs/envs/15_verifiers.ipynb #8a3b02f1
 def package_version(module: str, is_found: bool = True) -> str | None:
     """Return the version of `verifiers` that the installed package of a module asks for.
 
-    The package may have another name than the module. Which one has it takes most of a second to
-    read, so a module that is nowhere is not looked for.
+    The package may have another name than the module. A module that is nowhere is not looked for.
     """
     with suppress(PackageNotFoundError):
         return first_version([requires(module) or ()])
-    for package in packages_distributions().get(module, ()) if is_found else ():
-        with suppress(PackageNotFoundError):
-            return first_version([requires(package) or ()])
-    return None
+    packages = packages_with(module) if is_found else []
+    return first_version([packages[0].requires or ()]) if packages else None
 
 # %% ../../nbs/envs/15_verifiers.ipynb #04e81ccf
 def declared_version(module: str) -> str | None:

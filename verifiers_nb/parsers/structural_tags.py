@@ -86,15 +86,18 @@ def byte_compiler() -> xgrammar.GrammarCompiler:
     return xgrammar.GrammarCompiler(info, max_threads=1, cache_limit_bytes=2**26)
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #0716d970
-def parts(value: Any, place: str = "format") -> Iterator[tuple[str, BaseModel]]:
+def parts(value: Any, place: str = "format") -> list[tuple[str, BaseModel]]:
     """List a format and those inside it, each with its path, from the leaves up."""
+    found: list[tuple[str, BaseModel]] = []
     if isinstance(value, (list, tuple)):
         for i, each in enumerate(value):
-            yield from parts(each, f"{place}[{i}]")
+            if not isinstance(each, str):
+                found += parts(each, f"{place}[{i}]")
     elif isinstance(value, BaseModel):
         for name in type(value).model_fields:
-            yield from parts(getattr(value, name), f"{place}.{name}")
-        yield place, value
+            found += parts(getattr(value, name), f"{place}.{name}")
+        found.append((place, value))
+    return found
 
 # %% ../../nbs/parsers/01_structural_tags.ipynb #20fd902b
 def own_texts(part: BaseModel) -> list[str]:
