@@ -50,7 +50,7 @@ FEWER = {
         "40000.jsonl": "20000.jsonl",
     },
     "22_grpo": {
-        'load_environment(\\"addition\\")': 'load_environment(\\"addition\\", num_eval_examples=20)',
+        'load_environment(\\"addition\\")': 'load_environment(\\"addition\\", num_train_examples=64, num_eval_examples=8)',
         "max_steps=4, **moving": "max_steps=3, **moving",
         "max_steps=6, **moving": "max_steps=4, **moving",
         "log_history[:6]": "log_history[:4]",
@@ -58,6 +58,14 @@ FEWER = {
         "ahead.state.log_history[:4]": "ahead.state.log_history[:3]",
         "max_steps=9": "max_steps=6",
         "log_history[:9]": "log_history[:6]",
+    },
+    "12_tinker": {
+        "max_tokens=40, max_steps=10": "max_tokens=40, max_steps=6",
+        "save_steps=5": "save_steps=3",
+        "checkpoint-5": "checkpoint-3",
+        "checkpoint-10": "checkpoint-6",
+        '\\"max_steps\\": 12': '\\"max_steps\\": 7',
+        "all_rewards[:10]], [12, rewards]": "all_rewards[:6]], [7, rewards]",
     },
     "index": {"max_steps=40": "max_steps=6"},
     "commands": {
@@ -68,7 +76,10 @@ FEWER = {
         "COUNT = 100_000": "COUNT = 10_000",
         "places[50_000]": "places[5_000]",
     },
-    "100_grpo_in_one_loop": {"for step in range(40):": "for step in range(14):"},
+    "100_grpo_in_one_loop": {
+        "for step in range(40):": "for step in range(14):",
+        "prompts = env.get_dataset(n=16, seed=step)": "prompts = env.get_dataset(n=6, seed=step)",
+    },
     "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
     "109_several_gpus_and_servers": {

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'CARD_COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments',
+__all__ = ['logger', 'CARD_COLUMNS', 'EnvironmentCard', 'is_installed', 'check_packages', 'shipped_environments', 'points_on',
            'plugged_environments', 'environment_module', 'has_module', 'search_environment', 'with_import_hooks',
            'find_environment', 'named_parameters', 'unknown_argument', 'check_taken', 'named_in', 'misspelt',
            'warn_of_unread', 'explain_unknown', 'load_environment', 'environment_card', 'card_cells', 'EnvironmentList',
@@ -18,13 +18,14 @@ import importlib
 import importlib.util
 import inspect
 import logging
+import os
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
 from pathlib import Path
@@ -69,13 +70,24 @@ def shipped_environments() -> dict[str, dict[str, Any]]:
     """Return the facts about the environments that come with the library, by name."""
     return tomllib.loads(packaged_text("environments.toml"))
 
+# %% ../../nbs/environments/00_load.ipynb #88bdc091
+@lru_cache(maxsize=1)
+def points_on(path: tuple[tuple[str, int], ...]) -> dict[str, EntryPoint]:
+    """Return the entry points of environments; `path`: folders, with their times of change.
+
+    One file of each installed package is read, which takes 20 ms for 300 packages.
+    """
+    groups = ("verifiers.environments", "verifiers_nb.environments")
+    found = entry_points()
+    points = [point for group in groups for point in found.select(group=group)]
+    return {point.name.replace("-", "_"): point for point in points}
+
 # %% ../../nbs/environments/00_load.ipynb #9f13d3ef
 def plugged_environments() -> dict[str, EntryPoint]:
     """Return the entry points of environments in installed packages, by name with underscores."""
-    groups = ("verifiers.environments", "verifiers_nb.environments")
-    found = entry_points()  # once, because it reads a file of each installed package
-    points = [point for group in groups for point in found.select(group=group)]
-    return {point.name.replace("-", "_"): point for point in points}
+    places = [place for place in map(os.path.abspath, sys.path) if os.path.exists(place)]
+    # What is installed or removed changes the time of a folder.
+    return points_on(tuple((place, os.stat(place).st_mtime_ns) for place in places))
 
 # %% ../../nbs/environments/00_load.ipynb #62f29b66
 def environment_module(env_id: str) -> str:
