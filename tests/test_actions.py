@@ -32,7 +32,7 @@ from verifiers_nb.parsers.shell import (
 )
 
 PARSERS = {parser.type: parser for parser in (kind() for kind in get_args(ParseFunction))}
-quick = settings(max_examples=150, deadline=None)
+quick = settings(max_examples=100, deadline=None)
 
 
 def argument(
@@ -478,7 +478,7 @@ responses = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(responses, st.booleans())
 def test_any_response_is_a_turn_or_a_format_error(response: Any, strict: bool) -> None:
     for kind, parser in PARSERS.items():

@@ -135,11 +135,11 @@ def fuzz(examples: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
     )
 
 
-def test_a_hundred_thousand_torn_texts() -> None:
+def test_twenty_five_thousand_torn_texts() -> None:
     """Cheaper than hypothesis, and so many more: pieces of JSON and oddities in random order."""
     draw, pieces = random.Random(0), [*TOKENS.split(), *ODD[:6]]
     kinds = list(ALL.values())
-    for count in range(100_000):
+    for count in range(25_000):
         text = "".join(draw.choices(pieces, k=draw.randrange(12)))
         result = kinds[count % len(kinds)].verify(text)
         assert 0.0 <= result.reward <= 1.0 and result.details, repr(text)
@@ -152,7 +152,7 @@ def test_verify_never_raises(content: Any) -> None:
         check_promises(verifier, content)
 
 
-@fuzz(500)
+@fuzz(200)
 @given(VALUES, st.sampled_from(["{}", " {}\n", "```json\n{}\n```", "```{}```"]), st.booleans())
 def test_json_is_read_through_its_wrapping(value: Any, wrapping: str, ascii_only: bool) -> None:
     text = wrapping.replace("{}", json.dumps(value, ensure_ascii=ascii_only))
@@ -161,7 +161,7 @@ def test_json_is_read_through_its_wrapping(value: Any, wrapping: str, ascii_only
     check_promises(ALL["json_schema"], text)
 
 
-@fuzz(300)
+@fuzz(150)
 @given(VALUES)
 def test_spans_point_at_the_values(value: Any) -> None:
     text = " " + json.dumps(value, indent=1)
@@ -180,7 +180,7 @@ def test_spans_point_at_the_values(value: Any) -> None:
         paths += [([*path, key], item) for key, item in inner]
 
 
-@fuzz(400)
+@fuzz(200)
 @given(VALUES | st.just({"name": "a"}))
 def test_schema_agrees_with_jsonschema(value: Any) -> None:
     """The keywords that are written anew accept what the original ones accept."""
@@ -196,7 +196,7 @@ PATTERN_PARTS = r"""
 """
 
 
-@fuzz(1000)
+@fuzz(500)
 @given(
     st.lists(st.sampled_from(PATTERN_PARTS.split()), max_size=6).map("".join),
     st.text("aé\u0301²_{}e2, \n\x1c\u203f-", min_size=1),
@@ -212,18 +212,18 @@ def test_patterns_mean_what_they_mean_to_re(pattern: str, text: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_ten_megabytes(name: str) -> None:
+def test_three_megabytes(name: str) -> None:
     for text in (
-        "x" * 10_000_000,
-        "[" * 10_000_000,
-        '"' * 10_000_000,
-        "\x00\ud800" * 5_000_000,
-        json.dumps({"name": "a" * 10_000_000}),
-        "<think>" * 1_400_000,
+        "x" * 3_000_000,
+        "[" * 3_000_000,
+        '"' * 3_000_000,
+        "\x00\ud800" * 1_500_000,
+        json.dumps({"name": "a" * 3_000_000}),
+        "<think>" * 420_000,
     ):
         start = time.perf_counter()
         check_promises(ALL[name], text)
-        assert time.perf_counter() - start < 60
+        assert time.perf_counter() - start < 20
 
 
 def test_time_grows_with_the_text() -> None:
@@ -318,32 +318,25 @@ class ShortVerifier(Verifier):
     def checks(self, text):
         return [Check("short", 1.0, float(len(text) <= self.limit), (0, len(text)), f"{len(text)} characters")]
 """
-PROJECT = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "short-texts"
-version = "1.0"
-[tool.setuptools]
-py-modules = ["short_texts"]
-[project.entry-points."verifiers_nb.verifiers"]
-short = "short_texts:ShortVerifier"
-json_schema = "short_texts:ShortVerifier"
-broken = "short_texts:Nothing"
-module = "short_texts"
+ENTRY_POINTS = """
+[verifiers_nb.verifiers]
+short = short_texts:ShortVerifier
+json_schema = short_texts:ShortVerifier
+broken = short_texts:Nothing
+module = short_texts
 """
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Install a package that offers verifiers into a folder of its own."""
-    source, target = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("site")
-    (source / "short_texts.py").write_text(PACKAGE)
-    (source / "pyproject.toml").write_text(PROJECT)
-    install = ["-m", "pip", "install", "-q", "--no-deps", "--no-index", "--no-build-isolation"]
-    subprocess.run([sys.executable, *install, "--target", str(target), str(source)], check=True)
-    return target
+    """Put a package that offers verifiers into a folder of its own, as pip does."""
+    folder = tmp_path_factory.mktemp("site")
+    about = folder / "short_texts-1.0.dist-info"
+    about.mkdir()
+    (folder / "short_texts.py").write_text(PACKAGE)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: short-texts\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(ENTRY_POINTS)
+    return folder
 
 
 def test_an_installed_package_adds_verifiers(
