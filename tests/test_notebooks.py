@@ -105,8 +105,8 @@ FEWER = {
         "for step in range(40):": "for step in range(14):",
         "prompts = env.get_dataset(n=16, seed=step)": "prompts = env.get_dataset(n=6, seed=step)",
     },
-    "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
-    "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
+    "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=2):"},
+    "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 2, 1e-3"},
     "108_evaluate_compare_report": {
         "-n 100 -r 4": "-n 25 -r 4",
         "len(saved()) < 100": "len(saved()) < 25",
