@@ -13,10 +13,10 @@ from nbformat.v4 import new_code_cell, new_notebook
 SETUP = """
 import verifiers_nb as vf
 args = vf.GRPOConfig(
-    "run", per_device_train_batch_size=16, num_generations=4, max_tokens=40, max_steps=4, save_steps=2,
-    eval_strategy="steps", eval_steps=2, use_cpu=True,
+    "run", per_device_train_batch_size=8, num_generations=4, max_tokens=40, max_steps=2, save_steps=1,
+    eval_strategy="steps", eval_steps=1, use_cpu=True,
 )
-env = vf.load_environment("addition", num_eval_examples=8)
+env = vf.load_environment("addition", num_eval_examples=4)
 trainer = vf.GRPOTrainer("verifiers_nb/adder-1m", env, args, peft_config=vf.lora_defaults())
 engine = vf.EmbeddedEngine("verifiers_nb/adder-1m", seed=0)
 asked = {"max_tokens": 40, "temperature": 0.0}
@@ -117,7 +117,7 @@ def test_every_call_works_in_a_patched_kernel(tmp_path: Path) -> None:
     board = "vf.TrainingDashboard(trainer)"
     nb = execute(tmp_path, begin, SETUP, SERVER, board, CALLS, WIDGETS, train, CALLS, later)
     assert (printed(nb, 4), printed(nb, 7)) == ("all calls answered\n",) * 2
-    assert printed(nb, -1) == "4 Finished\n"
+    assert printed(nb, -1) == "2 Finished\n"
     del nb.metadata["widgets"]  # as JupyterLab saves it
     page, _ = HTMLExporter().from_notebook_node(nb)
     drawn = page[page.index('vf-kept" data-kept') :].partition("all calls answered")[0]
@@ -134,7 +134,7 @@ def test_every_call_works_in_a_kernel_and_a_run_in_the_background_is_quiet(tmp_p
         tmp_path, begin, SETUP, SERVER, CALLS, *background, WIDGETS, "trainer.train()", CALLS, later
     )
     assert (printed(nb, 3), printed(nb, 10)) == ("all calls answered\n",) * 2
-    assert printed(nb, -1) == "4 Finished\n"
+    assert printed(nb, -1) == "2 Finished\n"
     shown = [o for cell in nb.cells[4:8] for o in cell.outputs]
     (said,) = [o.data["text/plain"] for o in nb.cells[4].outputs]
     assert (
@@ -143,4 +143,4 @@ def test_every_call_works_in_a_kernel_and_a_run_in_the_background_is_quiet(tmp_p
     assert set(printed(nb, 5)) == {".", "\n"}
     assert not [o for o in shown[1:] if o.get("name") == "stderr"]
     assert " at 0x" not in str(shown)
-    assert nb.cells[7].outputs[0].data["text/plain"] == "No training goes on: finished, at step 4."
+    assert nb.cells[7].outputs[0].data["text/plain"] == "No training goes on: finished, at step 2."
