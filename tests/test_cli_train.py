@@ -27,6 +27,7 @@ ENVIRON = {k: v for k, v in os.environ.items() if not k.startswith("OPENAI_")} |
     "OMP_NUM_THREADS": "1"
 }
 SMALL = ["addition", "--per-device-train-batch-size", "16", "-o", "run"]
+SUMS = [*SMALL, "-a", '{"num_train_examples": 64}']
 
 
 def call(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -75,7 +76,7 @@ def test_a_run_from_a_file_and_flags(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_and_continued(tmp_path: Path, sent: signal.Signals) -> None:
-    command = [*COMMAND, *SMALL, "--max-steps", "100000"]
+    command = [*COMMAND, *SUMS, "--max-steps", "100000"]
     process = forked.Popen(command, tmp_path, ENVIRON)
     wait_until(lambda: len(steps(tmp_path / "run")) >= 2, process)
     process.send_signal(sent)
@@ -180,13 +181,13 @@ def launched(python: str, *arguments: str) -> list[str]:
     launch = [python, "-m", "accelerate.commands.launch", "--multi_gpu"]
     launch += ["--main_process_port", "0", "--mixed_precision", "no"]
     launch += ["--num_processes", "2", "--num_machines", "1"]
-    return [*launch, "-m", "verifiers_nb.cli.train", *SMALL, *arguments]
+    return [*launch, "-m", "verifiers_nb.cli.train", *SUMS, *arguments]
 
 
 def test_two_processes_with_one_voice(tmp_path: Path) -> None:
     group = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(forked.free_port())}
     ranks = [{**ENVIRON, **group, "RANK": rank, "LOCAL_RANK": rank} for rank in "01"]
-    command = [*COMMAND, *SMALL, "--max-steps", "2"]
+    command = [*COMMAND, *SUMS, "--max-steps", "2"]
     both = [forked.Popen(command, tmp_path, env) for env in ranks]
     told = [process.communicate() for process in both]
     assert [process.wait() for process in both] == [0, 0], told
@@ -213,7 +214,7 @@ def test_a_press_that_a_launcher_passes_on_is_one(tmp_path: Path, begin: str) ->
 
 
 def test_a_run_that_fails(tmp_path: Path) -> None:
-    failed = call(*SMALL, "--presence-penalty", "1", "--max-steps", "2", cwd=tmp_path)
+    failed = call(*SUMS, "--presence-penalty", "1", "--max-steps", "2", cwd=tmp_path)
     assert failed.returncode == 1 and "All 16 rollouts of the step failed" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert "Traceback" in (tmp_path / "run/train.log").read_text()
@@ -238,7 +239,7 @@ def show(command: list[str], cwd: Path, columns: int, rows: int) -> str:
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_the_progress_line_in_a_terminal(tmp_path: Path, columns: int) -> None:
-    written = show([*COMMAND, *SMALL, "--max-steps", "4"], tmp_path, columns, 30)
+    written = show([*COMMAND, *SUMS, "--max-steps", "4"], tmp_path, columns, 30)
     for seen in ("Ctrl-C saves a checkpoint", "step 4/4", "reward ", " tokens", " left", "adapter   run/adapter"):  # fmt: skip
         assert seen in written, seen
     assert "step 1/4  reward" not in written  # one line that is redrawn

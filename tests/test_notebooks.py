@@ -68,6 +68,31 @@ FEWER = {
         "all_rewards[:10]], [12, rewards]": "all_rewards[:6]], [7, rewards]",
     },
     "index": {"max_steps=40": "max_steps=6"},
+    "gpu": {"way, 1024,": "way, 512,", '\\"cpu\\", 8)': '\\"cpu\\", 8, tokens=8)'},
+    "math": {"for _ in range(3):": "for _ in range(1):", "groups=50": "groups=10"},
+    "01_structural_tags": {
+        "MATCHING_LIMIT = 2.0": "MATCHING_LIMIT = 0.5",
+        "k=100)": "k=40)",
+        "range(1000)": "range(400)",
+        "range(500)": "range(200)",
+    },
+    "03_decode": {"20_000": "5_000"},
+    "03_xml": {"range(10_000)": "range(2_000)", "range(5000)": "range(1000)"},
+    "08_loop": {"max_steps=12": "max_steps=8", "lr=4e-3": "lr=1e-2", "range(1, 13)": "range(1, 9)"},
+    "09_adapters": {
+        "[1, 2, 4, 8, 16, 32]": "[1, 8, 32]",
+        "fixed[3], growing[3]": "fixed[1], growing[1]",
+    },
+    "11_function_calls": {"(1000, 2000, 4000)": "(100, 200)"},
+    "01_regex_and_bleu": {"5_000": "1_500"},
+    "13_record": {"rollouts_per_example=2, progress": "rollouts_per_example=1, progress"},
+    "12_action_parsers": {"1500": "400"},
+    "05_arithmetic": {"range(400)": "range(150)", "[*decided], 1000)": "[*decided], 200)"},
+    "26_policy_slider": {"LAST = 12": "LAST = 6"},
+    "25_products": {
+        "for _ in range(20)]": "for _ in range(2)]",
+        "for _ in range(100):": "for _ in range(2):",
+    },
     "commands": {
         "for _ in range(3):": "for _ in range(1):",
         '\\"eval\\", \\"train\\", \\"init\\", \\"tui\\", \\"vllm\\", \\"demo\\", \\"report\\"': '\\"eval\\", \\"report\\"',
@@ -82,12 +107,18 @@ FEWER = {
     },
     "104_rewards_that_cannot_be_cheated": {"def train(env, steps=40):": "def train(env, steps=3):"},
     "106_one_gpu": {"= 40, 16, 40, 1e-3": "= 40, 16, 4, 1e-3"},
+    "108_evaluate_compare_report": {
+        "-n 100 -r 4": "-n 25 -r 4",
+        "len(saved()) < 100": "len(saved()) < 25",
+        "num_eval_examples=100": "num_eval_examples=25",
+        "range(400)": "range(100)",
+    },
     "109_several_gpus_and_servers": {
         "max_steps=10,": "max_steps=2,",
         "num_eval_examples=100": "num_eval_examples=40",
     },
     "110_train_the_shipped_model": {
-        "steps = 1000": "steps = 20",
+        "steps = 1000": "steps = 8",
         "pairs(held_out=True)": "pairs(held_out=True)[::6]",
     },
     "112_reward_surgery": {"max_steps=20,": "max_steps=16,"},
@@ -101,9 +132,10 @@ FEWER = {
     },
 }
 
-# Those that start programs which load PyTorch: each begins as a fork. Two processes of accelerate's command and a vf-train that
+# Those that start programs which load much: each begins as a fork. Two processes of accelerate's command and a vf-train that
 # import for themselves are in test_cli_train.py, each week.
-FORKED = ("05_eval", "12_train", "15_demo", "109_several_gpus_and_servers", "rollouts")
+FORKED = ("05_eval", "12_train", "15_demo", "13_init", "grpo", "math", "rollouts")
+FORKED += ("108_evaluate_compare_report", "109_several_gpus_and_servers")
 
 
 def packages(path: Path) -> tuple[str, ...]:

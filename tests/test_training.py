@@ -806,7 +806,7 @@ def test_a_collapsed_run_is_named(
 ) -> None:
     """One line names the learning rate and the last good checkpoint; the dashboard says the same."""
     often = dict(save_strategy="steps", save_steps=1, save_total_limit=3)
-    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=5)
+    big = dict(per_device_train_batch_size=32, num_generations=8, max_steps=5)
     make_trainer(tmp_path, **{**big, **often, **settings}, learning_rate=0.3).train()
     (line,) = collapses(caplog)
     assert "learning rate of 0.3" in line and "\n" not in line
@@ -822,7 +822,7 @@ def test_the_last_good_checkpoint_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A run that was healthy, then got a learning rate that is far too high."""
-    big = dict(per_device_train_batch_size=64, num_generations=8, max_steps=8)
+    big = dict(per_device_train_batch_size=32, num_generations=8, max_steps=7)
     trainer = make_trainer(tmp_path, save_strategy="steps", save_steps=2, **big)
 
     class Raise(TrainerCallback):
