@@ -34,6 +34,7 @@ from typing import IO, Any, NoReturn
 KIND = socket.AF_UNIX, socket.SOCK_SEQPACKET  # what is sent at once arrives at once
 IMPORTED = ["verifiers_nb.cli.eval", "verifiers_nb.cli.train", "verifiers_nb.trainer.grpo"]
 IMPORTED += ["verifiers_nb.inference.engine", "verifiers_nb.environments.addition", "datasets"]
+IMPORTED += ["verifiers_nb.bridges.later_environments"]  # for environments that import verifiers
 # What the workers of pytest import besides, if it is there.
 BY_TESTS = ["openai.types.chat", "nbdev.test", "playwright.sync_api", "textual.app", "trl"]
 

@@ -166,7 +166,7 @@ def test_an_evaluation_ends_when_its_mean_is_known(tmp_path: Path, server: Serve
 
 def make_trainer(folder: Path, budget: vf.Budget | None) -> vf.GRPOTrainer:
     """Return a trainer of the shipped model with a budget."""
-    sizes = dict(per_device_train_batch_size=16, num_generations=4, max_tokens=40)
+    sizes = dict(per_device_train_batch_size=8, num_generations=4, max_tokens=40)
     options = dict(max_steps=4, use_cpu=True, disable_tqdm=True, num_batches_ahead=0)
     args = vf.GRPOConfig(str(folder), **sizes, **options)
     env = vf.load_environment("addition")
@@ -176,18 +176,18 @@ def make_trainer(folder: Path, budget: vf.Budget | None) -> vf.GRPOTrainer:
 def test_training_stops_at_its_budget_and_goes_on(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trainer = make_trainer(tmp_path, vf.Budget(requests=40))
+    trainer = make_trainer(tmp_path, vf.Budget(requests=20))
     trainer.train()
     assert (trainer.state.global_step, trainer.run.ended) == (2, "stopped")
-    assert "Training stops after step 2: the budget of 40 requests is spent" in caplog.text
+    assert "Training stops after step 2: the budget of 20 requests is spent" in caplog.text
     trainer.close()
     kept = len([*read_rollouts(tmp_path / "rollouts/step-00003.jsonl")])
-    assert kept == 8
+    assert kept == 4
     budget = vf.Budget(requests=1000)
     again = make_trainer(tmp_path, budget)
     again.train(resume_from_checkpoint=True)
     again.close()
-    assert again.state.global_step == 4 and budget.used["requests"] == 32 - kept
+    assert again.state.global_step == 4 and budget.used["requests"] == 16 - kept
     dear = vf.Budget(dollars=1, prices={"gpt": (1, 1)})
     with pytest.raises(ValueError, match="have no '.*adder-1m'"):
         make_trainer(tmp_path / "other", dear)

@@ -548,9 +548,9 @@ class JudgeHandler(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def judge() -> Iterator[JudgeServer]:
-    """Serve a judge on a free port."""
+    """Serve a judge on a free port; it answers as the case that was loaded last asks."""
     server = JudgeServer()
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server
@@ -773,6 +773,7 @@ def test_pages_are_embedded_once_by_a_server_and_kept(judge: JudgeServer, tmp_pa
         return THINK + tagged(found and found[1])
 
     judge.reply = agree_literally
+    judge.embedded.clear()
     for _ in range(2):
         env = vf.load_environment("wiki-search", **arguments)
         results = env.generate(env.dataset, ScriptedClient(play), "script")
