@@ -20,7 +20,7 @@ from verifiers_nb.inference.engine import move_tool_calls
 from verifiers_nb.parsers.action_parsers import action_parser
 from verifiers_nb.parsers.actions import FormatError
 from verifiers_nb.parsers.commands import Argument, Command
-from verifiers_nb.support.thinking_marks import ANY_MARK, first_outside, outside_thinking
+from verifiers_nb.support.thinking_marks import ANY_MARK, compiled, first_outside, outside_thinking
 
 quick = settings(max_examples=150, deadline=None)
 WORD = Argument(name="word", type="string", description="", required=True)
@@ -133,7 +133,7 @@ def test_the_text_outside_thinking(pieces: list[str]) -> None:
     for closing in NO_LONE_CLOSING:
         found = found.replace(closing, "")
     assert found == outside
-    assert 0 <= first_outside(text, ANY_MARK) <= len(text)
+    assert 0 <= first_outside(text, compiled(ANY_MARK)) <= len(text)
 
 
 @pytest.mark.parametrize("kind", CALLS)

@@ -10,7 +10,6 @@ __all__ = ['COMMAND_TAG', 'COMMAND_END', 'COMMAND_OR_MARK', 'blank_thinking', 'f
            'earlier_command', 'command_format', 'XMLThoughtActionParser']
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #a616673e
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -32,6 +31,7 @@ from ..support.thinking_marks import (
     ANY_MARK,
     after_first,
     after_mark,
+    compiled,
     first_outside,
 )
 
@@ -42,14 +42,14 @@ if TYPE_CHECKING:
 COMMAND_TAG, COMMAND_END = "<command>", "</command>"
 
 # %% ../../nbs/parsers/09_tagged_actions.ipynb #608bb089
-COMMAND_OR_MARK = re.compile(f"{COMMAND_TAG}(?:.*?{COMMAND_END}|.*)|{ANY_MARK.pattern}", re.DOTALL)
+COMMAND_OR_MARK = f"(?s){COMMAND_TAG}(?:.*?{COMMAND_END}|.*)|{ANY_MARK}"
 
 
 def blank_thinking(text: str) -> str:
     """Replace the thinking outside commands by as many spaces."""
-    at = first_outside(text, ANY_MARK)
+    at = first_outside(text, compiled(ANY_MARK))
     shown = [" " * at]
-    while found := COMMAND_OR_MARK.search(text, at):
+    while found := compiled(COMMAND_OR_MARK).search(text, at):
         if found[0].startswith(COMMAND_TAG):
             end = found.end()
             shown.append(text[at:end])

@@ -11,14 +11,15 @@ __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'OPEN', 'C
            'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'SUFFIX', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED',
            'MENTIONED', 'ANGLE_MARK', 'CLOSED', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS',
            'LONE_CLOSINGS', 'MARK_STARTS', 'ANGLE_STARTS', 'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word',
-           'find_angle_start', 'find_other_start', 'is_readable', 'ENDING_OF', 'NAME_OF_TAG', 'ThinkingMark',
-           'tag_forms', 'any_of_words', 'tag_starts', 'closing_starts', 'rust_search', 'possible_marks', 'word_search',
-           'has_thinking', 'ending_of', 'after_mark', 'first_outside', 'after_first', 'outside_thinking',
-           'skip_thinking', 'search_outside', 'find_outside']
+           'find_angle_start', 'find_other_start', 'is_readable', 'ENDING_OF', 'TAG_ENDINGS', 'NAME_OF_TAG',
+           'ThinkingMark', 'tag_forms', 'any_of_words', 'compiled', 'tag_starts', 'closing_starts', 'rust_search',
+           'possible_marks', 'word_search', 'has_thinking', 'tag_ending', 'ending_of', 'after_mark', 'first_outside',
+           'after_first', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside']
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #7f3d1a04
 import re
 from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from typing import Annotated, NamedTuple
 
 from pydantic import StringConstraints, TypeAdapter
@@ -166,16 +167,24 @@ PLACED = rf"(?:{BEGINS} ?(?:{PLACED}){TAG_END}| ?(?:{PLACED})>(?=\w))"
 ANGLED = any_of_words(mark[1:] for mark in UNTAGGED if mark[0] == "<")
 UNANGLED = any_of_words(mark for mark in UNTAGGED if mark[0] != "<" and mark not in GRANITE)
 MENTIONED = r"(?<=`<)(?=[^<>`\n]*>`)"  # after a `<`: a mark in backticks is only named
-ANGLE_MARK = re.compile(f"<(?!{MENTIONED})(?:{TAG}|{PLACED}|{ANGLED})")
+ANGLE_MARK = f"<(?!{MENTIONED})(?:{TAG}|{PLACED}|{ANGLED})"
 # Any model may begin with Granite's words, but only Granite also has its closing ones.
 CLOSED = "|".join(rf"{opening}(?=[\s\S]*{closing})" for opening, closing in GRANITE.items())
-ANY_MARK = re.compile(rf"{ANGLE_MARK.pattern}|{UNANGLED}|\A(?:{CLOSED})")
+ANY_MARK = rf"{ANGLE_MARK}|{UNANGLED}|\A(?:{CLOSED})"
+
+# %% ../../nbs/support/33_thinking_marks.ipynb #5b1e7a06
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    """Return a pattern, compiled when it is first needed: that of all marks takes 12 ms."""
+    return re.compile(pattern)
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #72e15a9d
 def tag_starts(brackets: Iterable[str], forms: Iterable[str]) -> list[str]:
     """Return what tags of these names begin with; one start covers the longer ones."""
-    listed = list(forms)
-    shortest = [f for f in listed if not any(f != o and f.startswith(o) for o in listed)]
+    shortest: list[str] = []
+    for form in sorted({*forms}):  # those that begin with a form come right after it
+        if not shortest or not form.startswith(shortest[-1]):
+            shortest.append(form)
     return [bracket + form for form in shortest for bracket in brackets]
 
 
@@ -217,12 +226,12 @@ is_readable = rust_search("")
 def possible_marks(text: str) -> re.Pattern[str] | None:
     """Return the pattern that finds a text's marks, or `None` if it has not even their starts."""
     if not text.isascii() and not is_readable(text):
-        return ANY_MARK
+        return compiled(ANY_MARK)
     if not find_mark_word(text):
         return None
     if find_other_start(text):
-        return ANY_MARK
-    return ANGLE_MARK if "<" in text and find_angle_start(text) else None
+        return compiled(ANY_MARK)
+    return compiled(ANGLE_MARK) if "<" in text and find_angle_start(text) else None
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #dd5f2219
 def word_search(*words: str) -> Callable[[str], bool]:
@@ -246,24 +255,25 @@ def has_thinking(text: str) -> bool:
     marks = possible_marks(text)
     return marks is not None and marks.search(text) is not None
 
+# %% ../../nbs/support/33_thinking_marks.ipynb #5b1e7a18
+def tag_ending(name: str) -> str:
+    """Return the pattern of what closes a tag of a name, in any of its spellings."""
+    return f"<(?!{MENTIONED}) ?/ ?(?:{any_of_words(tag_forms(name))}){SUFFIX}\\s*>"
+
 # %% ../../nbs/support/33_thinking_marks.ipynb #5b1e7a08
-ENDING_OF = {mark.opening: re.compile(re.escape(mark.closing)) for mark in OTHER_MARKS} | {
-    form: re.compile(f"<(?!{MENTIONED}) ?/ ?(?:{any_of_words(tag_forms(name))}){SUFFIX}\\s*>")
-    for name in (*THINKING_TAGS, *NOT_ALONE)
-    for form in tag_forms(name)
-}
-ENDING_OF |= {
-    fence: re.compile(rf"^{fence[:3]}+[ \t]*\r?(?:\n|\Z)", re.MULTILINE) for fence in FENCES
-}
-NAME_OF_TAG = re.compile(f"< ?({any_of_words(TAG_MARKS)}){SUFFIX}{TAG_END}")
+ENDING_OF = {mark.opening: re.escape(mark.closing) for mark in OTHER_MARKS}
+ENDING_OF |= {fence: rf"(?m)^{fence[:3]}+[ \t]*\r?(?:\n|\Z)" for fence in FENCES}
+TAG_ENDINGS = {name: tag_ending(name) for name in (*THINKING_TAGS, *NOT_ALONE)}
+ENDING_OF |= {form: ending for name, ending in TAG_ENDINGS.items() for form in tag_forms(name)}
+NAME_OF_TAG = f"< ?({any_of_words(TAG_MARKS)}){SUFFIX}{TAG_END}"
 
 
 def ending_of(mark: re.Match[str]) -> re.Pattern[str] | None:
     """Return the pattern that ends the thinking after a mark; `None` if the mark opens none."""
     ending = ENDING_OF.get(mark[0])
-    if ending is None and (name := NAME_OF_TAG.match(mark[0])):
+    if ending is None and (name := compiled(NAME_OF_TAG).match(mark[0])):
         ending = ENDING_OF.get(name[1])
-    return ending
+    return None if ending is None else compiled(ending)
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #57a184c6
 def after_mark(text: str, mark: re.Match[str]) -> int:
