@@ -24,7 +24,6 @@ from .audit_tricks import said
 from .environment import Environment, merge_sampling_args
 from .findings import Finding, paid_example
 from .learnable import (
-    EQUAL_REWARDS,
     GROUP_SIZES,
     Learnable,
     advice_for,
@@ -38,6 +37,7 @@ from .prompts import RolloutRows
 from .trials import Judges, Trials
 from ..inference.columns import ran_out_of_tokens
 from ..rubrics.rubric import indices_of
+from ..support.equal_rewards import EQUAL_REWARDS
 from ..support.sync_calls import run_sync
 from ..types import Rollout
 

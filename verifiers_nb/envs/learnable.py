@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['EQUAL_REWARDS', 'NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'are_penalties',
-           'Learnable', 'most_possible', 'learnable_rewards', 'learnable', 'Advice', 'answer_facts_of',
-           'what_is_learnt', 'advice_for', 'nothing_learnt', 'learnable_rollouts', 'warn_of_results', 'chance_equal',
-           'teaching_share', 'least_group_size', 'success_interval']
+__all__ = ['NEXT_TRIES', 'logger', 'GROUP_SIZES', 'share', 'answer_name', 'finds_answer', 'Learnable', 'most_possible',
+           'learnable_rewards', 'learnable', 'Advice', 'answer_facts_of', 'what_is_learnt', 'advice_for',
+           'nothing_learnt', 'learnable_rollouts', 'warn_of_results', 'chance_equal', 'teaching_share',
+           'least_group_size', 'success_interval']
 
 # %% ../../nbs/envs/18_learnable.ipynb #d5bad4b8
 import logging
@@ -22,12 +22,10 @@ from typing import Any, NamedTuple
 
 from .statistics import answer_endings, ending_parts
 from ..rubrics.rubric import indices_of
+from ..support.equal_rewards import EQUAL_REWARDS, are_penalties
 from ..types import GenerateOutputs, Rollout
 
 # %% ../../nbs/envs/18_learnable.ipynb #152d5927
-EQUAL_REWARDS = 1e-9  # rewards that are closer than this are the same
-
-
 def share(part: int, whole: int) -> str:
     """Return a count with its share."""
     return f"{part:,} of {whole:,} ({part / max(1, whole):.0%})"
@@ -50,11 +48,6 @@ def finds_answer(parser: Any, completion: Any) -> bool:
     with suppress(Exception):  # a parser of one's own may fail on any text
         return bool(parser.parse_answer(completion))
     return False
-
-# %% ../../nbs/envs/18_learnable.ipynb #df21bbff
-def are_penalties(low: float, high: float) -> bool:
-    """Return whether rewards from `low` to `high` only subtract, so that their most is unknown."""
-    return low < 0 and high <= 0
 
 # %% ../../nbs/envs/18_learnable.ipynb #ed297fb3
 @dataclass(frozen=True, slots=True)

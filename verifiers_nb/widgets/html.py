@@ -32,8 +32,8 @@ from urllib.parse import quote
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
-from ..envs.learnable import EQUAL_REWARDS, are_penalties
 from ..inference.models import SHIPPED_PREFIX
+from ..support.equal_rewards import EQUAL_REWARDS, are_penalties
 from ..support.files import rewritten
 
 # %% ../../nbs/widgets/00_html.ipynb #fe5dbbce

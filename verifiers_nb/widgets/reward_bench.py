@@ -26,10 +26,11 @@ import numpy as np
 from ..envs.audit import RIGHT, paid_texts
 from ..envs.environment import Environment
 from ..envs.findings import PaidText
-from ..envs.learnable import EQUAL_REWARDS, most_possible
+from ..envs.learnable import most_possible
 from ..envs.records import rollout_record
 from ..envs.rescore import score_again, stored_rollouts, unchanged_funcs, with_funcs
 from ..rubrics.rubric import Rubric, reward_name
+from ..support.equal_rewards import EQUAL_REWARDS
 from ..support.sync_calls import run_sync
 from ..types import RewardFunc, Rollout
 from .conversation import decoder, tokens_html
