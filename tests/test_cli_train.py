@@ -206,9 +206,7 @@ def test_a_press_that_a_launcher_passes_on_is_one(tmp_path: Path, begin: str) ->
             command, cwd=tmp_path, env=ENVIRON, stdout=said, stderr=said, start_new_session=True
         )
     wait_until(lambda: len(steps(run)) >= 2, process)
-    process.send_signal(
-        signal.SIGINT
-    )  # as a terminal does: it starts both in sessions of their own
+    process.send_signal(signal.SIGINT)  # the launcher starts both in sessions of their own
     process.wait(120)
     assert f"the checkpoint of step {steps(run)[-1]} is complete" in (tmp_path / "said").read_text()
 

@@ -22,8 +22,6 @@ from wheels import ROOT
 import verifiers_nb as vf
 
 TINKER = "tinker==0.38.0"
-# What it requires and this Python lacks; pip takes six seconds to find that out.
-REQUIRED = ["pyqwest", "h2", "hpack", "hyperframe", "zstandard"]
 HERE = Path(__file__).parent
 
 
@@ -37,8 +35,7 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> str:
     (site,) = folder.glob("lib/python*/site-packages")
     (site / "ours.pth").write_text(sysconfig.get_path("purelib") + "\n")
     made = str(folder / "bin" / "python")
-    install = [made, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt"]
-    install += ["--no-deps", "--no-compile", TINKER, *REQUIRED]
+    install = [made, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", TINKER]
     done = subprocess.run(install, capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"{TINKER} cannot be installed: {done.stderr[-200:]}")
