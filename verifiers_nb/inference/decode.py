@@ -6,16 +6,18 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'Decoder', 'RowCache', 'reserve', 'append_rows', 'keep_rows',
-           'prefill_attention', 'additive_mask', 'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument',
-           'shared_beginning', 'prefill', 'use_row_attention', 'cached_step', 'CachedDecoder', 'logits_of_two',
-           'make_decoder', 'draw', 'token_noise', 'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema',
-           'requested_tag', 'make_matcher', 'mask_logits']
+__all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'StepLogits', 'STANDARD', 'Norm', 'Decoder', 'RowCache', 'reserve',
+           'append_rows', 'keep_rows', 'prefill_attention', 'additive_mask', 'attend', 'row_attention', 'PlainDecoder',
+           'prefill_batches', 'cache_argument', 'shared_beginning', 'prefill', 'use_row_attention', 'forward_logits',
+           'cached_step', 'is_unchanged', 'sees_all', 'is_standard', 'product_with', 'norm_of_heads', 'StandardLayer',
+           'StandardStep', 'CachedDecoder', 'logits_of_two', 'check_logits', 'make_decoder', 'draw', 'token_noise',
+           'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
 
 # %% ../../nbs/inference/03_decode.ipynb #77de68da
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
 from types import MappingProxyType
@@ -27,6 +29,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache
+
+from ..support.fused_layers import norm_and_scale, rotate
+from ..support.products import faster_product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -149,6 +154,21 @@ def additive_mask(columns: Tensor, dtype: torch.dtype) -> Tensor:
     shown = torch.zeros(columns.shape, dtype=dtype, device=columns.device)
     return shown.masked_fill_(columns, -torch.inf)[:, None, None]
 
+# %% ../../nbs/inference/03_decode.ipynb #ae3f5c5f
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    """Return the attention [B * kv_heads, G, D] of scaled queries [B, kv_heads, G, D].
+
+    `key` and `value` are [B, kv_heads, T, D]. `mask` [B, 1 or kv_heads, 1, T] is added to scores.
+    """
+    queries, keys = query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2)
+    if mask is None:
+        scores = torch.bmm(queries, keys)
+    else:
+        added = mask.expand(-1, key.shape[1], -1, -1).flatten(0, 1)
+        scores = torch.baddbmm(added, queries, keys)
+    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
+    return torch.bmm(weights, value.flatten(0, 1))
+
 # %% ../../nbs/inference/03_decode.ipynb #91032ad7
 def row_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, **options: Any
@@ -168,11 +188,8 @@ def row_attention(
     if window is not None:
         key, value = key[:, :, -window:], value[:, :, -window:]
         mask = None if mask is None else mask[..., -window:]
-    scores = (query.reshape(batch, key.shape[1], -1, width) * scale) @ key.transpose(2, 3)
-    if mask is not None:
-        scores += mask
-    weights = scores.softmax(-1, dtype=torch.float32).to(value.dtype)
-    return (weights @ value).reshape(batch, 1, heads, -1), None
+    scaled = query.reshape(batch, key.shape[1], -1, width) * scale
+    return attend(scaled, key, value, mask).view(batch, 1, heads, -1), None
 
 # %% ../../nbs/inference/03_decode.ipynb #bc33ea4e
 class PlainDecoder:
@@ -268,34 +285,192 @@ def use_row_attention(model: PreTrainedModel) -> None:
     if model.config._attn_implementation != ATTENTION:
         raise NotImplementedError("its attention can't be replaced")
 
-# %% ../../nbs/inference/03_decode.ipynb #dfef237a
-def cached_step(model: PreTrainedModel, cache: RowCache, tokens: list[int]) -> Tensor:
-    """Run the model on one token per row and return the logits, float32 [rows, V]."""
+# %% ../../nbs/inference/03_decode.ipynb #02424ec5
+def forward_logits(
+    model: PreTrainedModel, cache: RowCache, ids: Tensor, places: Tensor, mask: Tensor | None
+) -> Tensor:
+    """Return the logits [B, V] after tokens [B] at places [B], by the model's own `forward`."""
+    output = model(
+        input_ids=ids[:, None],
+        attention_mask=mask,
+        position_ids=places[:, None],
+        **cache_argument(model, cache),
+    )
+    return output.logits[:, -1]
+
+# %% ../../nbs/inference/03_decode.ipynb #0324c683
+StepLogits: TypeAlias = Callable[[RowCache, Tensor, Tensor, Tensor | None], Tensor]
+
+
+def cached_step(step_logits: StepLogits, cache: RowCache, tokens: list[int]) -> Tensor:
+    """Append one token to each row of a cache; return the logits, float32 [rows, V].
+
+    `step_logits(cache, ids, places, mask)` computes the layers.
+    """
     if cache.end == cache.capacity[1]:
         reserve(cache, len(tokens), 0)
-    ids, starts = torch.tensor([tokens, cache.starts], device=model.device)[..., None]
+    keys = cache.buffers[0]
+    ids, starts = torch.tensor([tokens, cache.starts], device=keys.device)
     mask = None
     if cache.begin < max(cache.starts):
-        columns = torch.arange(cache.begin, cache.end + 1, device=starts.device)
-        mask = additive_mask(columns < starts, model.dtype)
-    position_ids, kept = cache.end - starts, cache_argument(model, cache)
-    output = model(input_ids=ids, attention_mask=mask, position_ids=position_ids, **kept)
+        columns = torch.arange(cache.begin, cache.end + 1, device=keys.device)
+        mask = additive_mask(columns < starts[:, None], keys.dtype)
+    logits = step_logits(cache, ids, cache.end - starts, mask)
     cache.end += 1
-    return output.logits[:, -1].float()
+    return logits.float()
+
+# %% ../../nbs/inference/03_decode.ipynb #cb633865
+STANDARD = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # values of `config.model_type`
+
+
+def is_unchanged(layer: torch.nn.Module) -> bool:
+    """Return whether a layer is one of PyTorch or transformers, without hooks."""
+    known = type(layer).__module__.startswith(("torch.nn.", "transformers."))
+    hooked = layer._forward_hooks or layer._forward_pre_hooks
+    # Layers with a weight may have a faster `forward` of ours, which computes the same.
+    replaced = "forward" in vars(layer) and not hasattr(layer, "weight")
+    return known and not hooked and not replaced
+
+# %% ../../nbs/inference/03_decode.ipynb #4b5cef89
+def sees_all(model: PreTrainedModel) -> bool:
+    """Return whether every layer of a model attends to all tokens before."""
+    config = model.config.get_text_config()
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None:
+        return set(kinds) == {"full_attention"}
+    return getattr(config, "sliding_window", None) is None
+
+# %% ../../nbs/inference/03_decode.ipynb #ece30777
+def is_standard(model: PreTrainedModel) -> bool:
+    """Return whether `StandardStep` can compute a model."""
+    config = model.config
+    if config.model_type not in STANDARD or config.hidden_act != "silu" or not sees_all(model):
+        return False
+    weights = dict(model.named_parameters())
+    biased = {name.split(".")[-2] for name in weights if name.endswith(".bias")}
+    kinds = {(each.device.type, each.dtype) for each in weights.values()}
+    plain = biased <= {"q_proj", "k_proj", "v_proj"} and kinds == {("cpu", torch.float32)}
+    return plain and all(map(is_unchanged, model.modules()))
+
+# %% ../../nbs/inference/03_decode.ipynb #aaae2a89
+def product_with(layer: Any) -> Callable[[Tensor], Tensor]:
+    """Return the function that multiplies by the frozen weight of a linear layer."""
+    return partial(faster_product(layer.weight), weight=layer.weight)
+
+# %% ../../nbs/inference/03_decode.ipynb #2608cb62
+Norm: TypeAlias = tuple[Tensor, float]  # weights and epsilon
+
+
+def norm_of_heads(attention: Any) -> Norm | None:
+    """Return the norm of all queries and keys, weights [heads + kv_heads, D], if they have one."""
+    if not hasattr(attention, "q_norm"):
+        return None
+    weights = [
+        norm.weight.expand(len(linear.weight) // attention.head_dim, -1)
+        for norm, linear in (
+            (attention.q_norm, attention.q_proj),
+            (attention.k_norm, attention.k_proj),
+        )
+    ]
+    return torch.cat(weights), attention.q_norm.variance_epsilon
+
+# %% ../../nbs/inference/03_decode.ipynb #3a93d678
+class StandardLayer:
+    """A layer of a standard decoder, read from one of transformers."""
+
+    def __init__(self, layer: Any):
+        attention, mlp = layer.self_attn, layer.mlp
+        self.norms: list[Norm] = [
+            (norm.weight, norm.variance_epsilon)
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+        ]
+        self.q, self.k, self.v, self.o = map(
+            product_with, (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
+        )
+        self.gate, self.up, self.down = map(
+            product_with, (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
+        )
+        self.width, self.scale = attention.head_dim, attention.scaling
+        self.heads = len(attention.q_proj.weight) // self.width
+        self.norm_of_heads = norm_of_heads(attention)
+        biases = [each.bias for each in (attention.q_proj, attention.k_proj)]
+        self.bias = None if biases[0] is None else torch.cat(biases)
+        self.value_bias = attention.v_proj.bias
+
+    def attention_inputs(
+        self, states: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return scaled queries [B, kv_heads, G, D], and keys and values [B, kv_heads, 1, D].
+
+        `states` are [B, H]; `cos` and `sin` [B, 1, D] are of the angles of their places.
+        """
+        both, values = torch.cat([self.q(states), self.k(states)], 1), self.v(states)
+        if self.bias is not None:
+            both += self.bias
+            values += self.value_bias
+        both = both.view(len(states), -1, self.width)
+        if self.norm_of_heads is not None:
+            both, _ = norm_and_scale(both, *self.norm_of_heads)
+        both = rotate(both, cos, sin, 1)
+        keys, values = both[:, self.heads :, None], values.view(len(states), -1, 1, self.width)
+        queries = (both[:, : self.heads] * self.scale).unflatten(1, (keys.shape[1], -1))
+        return queries, keys, values
+
+    def __call__(
+        self,
+        hidden: Tensor,
+        angles: tuple[Tensor, Tensor],
+        cache: RowCache,
+        index: int,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Return the hidden states [B, H] after this layer, which has this index."""
+        states, _ = norm_and_scale(hidden, *self.norms[0])
+        queries, keys, values = self.attention_inputs(states, *angles)
+        keys, values = cache.update(keys, values, index)
+        attended = attend(queries, keys, values, mask).view(len(hidden), -1)
+        hidden = self.o(attended).add_(hidden)
+        states, _ = norm_and_scale(hidden, *self.norms[1])
+        gated = F.silu(self.gate(states), inplace=True).mul_(self.up(states))
+        return self.down(gated).add_(hidden)
+
+# %% ../../nbs/inference/03_decode.ipynb #5fa27cde
+class StandardStep:
+    """Compute steps of a standard model, whose weights are read when this is made."""
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        decoder: Any = model.base_model
+        self.layers = [StandardLayer(layer) for layer in decoder.layers]
+
+    def __call__(self, cache: RowCache, ids: Tensor, places: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the logits [B, V] after tokens [B] at places [B]."""
+        decoder: Any = self.model.base_model
+        hidden = decoder.embed_tokens(ids)
+        angles = decoder.rotary_emb(hidden, places[:, None])
+        if mask is not None:
+            mask = mask.repeat(1, cache.buffers[0].shape[1], 1, 1)  # once for all layers
+        for index, layer in enumerate(self.layers):
+            hidden = layer(hidden, angles, cache, index, mask)
+        head: Any = self.model.get_output_embeddings()
+        logits: Tensor = head(decoder.norm(hidden))
+        return logits
 
 # %% ../../nbs/inference/03_decode.ipynb #b6692ea5
 class CachedDecoder:
     """Decode with a cache that is written in place. Replaces the model's attention.
 
-    `token_bytes`: what one more token of one row takes in the cache, in all layers.
+    `may_be_standard`: whether `StandardStep` may compute the steps. `token_bytes`: what one more
+    token of one row takes in the cache, in all layers.
     """
 
     # Tokens; to save fewer, a shared beginning isn't worth a forward pass of its own.
     least_saved = 512
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, may_be_standard: bool = True):
         use_row_attention(model)
         self.model = model
+        self.may_be_standard = may_be_standard
         self.cache = RowCache()
 
     def join(self, prompts: Sequence[Sequence[int]], room: int = PAGE) -> None:
@@ -307,10 +482,15 @@ class CachedDecoder:
         for batch, source in prefill_batches(tuple(prompt[:-1]) for prompt in prompts):
             prefill(self.model, self.cache, batch, source, self.least_saved)
         self.token_bytes = sum(each[0, :, 0].nbytes for each in self.cache.buffers)
+        # Each time, because layers may have been replaced since.
+        is_fast = self.may_be_standard and is_standard(self.model)
+        self.step_logits: StepLogits = (
+            StandardStep(self.model) if is_fast else partial(forward_logits, self.model)
+        )
 
     def step(self, tokens: list[int]) -> Tensor:
         """Append one token to each row; return the logits that follow, float32 [rows, V]."""
-        return cached_step(self.model, self.cache, tokens)
+        return cached_step(self.step_logits, self.cache, tokens)
 
     def keep(self, order: list[int]) -> None:
         """Keep only some rows: row `order[i]` becomes row i.
@@ -343,6 +523,17 @@ def logits_of_two(decoder: Decoder) -> Tensor:
     decoder.keep([])
     return logits
 
+# %% ../../nbs/inference/03_decode.ipynb #4b929b92
+def check_logits(decoder: CachedDecoder, plain: Tensor) -> None:
+    """Raise `NotImplementedError` unless a decoder's `logits_of_two` are those of the plain one."""
+    gap = 0.0
+    for decoder.least_saved in (1, CachedDecoder.least_saved):
+        gap = max(gap, (logits_of_two(decoder) - plain).abs().max().item())
+    # In half precision each layer rounds; a wrong mask or position causes a far larger gap.
+    limit = 1e-3 if decoder.model.dtype == torch.float32 else 0.1
+    if not gap <= limit * plain.abs().max().item():
+        raise NotImplementedError(f"its logits differ by {gap:.2g}")
+
 # %% ../../nbs/inference/03_decode.ipynb #cb7a1d77
 @torch.inference_mode()
 def make_decoder(model: PreTrainedModel) -> Decoder:
@@ -350,26 +541,23 @@ def make_decoder(model: PreTrainedModel) -> Decoder:
 
     Changes the model's attention, so pass a copy.
     """
-    attention = model.config._attn_implementation
+    attention, name = model.config._attn_implementation, type(model).__name__
     plain = logits_of_two(PlainDecoder(model))
     if plain.isnan().any():
         raise FloatingPointError(
-            f"The logits of {type(model).__name__} are NaN in {model.dtype}: if its weights are "
-            "intact, use client=EmbeddedEngine(model, dtype=torch.float32)."
+            f"The logits of {name} are NaN in {model.dtype}: if its weights are intact, use "
+            "client=EmbeddedEngine(model, dtype=torch.float32)."
         )
-    try:
-        decoder, gap = CachedDecoder(model), 0.0
-        for decoder.least_saved in (1, CachedDecoder.least_saved):
-            gap = max(gap, (logits_of_two(decoder) - plain).abs().max().item())
-        # In half precision each layer rounds; a wrong mask or position causes a far larger gap.
-        if not gap <= (1e-3 if model.dtype == torch.float32 else 0.1) * plain.abs().max().item():
-            raise NotImplementedError(f"its logits differ by {gap:.2g}")
-    except Exception as error:  # a model of unknown code may fail in any way
-        model.set_attn_implementation(attention)
-        name = type(model).__name__
-        warnings.warn(f"{name} is decoded without a cache, slowly: {error}", stacklevel=2)
-        return PlainDecoder(model)
-    return decoder
+    for may_be_standard in (True, False):
+        try:
+            decoder = CachedDecoder(model, may_be_standard)
+            check_logits(decoder, plain)
+            return decoder
+        except Exception as error:  # a model of unknown code may fail in any way
+            problem = str(error)
+    model.set_attn_implementation(attention)
+    warnings.warn(f"{name} is decoded without a cache, slowly: {problem}", stacklevel=2)
+    return PlainDecoder(model)
 
 # %% ../../nbs/inference/03_decode.ipynb #fe2ef495
 def draw(probabilities: Tensor, uniforms: Tensor) -> Tensor:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['logger', 'FixedRows', 'fixed_step', 'RecordedStep', 'GraphDecoder', 'sees_all', 'fastest_decoder']
+__all__ = ['logger', 'FixedRows', 'fixed_step', 'RecordedStep', 'GraphDecoder', 'fastest_decoder']
 
 # %% ../../nbs/inference/04_graph.ipynb #03b00003
 import logging
@@ -25,6 +25,7 @@ from .decode import (
     additive_mask,
     cache_argument,
     make_decoder,
+    sees_all,
 )
 
 # %% ../../nbs/inference/04_graph.ipynb #03b00006
@@ -170,15 +171,6 @@ class GraphDecoder(CachedDecoder):
         super().keep(order)
         if not order:
             self.forget(())  # they hold the memory of the cache
-
-# %% ../../nbs/inference/04_graph.ipynb #03b00013
-def sees_all(model: PreTrainedModel) -> bool:
-    """Return whether every layer of a model attends to all tokens before."""
-    config = model.config.get_text_config()
-    kinds = getattr(config, "layer_types", None)
-    if kinds is not None:
-        return set(kinds) == {"full_attention"}
-    return getattr(config, "sliding_window", None) is None
 
 # %% ../../nbs/inference/04_graph.ipynb #92d003d6
 @torch.inference_mode()

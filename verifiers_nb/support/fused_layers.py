@@ -24,11 +24,14 @@ from .products import faster_product
 def norm_and_scale(
     hidden_states: torch.Tensor, weight: torch.Tensor, epsilon: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the RMSNorm of hidden states [..., H], and their scale [..., 1]."""
+    """Return the RMSNorm of hidden states [..., H], and their scale [..., 1].
+
+    `weight` is [H], or has one for each head.
+    """
     length = torch.linalg.vector_norm(hidden_states, dim=-1, keepdim=True)
     # One operation for mean and sum: for a few rows, an operation takes as long as its start.
     start = length.new_full((), epsilon)
-    scale = torch.addcmul(start, length, length, value=1 / weight.shape[0]).rsqrt_()
+    scale = torch.addcmul(start, length, length, value=1 / weight.shape[-1]).rsqrt_()
     return (hidden_states * scale).mul_(weight), scale
 
 # %% ../../nbs/support/27_fused_layers.ipynb #6805a195
