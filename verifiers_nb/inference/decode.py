@@ -7,11 +7,12 @@ from __future__ import annotations
 
 # %% auto #0
 __all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'StepLogits', 'STANDARD', 'Norm', 'Decoder', 'RowCache', 'reserve',
-           'append_rows', 'keep_rows', 'prefill_attention', 'additive_mask', 'attend', 'row_attention', 'PlainDecoder',
-           'prefill_batches', 'cache_argument', 'shared_beginning', 'prefill', 'use_row_attention', 'forward_logits',
-           'cached_step', 'is_unchanged', 'sees_all', 'is_standard', 'product_with', 'norm_of_heads', 'StandardLayer',
-           'StandardStep', 'CachedDecoder', 'logits_of_two', 'check_logits', 'make_decoder', 'draw', 'token_noise',
-           'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
+           'append_rows', 'keep_rows', 'prefill_attention', 'additive_mask', 'attend_to_rows', 'row_attention',
+           'PlainDecoder', 'prefill_batches', 'cache_argument', 'shared_beginning', 'prefill', 'use_row_attention',
+           'forward_logits', 'cached_step', 'is_unchanged', 'sees_all', 'is_standard', 'product_with', 'norm_of_heads',
+           'StandardLayer', 'StandardStep', 'CachedDecoder', 'logits_of_two', 'check_logits', 'make_decoder', 'draw',
+           'token_noise', 'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher',
+           'mask_logits']
 
 # %% ../../nbs/inference/03_decode.ipynb #77de68da
 import warnings
@@ -155,7 +156,7 @@ def additive_mask(columns: Tensor, dtype: torch.dtype) -> Tensor:
     return shown.masked_fill_(columns, -torch.inf)[:, None, None]
 
 # %% ../../nbs/inference/03_decode.ipynb #ae3f5c5f
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+def attend_to_rows(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """Return the attention [B * kv_heads, G, D] of scaled queries [B, kv_heads, G, D].
 
     `key` and `value` are [B, kv_heads, T, D]. `mask` [B, 1 or kv_heads, 1, T] is added to scores.
@@ -189,7 +190,7 @@ def row_attention(
         key, value = key[:, :, -window:], value[:, :, -window:]
         mask = None if mask is None else mask[..., -window:]
     scaled = query.reshape(batch, key.shape[1], -1, width) * scale
-    return attend(scaled, key, value, mask).view(batch, 1, heads, -1), None
+    return attend_to_rows(scaled, key, value, mask).view(batch, 1, heads, -1), None
 
 # %% ../../nbs/inference/03_decode.ipynb #bc33ea4e
 class PlainDecoder:
@@ -412,9 +413,9 @@ class StandardLayer:
         if self.norm_of_heads is not None:
             both, _ = norm_and_scale(both, *self.norm_of_heads)
         both = rotate(both, cos, sin, 1)
-        keys, values = both[:, self.heads :, None], values.view(len(states), -1, 1, self.width)
-        queries = (both[:, : self.heads] * self.scale).unflatten(1, (keys.shape[1], -1))
-        return queries, keys, values
+        rows, kv_heads = len(states), both.shape[1] - self.heads
+        queries = (both[:, : self.heads] * self.scale).view(rows, kv_heads, -1, self.width)
+        return queries, both[:, self.heads :, None], values.view(rows, kv_heads, 1, self.width)
 
     def __call__(
         self,
@@ -428,7 +429,7 @@ class StandardLayer:
         states, _ = norm_and_scale(hidden, *self.norms[0])
         queries, keys, values = self.attention_inputs(states, *angles)
         keys, values = cache.update(keys, values, index)
-        attended = attend(queries, keys, values, mask).view(len(hidden), -1)
+        attended = attend_to_rows(queries, keys, values, mask).view(len(hidden), -1)
         hidden = self.o(attended).add_(hidden)
         states, _ = norm_and_scale(hidden, *self.norms[1])
         gated = F.silu(self.gate(states), inplace=True).mul_(self.up(states))
