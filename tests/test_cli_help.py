@@ -20,12 +20,35 @@ for name, place in command_places().items():
     CALLS[name] = own if function == "main" else ["-c", start]
 
 
+def loaded_by(*command: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str], set[str]]:
+    """Return a finished call of Python and the modules that it has loaded."""
+    timed = [sys.executable, "-X", "importtime", *command]
+    done = subprocess.run(timed, cwd=cwd, capture_output=True, text=True, timeout=300)
+    loaded = set(re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE))
+    assert "argparse" in loaded
+    return done, loaded
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_help_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
     """It takes 0.1 to 0.4 s of processor time; the least of what is heavy would double that."""
-    command = [sys.executable, "-X", "importtime", *CALLS[name], "--help"]
-    shown = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    shown, loaded = loaded_by(*CALLS[name], "--help", cwd=tmp_path)
     assert shown.returncode == 0 and shown.stdout.startswith(f"usage: {name} "), shown.stderr
     assert "examples:" in shown.stdout
-    loaded = set(re.findall(r"\| +(\S+)$", shown.stderr, re.MULTILINE))
-    assert "argparse" in loaded and not loaded & set(HEAVY)
+    assert not loaded & set(HEAVY)
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--learning-rat 1", "--learning-rat is unknown; did you mean --learning-rate?"),
+        ("--max-steps abc", "argument --max-steps: 'abc' is not a whole number"),
+        ("--lora-use-rslora --lora-dropout", "argument --lora-dropout: expected one argument"),
+    ],
+)
+def test_wrong_training_settings_load_nothing_heavy(flags: str, said: str, tmp_path: Path) -> None:
+    """Neither do those of transformers and PEFT, whose classes would import PyTorch."""
+    command = [*CALLS["vf-train"], "addition", *flags.split()]
+    refused, loaded = loaded_by(*command, cwd=tmp_path)
+    assert refused.returncode == 2 and f"\nvf-train: {said}" in refused.stderr, refused.stderr
+    assert not loaded & set(HEAVY)

@@ -6,26 +6,28 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LEFT_OUT', 'Tables', 'WORDS', 'Setting', 'settings_of', 'training_settings', 'readings', 'read_value', 'flag_of',
-           'unknown_key', 'read_toml', 'read_settings_file', 'toml_value', 'write_settings_file', 'list_settings']
+__all__ = ['LEFT_OUT', 'Tables', 'DECLARED_IN', 'WORDS', 'Setting', 'settings_of', 'training_settings', 'class_in_source',
+           'AnnotationNames', 'declared_types', 'declared_settings', 'readings', 'read_value', 'flag_of', 'unknown_key',
+           'read_toml', 'read_settings_file', 'toml_value', 'write_settings_file', 'list_settings']
 
 # %% ../../nbs/cli/09_settings_file.ipynb #85da0e83
 import argparse
+import ast
+import builtins
 import json
 import textwrap
 import tomllib
+import typing
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import MISSING, fields
 from difflib import get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from .command import CommandError, one_line_errors, write_whole
-
-if TYPE_CHECKING:
-    pass
 
 # %% ../../nbs/cli/09_settings_file.ipynb #c1dfd96e
 class Setting(NamedTuple):
@@ -77,6 +79,65 @@ def training_settings() -> dict[str, dict[str, Setting]]:
         "lora": settings_of(LoraConfig, vars(lora_defaults()), left_out),
     }
 
+# %% ../../nbs/cli/09_settings_file.ipynb #cc019335
+def class_in_source(place: str) -> ast.ClassDef:
+    """Return a class from the source of its module, which is not imported.
+
+    Raises `LookupError` if it is not there.
+    """
+    module, _, name = place.rpartition(".")
+    package, *parts = module.split(".")
+    spec = find_spec(package)
+    for folder in (spec and spec.submodule_search_locations) or ():
+        source = Path(folder, *parts).with_suffix(".py").read_text(encoding="utf-8")
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                return node
+    raise LookupError(f"there is no {place}")
+
+# %% ../../nbs/cli/09_settings_file.ipynb #e0f013b0
+class AnnotationNames(dict[str, Any]):
+    """The names in annotations: those of Python, and an empty class for any other name."""
+
+    def __init__(self) -> None:
+        super().__init__(vars(builtins) | vars(typing))
+
+    def __missing__(self, name: str) -> type:
+        return type(name, (), {})
+
+# %% ../../nbs/cli/09_settings_file.ipynb #723d3b6b
+def declared_types(place: str) -> dict[str, Any]:
+    """Return the types of the fields that a class declares itself, without its base classes."""
+    return {
+        node.target.id: eval(ast.unparse(node.annotation), {}, AnnotationNames())
+        for node in class_in_source(place).body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+# %% ../../nbs/cli/09_settings_file.ipynb #6ace1911
+DECLARED_IN = {
+    "grpo": [
+        "transformers.training_args.TrainingArguments",
+        "verifiers_nb.trainer.config.GRPOConfig",
+    ],
+    "lora": ["peft.tuners.lora.config.LoraConfig"],
+}
+
+
+def declared_settings() -> Tables:
+    """Return the settings of GRPO and of LoRA with their types only, without importing PyTorch."""
+    try:
+        found = {
+            table: {name: kind for place in places for name, kind in declared_types(place).items()}
+            for table, places in DECLARED_IN.items()
+        }
+    except Exception:  # another version, or a package is missing, which the import explains
+        return training_settings()
+    return {
+        table: {name: Setting(kind) for name, kind in types.items() if name not in LEFT_OUT}
+        for table, types in found.items()
+    }
+
 # %% ../../nbs/cli/09_settings_file.ipynb #2d669672
 def readings(text: str) -> list[Any]:
     """Return the possible values of a text, the likeliest first.
@@ -118,7 +179,8 @@ def read_value(kind: Any, given: Any) -> Any:
             adapter.validate_python(value)
             return value
     parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
-    expected = " or ".join(WORDS.get(get_origin(part) or part, str(part)) for part in parts)
+    words = {part: part.__name__ if isinstance(part, type) else str(part) for part in parts}
+    expected = " or ".join(WORDS.get(get_origin(part) or part, words[part]) for part in parts)
     raise argparse.ArgumentTypeError(f"{given!r} is not {expected}")
 
 # %% ../../nbs/cli/09_settings_file.ipynb #472b07b9

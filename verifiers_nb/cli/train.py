@@ -30,6 +30,7 @@ from .command import (
 )
 from .settings import address, load, read_endpoints
 from .settings_file import (
+    declared_settings,
     list_settings,
     read_toml,
     training_settings,
@@ -271,11 +272,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         given = vars(train_parser({}).parse_known_args(argv)[0])  # shows the help without PyTorch
         if "offline" in given or any(read_toml(f).get("offline") for f in settings_files(given)):
             os.environ["HF_HUB_OFFLINE"] = "1"  # read when the libraries are imported
-        tables = training_settings()
+        tables = declared_settings()
         given = vars(train_parser(tables).parse_args(argv))
         if "settings" in given:
             word = given["settings"]
-            if not (found := list_settings(tables, word)):
+            if not (found := list_settings(training_settings(), word)):
                 raise CommandError(f"no setting contains {word!r}")
             print(found if word else f'env = "addition"\n\n{found}')
             return 0
