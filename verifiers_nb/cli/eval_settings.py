@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from .command import CommandError, load_metadata, read_metadata
 from .settings import ENDPOINTS_PATH, RunSettings, is_plain, own_folder
 from ..support.budget import Budget
-from ..support.calls import REDACTED, without_secrets
+from ..support.secrets import REDACTED, without_secrets
 
 # %% ../../nbs/cli/03_eval_settings.ipynb #c1dfd96e
 @dataclass(frozen=True)

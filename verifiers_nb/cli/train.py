@@ -52,8 +52,8 @@ from .train_settings import (
 from ..inference.models import SHIPPED_MODEL
 from ..support.belongings import all_put_back
 from ..support.budget import budget_from
-from ..support.calls import without_secrets
 from ..support.files import check_unclaimed, claimed
+from ..support.secrets import without_secrets
 from ..widgets.run import RunHistory
 
 if TYPE_CHECKING:

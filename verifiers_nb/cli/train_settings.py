@@ -32,7 +32,7 @@ from .settings_file import (
 )
 from ..environments.load import shipped_environments
 from ..inference.models import SHIPPED_MODEL, base_of, check_saved
-from ..support.calls import REDACTED
+from ..support.secrets import REDACTED
 
 # %% ../../nbs/cli/10_train_settings.ipynb #b71cf96f
 SERVERS = ("auto", "vllm", "embedded")
