@@ -22,7 +22,7 @@ from verifiers_nb.cli.saved_runs import (
     read_rollout,
     search_rollouts,
 )
-from verifiers_nb.cli.tui import RolloutList, TerminalBrowser
+from verifiers_nb.cli.browser import RolloutList, TerminalBrowser
 
 COUNT = 100_000
 
