@@ -6,13 +6,13 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'StepLogits', 'STANDARD', 'Norm', 'Decoder', 'RowCache', 'reserve',
-           'append_rows', 'keep_rows', 'prefill_attention', 'additive_mask', 'attend_to_rows', 'row_attention',
-           'PlainDecoder', 'prefill_batches', 'cache_argument', 'shared_beginning', 'prefill', 'use_row_attention',
-           'forward_logits', 'cached_step', 'is_unchanged', 'sees_all', 'is_standard', 'product_with', 'norm_of_heads',
-           'StandardLayer', 'StandardStep', 'CachedDecoder', 'logits_of_two', 'check_logits', 'make_decoder', 'draw',
-           'token_noise', 'cut_unlikely', 'Sampling', 'Sampler', 'requested_schema', 'requested_tag', 'make_matcher',
-           'mask_logits']
+__all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'StepLogits', 'STANDARD', 'KINDS', 'Norm', 'Decoder', 'RowCache',
+           'reserve', 'append_rows', 'keep_rows', 'prefill_attention', 'additive_mask', 'attend_to_rows',
+           'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument', 'shared_beginning', 'prefill',
+           'use_row_attention', 'forward_logits', 'cached_step', 'is_unchanged', 'sees_all', 'is_standard',
+           'product_with', 'norm_of_heads', 'StandardLayer', 'StandardStep', 'CachedDecoder', 'logits_of_two',
+           'check_logits', 'make_decoder', 'draw', 'token_noise', 'cut_unlikely', 'Sampling', 'Sampler',
+           'requested_schema', 'requested_tag', 'make_matcher', 'mask_logits']
 
 # %% ../../nbs/inference/03_decode.ipynb #77de68da
 import warnings
@@ -324,9 +324,12 @@ def cached_step(step_logits: StepLogits, cache: RowCache, tokens: list[int]) -> 
 STANDARD = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # values of `config.model_type`
 
 
+KINDS = (torch.nn.Embedding, torch.nn.Linear, torch.nn.ModuleList, torch.nn.SiLU)
+
+
 def is_unchanged(layer: torch.nn.Module) -> bool:
-    """Return whether a layer is one of PyTorch or transformers, without hooks."""
-    known = type(layer).__module__.startswith(("torch.nn.", "transformers."))
+    """Return whether a layer is one that transformers builds a standard model of, without hooks."""
+    known = type(layer) in KINDS or type(layer).__module__.startswith("transformers.")
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     # Layers with a weight may have a faster `forward` of ours, which computes the same.
     replaced = "forward" in vars(layer) and not hasattr(layer, "weight")
