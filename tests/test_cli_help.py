@@ -31,7 +31,7 @@ def loaded_by(*command: str, cwd: Path) -> tuple[subprocess.CompletedProcess[str
 
 @pytest.mark.parametrize("name", CALLS)
 def test_help_loads_nothing_heavy(name: str, tmp_path: Path) -> None:
-    """It takes 0.1 to 0.4 s of processor time; the least of what is heavy would double that."""
+    """It takes 0.1 to 0.2 s of processor time; the least of what is heavy would double that."""
     shown, loaded = loaded_by(*CALLS[name], "--help", cwd=tmp_path)
     assert shown.returncode == 0 and shown.stdout.startswith(f"usage: {name} "), shown.stderr
     assert "examples:" in shown.stdout

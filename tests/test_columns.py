@@ -26,7 +26,7 @@ USE = """
 import sys
 from pathlib import Path
 import verifiers_nb as vf
-from verifiers_nb.cli.report import meta_of_run, report_html
+from verifiers_nb.cli.report_page import meta_of_run, report_html
 from verifiers_nb.cli.rollout_text import scores_line
 from verifiers_nb.cli.saved_runs import ORDERS, find_rollouts, ordered_places, read_rollout
 from verifiers_nb.widgets.rollout_explorer import RolloutExplorer

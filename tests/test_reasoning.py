@@ -14,7 +14,7 @@ import pytest
 from datasets import Dataset
 
 import verifiers_nb as vf
-from verifiers_nb.cli.report import ReportMeta, report_html
+from verifiers_nb.cli.report_page import ReportMeta, report_html
 from verifiers_nb.cli.rollout_text import rollout_text
 from verifiers_nb.envs.results import load_results
 from verifiers_nb.envs.tables import results_dataset

@@ -105,7 +105,7 @@ _EXPORTS = {
     "widgets.policy_slider": "PolicySlider",
     "widgets.audit_page": "AuditPage",
     "cli.eval": "eval_environment",
-    "cli.report": "ReportMeta compute_summary write_html_report write_html_comparison",
+    "cli.report_page": "ReportMeta compute_summary write_html_report write_html_comparison",
 }
 _HOME = {name: module for module, names in _EXPORTS.items() for name in names.split()}
 
@@ -140,7 +140,7 @@ _NAMESPACES = {
         _EXPORTS[f"envs.{module}"] for module in ("results", "tables", "statistics")
     )
     + " rescore RewardBench prove_rewards sft_dataset evaluate_checkpoint Budget Until "
-    "MeanSequence " + _EXPORTS["cli.report"],
+    "MeanSequence " + _EXPORTS["cli.report_page"],
     "clients": "EmbeddedEngine HTTPClient VLLMClient Endpoints ScriptedClient JudgeClient Served "
     "VLLMServer ServerError start_vllm record",
     # your runs and environments in other trainers, and their tasksets here

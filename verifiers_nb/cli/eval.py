@@ -190,7 +190,7 @@ def run_evaluation(
 # %% ../../nbs/cli/05_eval.ipynb #a03d59fa
 def keep(evaluation: Evaluation, env: Environment) -> None:
     """Write the report and push to the hub, if requested."""
-    from .report import meta_of_run, write_html_report
+    from .report_page import meta_of_run, write_html_report
 
     settings, metadata, results = evaluation.settings, evaluation.metadata, evaluation.results
     if settings.report and (folder := evaluation.folder):
@@ -301,7 +301,7 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/cli/05_eval.ipynb #eb1f3900
 def rescore_folder(given: dict[str, Any]) -> Evaluation:
     """Score the rollouts of an evaluation again, and save them in a new folder inside its own."""
-    from .report import meta_of_run, write_html_comparison
+    from .report_page import meta_of_run, write_html_comparison
     from ..envs.rescore import rescore
     from ..envs.statistics import example_keys
 
