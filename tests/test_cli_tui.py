@@ -15,6 +15,7 @@ from pathlib import Path
 import forked
 import pytest
 
+from verifiers_nb.cli.browser import RolloutList, TerminalBrowser
 from verifiers_nb.cli.saved_runs import (
     ORDERS,
     find_rollouts,
@@ -22,7 +23,6 @@ from verifiers_nb.cli.saved_runs import (
     read_rollout,
     search_rollouts,
 )
-from verifiers_nb.cli.tui import RolloutList, TerminalBrowser
 
 COUNT = 100_000
 

@@ -45,8 +45,8 @@ LONGEST_LINE = {
 }
 # What imports a module that its user names, and so no module above it in particular.
 BY_NAME = {
+    "cli.browser": "the environment of a run",
     "cli.command": "the command",
-    "cli.tui": "the environment of a run",
     "environments.load": "an environment",
     "envs.verifiers": "any public name, as an alias of the package",
     "verifiers.base": "a verifier of the registry",

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import forked
 import pytest
 
-from verifiers_nb.cli.tui import RunScreen, TerminalBrowser
+from verifiers_nb.cli.browser import RunScreen, TerminalBrowser
 from verifiers_nb.envs import tools
 
 # Results of a stranger.

@@ -47,7 +47,7 @@ from ..envs.results import read_rollouts
 from ..envs.verifiers import packages_with
 from ..inference.client import Reply
 from ..rubrics.rubric import score_one
-from ..support.calls import without_secrets
+from ..support.secrets import without_secrets
 from ..types import Rollout
 
 if TYPE_CHECKING:

@@ -24,11 +24,11 @@ from .settings import (
     open_endpoint,
     read_endpoints,
 )
-from ..envs.audit import audit
-from ..envs.findings import AuditReport, Finding, count_text, one_row_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from ..envs.findings import AuditReport, Finding
 
 # %% ../../nbs/cli/16_audit.ipynb #c182fcae
 def audit_status(report: AuditReport) -> int:
@@ -43,6 +43,8 @@ def audit_status(report: AuditReport) -> int:
 # %% ../../nbs/cli/16_audit.ipynb #7aad0621
 def finding_row(finding: Finding) -> tuple[str, str]:
     """Return a finding as cells: severity and kind, then message, example and remedy."""
+    from ..envs.findings import one_row_text
+
     labelled = {"example": finding.short_example(), "remedy": finding.remedy}
     lines = [f"{label}: {one_row_text(text, 500)}" for label, text in labelled.items() if text]
     return f"{finding.severity}\n{finding.kind}", "\n".join(
@@ -55,6 +57,8 @@ def report_table(report: AuditReport) -> RenderableType:
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
+
+    from ..envs.findings import count_text, one_row_text
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 1, 0), show_header=False)
     for finding in report.findings:
@@ -88,6 +92,8 @@ def sampled_model(given: Any) -> tuple[Any, str | None]:
 # %% ../../nbs/cli/16_audit.ipynb #98246908
 def audit_named(given: Any) -> int:
     """Audit the environment that the arguments name, and print the report."""
+    from ..envs.audit import audit
+
     if not given.env:
         raise CommandError("name an environment; vf-install --list shows ours")
     settings = RunSettings(given.env, given.env_args, given.env_dir_path, given.offline)

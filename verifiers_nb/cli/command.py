@@ -40,7 +40,7 @@ from typing import Any, NoReturn
 
 from .. import __version__
 from ..inference.models import needs_extra
-from ..support.calls import without_secrets
+from ..support.secrets import without_secrets
 from ..widgets.html import visible
 
 # %% ../../nbs/cli/00_command.ipynb #ac94cd95

@@ -41,7 +41,6 @@ from .eval_settings import (
     resumed,
     start_metadata,
 )
-from .report import meta_of_run, write_html_comparison, write_html_report
 from .settings import (
     ENDPOINTS_PATH,
     choose_endpoint,
@@ -50,9 +49,6 @@ from .settings import (
     read_endpoints,
     verifier_rubric,
 )
-from ..envs.records import reply_usage
-from ..envs.results import move_bad_lines, stored_usage
-from ..envs.statistics import example_keys
 from ..support.budget import Budget, budget_from, judge_totals
 from ..support.interval import Until, until_from
 
@@ -86,6 +82,8 @@ def usage_metadata(used: dict[str, float]) -> Metadata:
 # %% ../../nbs/cli/05_eval.ipynb #97d85659
 def states_usage(states: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the requests and tokens of the policy and of the judges in the states of rollouts."""
+    from ..envs.records import reply_usage
+
     replies = [reply for state in states for reply in state.get("responses") or ()]
     total: dict[str, float] = {**reply_usage(replies)}
     for state in states:
@@ -164,6 +162,9 @@ def run_evaluation(
     limits: RunLimits | None = None,
 ) -> GenerateOutputs:
     """Run the rollouts and complete the metadata, even if the run stops early."""
+    from ..envs.results import stored_usage
+    from ..envs.statistics import example_keys
+
     limits = limits or RunLimits()
     started, path = time.monotonic(), folder and folder / "results.jsonl"
     try:
@@ -189,6 +190,8 @@ def run_evaluation(
 # %% ../../nbs/cli/05_eval.ipynb #a03d59fa
 def keep(evaluation: Evaluation, env: Environment) -> None:
     """Write the report and push to the hub, if requested."""
+    from .report import meta_of_run, write_html_report
+
     settings, metadata, results = evaluation.settings, evaluation.metadata, evaluation.results
     if settings.report and (folder := evaluation.folder):
         try:
@@ -215,6 +218,8 @@ def scored_environment(settings: EvalSettings) -> Environment:
 # %% ../../nbs/cli/05_eval.ipynb #81cc03b5
 def run_from_settings(given: dict[str, Any]) -> Evaluation:
     """Run an evaluation from settings by name; raise `CommandError` if it can't run."""
+    from ..envs.results import move_bad_lines
+
     settings, folder = resumed(given)
     limits = run_limits(settings)
     if settings.repair:
@@ -296,7 +301,9 @@ def with_environment(given: dict[str, Any]) -> dict[str, Any]:
 # %% ../../nbs/cli/05_eval.ipynb #eb1f3900
 def rescore_folder(given: dict[str, Any]) -> Evaluation:
     """Score the rollouts of an evaluation again, and save them in a new folder inside its own."""
+    from .report import meta_of_run, write_html_comparison
     from ..envs.rescore import rescore
+    from ..envs.statistics import example_keys
 
     settings, folder = resumed({**given, "resume": given["rescore"]})
     assert folder is not None

@@ -19,15 +19,6 @@ from typing import TYPE_CHECKING, Any
 
 from .command import one_row, strict_json
 from .eval_settings import EvalSettings, Metadata
-from ..envs.results import without_failed
-from ..envs.statistics import (
-    count_troubles,
-    distribution,
-    pass_rates,
-    standard_error,
-    trouble_lines,
-)
-from ..types import conversation
 from ..widgets.html import visible
 
 if TYPE_CHECKING:
@@ -46,6 +37,14 @@ def figures_of(
     `keys`: the example of each rollout, needed if rollouts are missing. Failed rollouts are
     counted, and in no other figure.
     """
+    from ..envs.results import without_failed
+    from ..envs.statistics import (
+        count_troubles,
+        distribution,
+        pass_rates,
+        standard_error,
+    )
+
     number = max(1, len(results.reward) // settings.rollouts_per_example)
     examples: Sequence[Any] = keys or [i % number for i in range(len(results.reward))]
     scored = [key for key, error in zip(examples, results.errors, strict=True) if not error]
@@ -71,6 +70,8 @@ def show_table(summary: Metadata, pass_reward: float = 0.5) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from ..envs.statistics import trouble_lines
+
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("score", style="bold")
     for name in ("mean", "± error", "std", "5%", "median", "95%"):
@@ -93,6 +94,8 @@ def show_samples(results: GenerateOutputs) -> list[RenderableType]:
     """Return the worst and the best completion, with their prompts and scores."""
     from rich.panel import Panel
     from rich.text import Text
+
+    from ..types import conversation
 
     order = sorted(range(len(results.reward)), key=lambda i: results.reward[i])
     panels: list[RenderableType] = []

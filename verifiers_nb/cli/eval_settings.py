@@ -19,12 +19,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from pydantic import TypeAdapter, ValidationError
-
 from .command import CommandError, load_metadata, read_metadata
 from .settings import ENDPOINTS_PATH, RunSettings, is_plain, own_folder
 from ..support.budget import Budget
-from ..support.calls import REDACTED, without_secrets
+from ..support.secrets import REDACTED, without_secrets
 
 # %% ../../nbs/cli/03_eval_settings.ipynb #c1dfd96e
 @dataclass(frozen=True)
@@ -129,6 +127,8 @@ def resume_call(settings: EvalSettings, folder: Path) -> str:
 # %% ../../nbs/cli/03_eval_settings.ipynb #2249fa08
 def check_saved_types(saved: Mapping[str, Any], folder: Path) -> None:
     """Raise `CommandError` for a saved setting of the wrong type."""
+    from pydantic import TypeAdapter, ValidationError
+
     hints = get_type_hints(EvalSettings)
     for name, value in saved.items():
         try:

@@ -52,9 +52,8 @@ from .train_settings import (
 from ..inference.models import SHIPPED_MODEL
 from ..support.belongings import all_put_back
 from ..support.budget import budget_from
-from ..support.calls import without_secrets
 from ..support.files import check_unclaimed, claimed
-from ..widgets.run import RunHistory
+from ..support.secrets import without_secrets
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -226,6 +225,8 @@ def resume_advice(folder: Path, untrusted: Mapping[str, Any]) -> str:
 # %% ../../nbs/cli/12_train.ipynb #5847504f
 def train(settings: TrainSettings, resume: bool, verbose: bool) -> int:
     """Train and return the status."""
+    from ..widgets.run import RunHistory
+
     rank, settings = int(os.environ.get("RANK", "0")), with_suitable_defaults(settings)
     check_writable(folder := settings.folder)
     if rank == 0:

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 from .command import SafeFormatter, say
 from ..widgets.html import visible
-from ..widgets.run import RunHistory
 
 if TYPE_CHECKING:
     from ..trainer.control import RunState
+    from ..widgets.run import RunHistory
 
 # %% ../../nbs/cli/11_train_progress.ipynb #eb4e1c24
 def facts_of_step(metrics: Mapping[str, Any], seconds_left: float | None) -> str:

@@ -30,9 +30,8 @@ from .settings_file import (
     read_value,
     toml_value,
 )
-from ..environments.load import shipped_environments
 from ..inference.models import SHIPPED_MODEL, base_of, check_saved
-from ..support.calls import REDACTED
+from ..support.secrets import REDACTED
 
 # %% ../../nbs/cli/10_train_settings.ipynb #b71cf96f
 SERVERS = ("auto", "vllm", "embedded")
@@ -163,6 +162,8 @@ HARMLESS_STRINGS = {
 
 def untrusted_settings(kept: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the settings of a run that may run code, name a key or send data elsewhere."""
+    from ..environments.load import shipped_environments
+
     saved = {name: value for values in kept.values() for name, value in values.items()}
     harmless = {name for name, value in saved.items() if is_plain(value)} - {"push_to_hub"}
     if all(map(is_plain, saved.get("env_args", {}).values())):

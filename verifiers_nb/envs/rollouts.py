@@ -46,8 +46,8 @@ from ..rubrics.rubric import (
 from ..rubrics.same_function import func_digests
 from ..support.belongings import Belongings
 from ..support.budget import Budget, run_budget, run_policy, run_refusals
-from ..support.calls import without_secrets
 from ..support.interval import Until
+from ..support.secrets import without_secrets
 from ..support.threads import ThisProcess, as_failure, end_if_forked, watch
 from ..types import (
     GenerateOutputs,

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from ..support.gguf import unpacked
 from ..support.gguf_header import is_gguf
 
 if TYPE_CHECKING:
@@ -271,6 +270,8 @@ def model_source(name: str | Path, dtype: Any = None, cache_dir: Any = None) -> 
     file = path if isinstance(path, Path) else hub_file(path, cache_dir)
     with needs_extra("A GGUF file"):
         import torch
+
+        from ..support.gguf import unpacked
 
         return unpacked(file, dtype if isinstance(dtype, torch.dtype) else default_dtype())
 

@@ -31,8 +31,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from ..parsers.base import Parser
-from ..support.calls import without_secrets
 from ..support.sandbox import isolated
+from ..support.secrets import without_secrets
 from ..support.threads import ThisProcess, Threads, as_failure, end_if_forked
 from ..types import (
     GenerateOutputs,

@@ -32,8 +32,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import TrainOutput, rotate_checkpoints
 
-from ..support.calls import without_secrets
 from ..support.files import check_unclaimed, claimed
+from ..support.secrets import without_secrets
 from .control import InterruptGuard, RunControl, RunStopped
 from .run_folder import (
     append_metrics,

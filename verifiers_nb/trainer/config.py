@@ -26,8 +26,8 @@ from peft import LoraConfig
 from transformers import TrainingArguments
 
 from ..inference.models import default_dtype
-from ..support.calls import without_secrets
 from ..support.memory import best_device
+from ..support.secrets import without_secrets
 from .advantage import ESTIMATORS, SCALINGS, find_estimator
 from .loss import CORRECTIONS, LOSSES, check_needs
 

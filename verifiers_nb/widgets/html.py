@@ -26,15 +26,16 @@ from html import escape
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from ..inference.models import SHIPPED_PREFIX
 from ..support.equal_rewards import EQUAL_REWARDS, are_penalties
-from ..support.files import rewritten
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 # %% ../../nbs/widgets/00_html.ipynb #fe5dbbce
 ODD = re.compile(
@@ -280,6 +281,8 @@ def filled(text: Any) -> Any:
 @cache
 def templates() -> Environment:
     """Return the environment of the templates, which can call functions of this module."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
     loader = FunctionLoader(lambda name: re.sub(r"\n\s*", "", widget_file(name)))
     made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, finalize=filled)
     for draw in (
@@ -427,6 +430,8 @@ class Snapshot:
 
     def save(self, path: str | Path) -> Path:
         """Write the drawing as a page of its own, which fetches nothing; return its path."""
+        from ..support.files import rewritten
+
         written = Path(path)
         with rewritten(written) as file:  # on a full disk, the old page stays
             page = fill("page.html", "page", self.title or self.label, self.html)

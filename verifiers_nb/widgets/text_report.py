@@ -28,7 +28,7 @@ from ..envs.statistics import (
     standard_error,
     trouble_lines,
 )
-from ..support.calls import without_secrets
+from ..support.secrets import without_secrets
 from ..types import GenerateOutputs, conversation
 from .curves import thin
 from .html import number_text, visible
