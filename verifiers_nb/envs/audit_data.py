@@ -115,6 +115,8 @@ ANSWER_LABELS = (
 
 def names_answer(prompt: str, answer: str) -> bool:
     """Return whether a prompt says that an answer is the answer, as in "Answer: 42"."""
+    if answer.casefold() not in prompt.casefold():  # to compile a pattern takes far longer
+        return False
     pattern = rf"\b(?:{ANSWER_LABELS})\W{{0,4}}(?:is|are)?\W{{0,4}}{re.escape(answer)}(?!\w)"
     return re.search(pattern, prompt, re.I) is not None
 
@@ -125,7 +127,8 @@ WITHOUT_ANSWER = "leave the answer out of the prompt, the system prompt and the 
 
 def ends_with_answer(prompt: str, answer: str) -> bool:
     """Return whether a prompt ends with its answer, as in "2 + 2 = 4"."""
-    return re.search(rf"(?<!\w){re.escape(answer)}\W*$", prompt[-len(answer) - 20 :]) is not None
+    end = prompt[-len(answer) - 20 :]
+    return answer in end and re.search(rf"(?<!\w){re.escape(answer)}\W*$", end) is not None
 
 # %% ../../nbs/envs/20_audit_data.ipynb #7b318973
 def shows_itself(prompt: Messages, answer: str) -> bool:
@@ -168,7 +171,7 @@ MANY_ANSWERS = 8  # a classification has fewer
 
 def has_answer(text: str, answer: str) -> bool:
     """Return whether a text has an answer, not as a part of another word."""
-    return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
+    return answer in text and re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
 # %% ../../nbs/envs/20_audit_data.ipynb #3686ebc9
 def rows_with_answer(rows: Sequence[Rollout], is_own: bool) -> list[Rollout]:
