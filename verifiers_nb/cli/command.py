@@ -17,7 +17,6 @@ __all__ = ['HELP_PARTS', 'READERS', 'NO_ROOM', 'METADATA_KINDS', 'data_text', 'c
 import argparse
 import atexit
 import errno
-import gc
 import json
 import logging
 import os
@@ -392,7 +391,6 @@ def end_despite_threads(prog: str, status: int, seconds: float) -> None:
 def ending(prog: str, status: int, argv: Sequence[str] | None, seconds: float = 5) -> int:
     """Return the status of a command; without `argv` its process ends with it in any case."""
     if argv is None:  # the command was called by a shell, and not by a program that goes on
-        gc.freeze()  # what is left isn't searched for garbage: with PyTorch that takes a second
         given = (prog, status, seconds)
         threading.Thread(target=end_despite_threads, args=given, daemon=True).start()
         if status == 130 and threading.current_thread() is threading.main_thread():
