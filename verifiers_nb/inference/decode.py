@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'StepLogits', 'STANDARD', 'KINDS', 'Norm', 'Decoder', 'RowCache',
-           'reserve', 'append_rows', 'keep_rows', 'prefill_attention', 'additive_mask', 'attend_to_rows',
+__all__ = ['PAGE', 'PREFILL_TOKENS', 'Prompt', 'ATTENTION', 'StepLogits', 'STANDARD', 'USUAL_LAYERS', 'Norm', 'Decoder',
+           'RowCache', 'reserve', 'append_rows', 'keep_rows', 'prefill_attention', 'additive_mask', 'attend_to_rows',
            'row_attention', 'PlainDecoder', 'prefill_batches', 'cache_argument', 'shared_beginning', 'prefill',
            'use_row_attention', 'forward_logits', 'cached_step', 'is_unchanged', 'sees_all', 'is_standard',
            'product_with', 'norm_of_heads', 'StandardLayer', 'StandardStep', 'CachedDecoder', 'logits_of_two',
@@ -322,14 +322,12 @@ def cached_step(step_logits: StepLogits, cache: RowCache, tokens: list[int]) -> 
 
 # %% ../../nbs/inference/03_decode.ipynb #cb633865
 STANDARD = frozenset({"llama", "mistral", "qwen2", "qwen3"})  # values of `config.model_type`
-
-
-KINDS = (torch.nn.Embedding, torch.nn.Linear, torch.nn.ModuleList, torch.nn.SiLU)
+USUAL_LAYERS = (torch.nn.Embedding, torch.nn.Linear, torch.nn.ModuleList, torch.nn.SiLU)
 
 
 def is_unchanged(layer: torch.nn.Module) -> bool:
     """Return whether a layer is one that transformers builds a standard model of, without hooks."""
-    known = type(layer) in KINDS or type(layer).__module__.startswith("transformers.")
+    known = type(layer) in USUAL_LAYERS or type(layer).__module__.startswith("transformers.")
     hooked = layer._forward_hooks or layer._forward_pre_hooks
     # Layers with a weight may have a faster `forward` of ours, which computes the same.
     replaced = "forward" in vars(layer) and not hasattr(layer, "weight")
@@ -346,7 +344,7 @@ def sees_all(model: PreTrainedModel) -> bool:
 
 # %% ../../nbs/inference/03_decode.ipynb #ece30777
 def is_standard(model: PreTrainedModel) -> bool:
-    """Return whether `StandardStep` can compute a model."""
+    """Return whether `StandardStep` can compute a model: one in float32 on a processor."""
     config = model.config
     if config.model_type not in STANDARD or config.hidden_act != "silu" or not sees_all(model):
         return False
