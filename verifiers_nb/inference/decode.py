@@ -288,7 +288,7 @@ def use_row_attention(model: PreTrainedModel) -> None:
 
 # %% ../../nbs/inference/03_decode.ipynb #02424ec5
 def forward_logits(
-    model: PreTrainedModel, cache: RowCache, ids: Tensor, places: Tensor, mask: Tensor | None
+    model: PreTrainedModel, cache: Cache, ids: Tensor, places: Tensor, mask: Tensor | None
 ) -> Tensor:
     """Return the logits [B, V] after tokens [B] at places [B], by the model's own `forward`."""
     output = model(

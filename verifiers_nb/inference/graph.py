@@ -23,7 +23,7 @@ from .decode import (
     Decoder,
     RowCache,
     additive_mask,
-    cache_argument,
+    forward_logits,
     make_decoder,
     sees_all,
 )
@@ -64,17 +64,12 @@ class FixedRows(Cache):
 # %% ../../nbs/inference/04_graph.ipynb #03b00007
 def fixed_step(model: PreTrainedModel, fixed: FixedRows) -> Tensor:
     """Run the model on one token per row and return the logits, float32 [rows, V]."""
-    tokens, starts = fixed.numbers[:-1].view(2, -1, 1)
+    tokens, starts = fixed.numbers[:-1].view(2, -1)
     end, columns = fixed.numbers[-1:], fixed.buffers[0].shape[2]
     places = torch.arange(columns, device=end.device)
-    hidden = (places < starts) | (places > end)
-    output = model(
-        input_ids=tokens,
-        attention_mask=additive_mask(hidden, model.dtype),
-        position_ids=end - starts,
-        **cache_argument(model, fixed),
-    )
-    return output.logits[:, -1].float()
+    hidden = (places < starts[:, None]) | (places > end)
+    mask = additive_mask(hidden, model.dtype)
+    return forward_logits(model, fixed, tokens, end - starts, mask).float()
 
 # %% ../../nbs/inference/04_graph.ipynb #03b00011
 class RecordedStep:
