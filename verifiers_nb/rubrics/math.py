@@ -239,8 +239,8 @@ class MathRubric(Rubric):
     a box. Numbers are compared exactly, but a decimal with six places or more may be a rounded
     fraction or root, so 0.333333 is paid for 1/3, and 0.33 isn't. Units are compared if both
     answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples aren't 5 pears, but 90 minutes are
-    1.5 hours, 120° are 2π/3, and 5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for 0.05,
-    and either is paid for 5 %. A choice such as `(C) 12` is its letter and its value.
+    1.5 hours, 120° are 2π/3, and 5 is paid for any. A percentage is two numbers: 5 % is paid for 5
+    and for 0.05, and either is paid for 5 %. A choice such as `(C) 12` is its letter and its value.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
     and math-verify all others. Raises `ImportError` without the package math-verify.
     """

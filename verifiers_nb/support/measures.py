@@ -140,8 +140,9 @@ def unit_named(text: str) -> str | None:
         text = re.sub(pattern, usual, text)
     powers = Counter[str]()
     for place, part in enumerate(text.split("/")):
-        # `per hour` has nothing before the slash
-        for each in part.split() or [""] * (place > 0 or part == text):
+        if not part.strip() and place == 0 and "/" in text:
+            continue  # `per hour` has nothing before the slash
+        for each in part.split() or [""]:
             factor = FACTOR.fullmatch(each)
             name = factor[1] if factor else ""
             name = name if name in UNIT_OF else name.lower()

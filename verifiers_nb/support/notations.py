@@ -110,7 +110,7 @@ def differ_in_named_units(gold: str, response: str) -> bool:
     pairs = ((named(gold), named(response)) for named in (rate_unit, unit_alone))
     return any(first and second and first != second for first, second in pairs)
 
-
+# %% ../../nbs/support/32_notations.ipynb #f828f16e
 def is_rate_alone(measure: Measure | None, answer: str) -> bool:
     """Return whether the unit of an answer is only a rate, as in `12 per hour`."""
     return measure is not None and measure.unit == f"{rate_unit(answer)}^-1"
@@ -519,7 +519,7 @@ def is_pair(answer: str) -> bool:
         return True
     return PAIR.fullmatch(answer) is not None
 
-
+# %% ../../nbs/support/32_notations.ipynb #3810e117
 def differ_in_kind(gold: str, response: str) -> bool:
     """Return whether one answer is a set of terms, and the other a point or an interval."""
     if SET_OF_TERMS.fullmatch(gold):
