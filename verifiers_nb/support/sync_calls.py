@@ -55,7 +55,8 @@ class LentLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.loop.run_until_complete = partial(run_although_stopped, self.loop)
+        run = partial(run_although_stopped, self.loop)
+        self.loop.run_until_complete = run  # type: ignore[method-assign]
         self.running = threading.Lock()
         self.free = threading.Event()
         self.free.set()
