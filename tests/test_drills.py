@@ -76,7 +76,8 @@ def leave(kind):
         raise asyncio.CancelledError
     if kind in ("exit", "quit"):
         getattr(builtins, kind)()
-    raise {"sys.exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "own": Own()}[kind]
+    others = {"interrupt": KeyboardInterrupt(), "own": Own(), "closing": GeneratorExit()}
+    raise {"sys.exit": SystemExit(3), **others}[kind]
 
 class Own(BaseException):
     pass
@@ -114,7 +115,7 @@ def env_of(place, kind):
     return Env(dataset=rows(), rubric=rubric, place=place, kind=kind)
 
 PLACES = ["setup_state", "is_completed", "env_response", "reward", "async reward", "group reward"]
-KINDS = ["exit", "quit", "sys.exit", "interrupt", "own", "os_cancel"]
+KINDS = ["exit", "quit", "sys.exit", "interrupt", "own", "os_cancel", "closing"]
 """
 
 
@@ -157,7 +158,7 @@ async def one(completion):
 def groups(prompts):
     return [1.0 for _ in prompts]
 told = {}
-for kind in ("exit", "sys.exit", "interrupt", "own"):
+for kind in ("exit", "sys.exit", "interrupt", "own", "closing"):
     rubrics = {
         "alone": Own([one], kind=kind),
         "in a group": vf.RubricGroup([Own([one], kind=kind), vf.Rubric([one])]),
@@ -195,7 +196,8 @@ class Own(BaseException):
 
 def leave(kind: str) -> str:
     "End everything."
-    raise {"exit": SystemExit(3), "interrupt": KeyboardInterrupt(), "own": Own()}[kind]
+    others = {"interrupt": KeyboardInterrupt(), "own": Own(), "closing": GeneratorExit()}
+    raise {"exit": SystemExit(3), **others}[kind]
 
 async def leave_later(kind: str) -> str:
     "End everything."
@@ -207,7 +209,7 @@ def say(request):
     calls = [
         SimpleNamespace(id=f"{kind}{name}", function=SimpleNamespace(
             name=name, arguments=json.dumps({"kind": kind})))
-        for kind in ("exit", "interrupt", "own") for name in ("leave", "leave_later")
+        for kind in ("exit", "interrupt", "own", "closing") for name in ("leave", "leave_later")
     ]
     return SimpleNamespace(content=None, tool_calls=calls)
 
@@ -221,7 +223,7 @@ print(json.dumps(said))
 """)
     )
     print(len(answers), "tool messages:", answers[:2])
-    assert len(answers) == 12 and all("it raised" in said for said in answers)
+    assert len(answers) == 16 and all("it raised" in said for said in answers)
 
 
 def test_vf_eval_ends_when_a_reward_exits(tmp_path: Path) -> None:

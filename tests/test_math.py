@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from verifiers_nb.rubrics.math import equal_answers, read_first
 from verifiers_nb.support.arithmetic import compare_plain, plus, read_plain
-from verifiers_nb.support.notations import compare_at_sight
+from verifiers_nb.support.notations import compare_at_sight, differ_in_kind
 from verifiers_nb.support.spellings import usual_spelling
 
 HAND_PICKED = [
@@ -287,6 +287,8 @@ def test_random_answers():
 def test_the_rubric_decides_as_math_verify_whoever_is_asked():
     source = random.Random(5)
     pairs = [(gold, response) for gold in HAND_PICKED for response in source.sample(HAND_PICKED, 3)]
+    # For math-verify a set is also a point: see NOT_THE_SAME.
+    pairs = [pair for pair in pairs if not differ_in_kind(*pair)]
 
     async def ours():
         return await asyncio.gather(*(equal_answers(*pair) for pair in pairs))
@@ -611,6 +613,21 @@ WRITTEN_OTHERWISE = [
         (r"-\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}-1\\-2\end{pmatrix}"),
         ("3:2", "3 to 2"),
     ],
+    *[
+        (r"120^\circ", r"\frac{2\pi}{3}"),
+        ("120 degrees", r"2\pi/3\text{ radians}"),
+        (r"\{(1,2),(3,4)\}", "(1,2),(3,4)"),
+        (r"\{1,2\}", "x=1 or x=2"),
+        (r"\{1,2\}", "{2,1}"),
+        ("6/5/2020", "06/05/2020"),
+        ("2020-06-05", "2020/6/5"),
+        ("3/5050", "6/5/2020"),
+        ("12 per hour", "288 per day"),
+        ("12 per hour", "12 apples per hour"),
+        ("12 per hour", "12"),
+        (r"\text{m/s}", r"\text{m/s}"),
+        (r"\frac{\text{m}}{\text{s}}", r"\frac{\mathrm{m}}{\mathrm{s}}"),
+    ],
 ]
 NOT_THE_SAME = [
     *[
@@ -842,6 +859,26 @@ NOT_THE_SAME = [
         ("3:2", "2 to 3"),
         ("5", "up to 5"),
     ],
+    *[
+        ("(0,1)", r"\{0,1\}"),
+        (r"x \in (0,1)", r"\left\{0, 1\right\}"),
+        ("0<x<1", r"\{0,1\}"),
+        ("(a,b)", r"\{a,b\}"),
+        ("(x,y)=(1,2)", r"\{1,2\}"),
+        ("x=2, y=3", r"\{2,3\}"),
+        ("6/5/2020", "12/10/2020"),
+        ("5-6-2020", "7-8-2020"),
+        ("2020/5/6", "2020/6/5"),
+        ("12 per hour", "12 per day"),
+        ("12 apples per hour", "12 apples per day"),
+        ("12 per hour", "12 apples per day"),
+        ("12 each day", "12 each week"),
+        (r"\frac{\text{m}}{\text{s}}", r"\frac{\text{s}}{\text{m}}"),
+        ("m/s", "s/m"),
+        (r"120^\circ", r"\frac{\pi}{3}"),
+        ("120", r"\frac{2\pi}{3}"),
+        ("360", r"2\pi"),
+    ],
 ]
 
 
@@ -907,6 +944,9 @@ def test_a_long_hostile_answer_is_read_in_linear_time():
         r"-\begin{pmatrix}1\\",
         r"\text{ cm}",
         r"1\% ",
+        r"\{1,",
+        "1 per hour ",
+        r"\text{m}/",
     )
 
     def seconds(text):

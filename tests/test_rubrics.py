@@ -22,6 +22,7 @@ from verifiers_nb.rubrics.judge import JudgeRubric
 from verifiers_nb.rubrics.math import MathRubric, equal_answers
 from verifiers_nb.rubrics.rubric import Rubric
 from verifiers_nb.support.math_process import MathProcess
+from verifiers_nb.support.notations import differ_in_kind
 
 
 def columns(completions, answer="42", prompts=None):
@@ -221,6 +222,7 @@ def test_always_agrees_with_math_verify():
     pairs += [(text, text) for text in TRICKY + answers]
     pairs += [(gold, source.choice(answers)) for gold in answers]
     pairs += [(gold, gold.replace(" ", "").replace("+", " + ")) for gold in answers]
+    pairs = [pair for pair in pairs if not differ_in_kind(*pair)]  # a set is no point
 
     async def ours():
         return await asyncio.gather(*(equal_answers(*pair, processes=2) for pair in pairs))

@@ -18,15 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache
 
-from .decode import (
-    CachedDecoder,
-    Decoder,
-    RowCache,
-    additive_mask,
-    forward_logits,
-    make_decoder,
-    sees_all,
-)
+from .decode import CachedDecoder, Decoder, make_decoder
+from ..support.decoding_step import forward_logits, sees_all
+from ..support.row_cache import RowCache, additive_mask
 
 # %% ../../nbs/inference/04_graph.ipynb #03b00006
 class FixedRows(Cache):

@@ -38,6 +38,7 @@ from ..support.notations import (
     compare_lists,
     compare_percentage,
     compare_ratios,
+    differ_in_kind,
     in_same_unit,
     with_multiplied_matrix,
     with_one_parameter,
@@ -199,6 +200,8 @@ def read_first(gold: str, response: str) -> bool | tuple[str, str]:
     if (values := without_names(*deciding)) is None:
         return False
     gold, response = with_one_parameter(*as_intervals(*as_points(*values)))
+    if differ_in_kind(gold, response):
+        return False
     numbers = in_same_unit(gold, response)
     if numbers is None or differ_in_signs(gold, response) or differ_in_words(gold, response):
         return False
@@ -236,8 +239,8 @@ class MathRubric(Rubric):
     a box. Numbers are compared exactly, but a decimal with six places or more may be a rounded
     fraction or root, so 0.333333 is paid for 1/3, and 0.33 isn't. Units are compared if both
     answers have one: 5 cm isn't 5 m or 5 apples, and 5 apples aren't 5 pears, but 90 minutes are
-    1.5 hours, and 5 is paid for any. A percentage is two numbers: 5 % is paid for 5 and for 0.05,
-    and either is paid for 5 %. A choice such as `(C) 12` is its letter and its value.
+    1.5 hours, 120° are 2π/3, and 5 is paid for any. A percentage is two numbers: 5 % is paid for 5
+    and for 0.05, and either is paid for 5 %. A choice such as `(C) 12` is its letter and its value.
     `processes`: how many answers are compared at once. Exact arithmetic compares plain answers,
     and math-verify all others. Raises `ImportError` without the package math-verify.
     """

@@ -265,7 +265,8 @@ async def run_calls(calls: Sequence[Awaitable[Any]], concurrently: bool) -> list
     async def in_a_task(call: Awaitable[Any]) -> Any:
         try:
             return await call
-        except (SystemExit, KeyboardInterrupt) as error:  # asyncio would end its loop
+        except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:
+            # asyncio would end its loop, or close what waits for the task
             raise as_failure(error) from error
 
     return list(await asyncio.gather(*map(in_a_task, calls)))

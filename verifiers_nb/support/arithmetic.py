@@ -219,7 +219,9 @@ SCIENTIFIC = re.compile(
     r"([+-]?(?:[0-9]+|[0-9]*\.[0-9]+)) *(?:\\times|\\cdot|\*) *10 *\^ "
     r"*(\{-?[0-9]{1,4}\}|[0-9](?![0-9]))"
 )
-DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}")  # which is no difference of numbers
+DATE = re.compile(  # which is no difference or quotient of numbers
+    r"[0-9]{4}([-/])[0-9]{1,2}\1[0-9]{1,2}|[0-9]{1,2}([-/])[0-9]{1,2}\2[12][0-9]{3}"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from __future__ import annotations
 __all__ = ['UNITS', 'METRIC_UNITS', 'METRIC_PREFIXES', 'UNIT_OF', 'FACTOR', 'IN_A_UNIT', 'TEXT', 'IN_BASE_UNITS', 'ONE_LETTER',
            'UNIT_OF_LETTERS', 'SEVERAL_LETTERS', 'ONE_MEASURE', 'SEVERAL_MEASURES', 'LONG_WORD', 'IN_UNIT',
            'LONGEST_MEASURE', 'EQUATION', 'MONEY', 'UNIT_BEGINS', 'FACTORS', 'FRACTION_OF_UNITS', 'NUMBER_IN_LATEX',
-           'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'LAST_LETTER', 'SHORT_NAME', 'IN_WORDS',
-           'CHANGING', 'metric_units', 'product_of_units', 'unit_named', 'without_text_commands', 'in_base_units',
-           'Measure', 'may_be_variables', 'sum_of_measures', 'expression_in_unit', 'measured', 'read_measure',
-           'is_counted', 'things_named', 'singulars', 'are_same_things', 'with_last_variable', 'differ_in_words',
-           'are_things']
+           'COUNTED', 'NAMED_THINGS', 'NAMELESS', 'MATHEMATICAL', 'SINGULARS', 'RATE', 'LAST_LETTER', 'SHORT_NAME',
+           'IN_WORDS', 'CHANGING', 'metric_units', 'product_of_units', 'unit_named', 'without_text_commands',
+           'in_base_units', 'Measure', 'may_be_variables', 'sum_of_measures', 'expression_in_unit', 'measured',
+           'read_measure', 'is_counted', 'things_named', 'singulars', 'are_same_things', 'rate_unit', 'unit_alone',
+           'with_last_variable', 'differ_in_words', 'are_things']
 
 # %% ../../nbs/support/24_measures.ipynb #a97e37af
 import re
@@ -121,7 +121,7 @@ IN_A_UNIT = {
     r"[\\{}()]": "",
     r"° (?=[CcFf])": "°",
     r"\bper cent\b": "%",
-    r" per ": "/",
+    r"(?:^| )per ": "/",
     r"\bmph\b": "mi/h",
     r"\bmpg\b": "mi/gallon",
     r"\bk(?:ph|mh)\b": "km/h",
@@ -140,6 +140,8 @@ def unit_named(text: str) -> str | None:
         text = re.sub(pattern, usual, text)
     powers = Counter[str]()
     for place, part in enumerate(text.split("/")):
+        if not part.strip() and place == 0 and "/" in text:
+            continue  # `per hour` has nothing before the slash
         for each in part.split() or [""]:
             factor = FACTOR.fullmatch(each)
             name = factor[1] if factor else ""
@@ -356,6 +358,22 @@ def are_same_things(names: list[str], others: list[str]) -> bool:
         names, others = names[-1:], others[-1:]
     pairs = zip(names, others, strict=True)
     return not any(singulars(one).isdisjoint(singulars(other)) for one, other in pairs)
+
+# %% ../../nbs/support/24_measures.ipynb #9c340473
+RATE = re.compile(r"\b(?:per|each|every) (?!in\b)([A-Za-z]{2,})")
+
+
+def rate_unit(answer: str) -> str | None:
+    """Return the unit after a word such as "per", or None without any."""
+    found = RATE.search(answer)
+    return UNIT_OF.get(found[1].lower()) if found else None
+
+# %% ../../nbs/support/24_measures.ipynb #a23e9dfa
+def unit_alone(answer: str) -> str | None:
+    """Return the usual name of a unit in `\\text{}` without a number, or None."""
+    if len(answer) > LONGEST_MEASURE or not TEXT.search(answer):
+        return None
+    return unit_named(FRACTION_OF_UNITS.sub(r"\1/\2", without_text_commands(answer)))
 
 # %% ../../nbs/support/24_measures.ipynb #f5375373
 LAST_LETTER = re.compile(r"(?<=[0-9}\s])[A-Za-z]$")

@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['PLAIN_NOTATION', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS', 'TERM_OF_RATIO',
-           'RATIO', 'NUMBER_IN_RATIO', 'TWO_TERMS', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES', 'MONTHS',
-           'DAYS_OF_WEEK', 'MONTH', 'DAY', 'DATES', 'COMPILED_DATES', 'SCALED_MATRIX', 'DERIVATIVE', 'NAME_OF_VALUE',
-           'BETWEEN_VALUES', 'NAMED_VALUE', 'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER', 'JOINING', 'BRACKET', 'BOUNDED',
-           'ANY_INTEGER', 'compare_at_sight', 'is_latex_number', 'without_same_things', 'numbers_in_same_unit',
-           'in_same_unit', 'compare_percentage', 'bases_in', 'based_value', 'listed_terms', 'compare_lists',
-           'shares_of', 'compare_ratios', 'read_choice', 'choices_in', 'compare_choices', 'month_number', 'read_date',
-           'compare_dates', 'with_multiplied_matrix', 'without_names', 'values_by_name', 'is_point', 'as_points',
-           'interval_of', 'interval_of_both', 'as_union', 'as_intervals', 'with_one_parameter']
+__all__ = ['PLAIN_NOTATION', 'PI', 'BASE', 'BASED', 'SIZES_OF_BRACKETS', 'IN_BRACKETS', 'LAYOUT_OF_TERM', 'ELLIPSIS',
+           'TERM_OF_RATIO', 'RATIO', 'NUMBER_IN_RATIO', 'TWO_TERMS', 'LONE_LETTER', 'CHOICE', 'SEVERAL_CHOICES',
+           'MONTHS', 'DAYS_OF_WEEK', 'MONTH', 'DAY', 'DATES', 'DATE_OF_NUMBERS', 'COMPILED_DATES', 'SCALED_MATRIX',
+           'DERIVATIVE', 'NAME_OF_VALUE', 'BETWEEN_VALUES', 'NAMED_VALUE', 'OR', 'AND', 'BOUND', 'ORDER', 'HAS_ORDER',
+           'JOINING', 'BRACKET', 'BOUNDED', 'OF_TERM', 'TERMS', 'BEFORE_TERMS', 'SET_OF_TERMS', 'PAIR', 'ANY_INTEGER',
+           'compare_at_sight', 'is_latex_number', 'without_same_things', 'in_radians', 'differ_in_named_units',
+           'is_rate_alone', 'numbers_in_same_unit', 'in_same_unit', 'compare_percentage', 'bases_in', 'based_value',
+           'listed_terms', 'compare_lists', 'shares_of', 'compare_ratios', 'read_choice', 'choices_in',
+           'compare_choices', 'month_number', 'read_date', 'compare_dates', 'with_multiplied_matrix', 'without_names',
+           'values_by_name', 'is_point', 'as_points', 'interval_of', 'interval_of_both', 'as_union', 'as_intervals',
+           'is_pair', 'differ_in_kind', 'with_one_parameter']
 
 # %% ../../nbs/support/32_notations.ipynb #a5619a09
 import re
@@ -31,7 +33,9 @@ from .measures import (
     in_base_units,
     is_counted,
     measured,
+    rate_unit,
     things_named,
+    unit_alone,
     without_text_commands,
 )
 from .signs import first_relation
@@ -82,6 +86,35 @@ def without_same_things(gold: str, response: str) -> tuple[str, str] | None:
         return gold, other
     return gold, response
 
+# %% ../../nbs/support/32_notations.ipynb #539b8518
+PI = re.compile(r"\\pi(?![A-Za-z])")
+
+
+def in_radians(gold: str, response: str) -> tuple[str, str] | None:
+    """Return two angles in radians if one is in degrees and one in radians, else None."""
+    numbers, degrees = [], 0
+    for answer in (gold, response):
+        angle = measured(answer)
+        if angle and angle.unit == "°":
+            numbers.append(rf"({usual_spelling(angle.number)})\cdot\frac{{\pi}}{{180}}")
+            degrees += 1
+        elif angle and angle.unit == "rad":
+            numbers.append(usual_spelling(angle.number))
+        elif angle is None and PI.search(answer):
+            numbers.append(answer)
+    return (numbers[0], numbers[1]) if degrees == 1 and len(numbers) == 2 else None
+
+# %% ../../nbs/support/32_notations.ipynb #71ad48eb
+def differ_in_named_units(gold: str, response: str) -> bool:
+    """Return whether two answers differ in the unit after "per", or are different units alone."""
+    pairs = ((named(gold), named(response)) for named in (rate_unit, unit_alone))
+    return any(first and second and first != second for first, second in pairs)
+
+# %% ../../nbs/support/32_notations.ipynb #f828f16e
+def is_rate_alone(measure: Measure | None, answer: str) -> bool:
+    """Return whether the unit of an answer is only a rate, as in `12 per hour`."""
+    return measure is not None and measure.unit == f"{rate_unit(answer)}^-1"
+
 # %% ../../nbs/support/32_notations.ipynb #4ad37614
 def numbers_in_same_unit(gold: Measure, response: Measure) -> tuple[str, str] | None:
     """Return the numbers of two measures in the unit of the first, or None if there is no such."""
@@ -99,6 +132,8 @@ def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
     unit, it stays.
     """
     first, second = measured(gold), measured(response)
+    if (angles := in_radians(gold, response)) is not None:
+        return angles
     if first and second:
         names = EQUATION.match(gold), EQUATION.match(response)
         if names[0] and names[1] and names[0][0][0] != names[1][0][0]:
@@ -106,6 +141,10 @@ def in_same_unit(gold: str, response: str) -> tuple[str, str] | None:
         return numbers_in_same_unit(first, second)
     if (first and is_counted(response)) or (second and is_counted(gold)):
         return None
+    if differ_in_named_units(gold, response):
+        return None
+    if is_rate_alone(first, gold) or is_rate_alone(second, response):
+        return without_same_things(gold, response)
     if first and not (first.is_variable or first.unit == "%"):
         return usual_spelling(first.number), response
     if second and not (second.is_variable or second.unit == "%"):
@@ -289,8 +328,9 @@ DAY = r"(?:the )?(?P<day>[0-9]{1,2})(?:st|nd|rd|th)?"
 DATES = (
     rf"(?:{DAYS_OF_WEEK})?{MONTH} {DAY}(?:,? (?P<year>[0-9]{{4}}))?",
     rf"(?:{DAYS_OF_WEEK})?{DAY} (?:of )?{MONTH}(?:,? (?P<year>[0-9]{{4}}))?",
-    r"(?P<year>[0-9]{4})-(?P<number>[0-9]{2})-(?P<day>[0-9]{2})",
+    r"(?P<year>[0-9]{4})(?P<joint>[-/])(?P<number>[0-9]{1,2})(?P=joint)(?P<day>[0-9]{1,2})",
 )
+DATE_OF_NUMBERS = re.compile(r"([0-9]{1,2})([-/])([0-9]{1,2})\2([12][0-9]{3})")
 COMPILED_DATES = [re.compile(pattern) for pattern in DATES]
 
 
@@ -309,6 +349,9 @@ def read_date(answer: str) -> tuple[str, int, int, str] | None:
 # %% ../../nbs/support/32_notations.ipynb #9a154954
 def compare_dates(gold: str, response: str) -> bool | None:
     """Return whether two dates are equal, or None if one answer isn't a date."""
+    numbers = DATE_OF_NUMBERS.fullmatch(gold), DATE_OF_NUMBERS.fullmatch(response)
+    if numbers[0] and numbers[1]:
+        return all(int(numbers[0][place]) == int(numbers[1][place]) for place in (1, 3, 4))
     first = read_date(gold)
     second = read_date(response) if first else None
     if first is None or second is None:
@@ -461,6 +504,27 @@ def as_intervals(gold: str, response: str) -> tuple[str, str]:
     if second and (joined[1] or (first and joined[0]) or BRACKET.match(gold)):
         response = second[1]
     return gold, response
+
+# %% ../../nbs/support/32_notations.ipynb #a7c3d964
+OF_TERM = r"[\w\s;.+*/^{}!-]|\\(?:[dtc]?frac|sqrt|pi|cdot|times|infty)(?![A-Za-z])|\\[,; ]"
+TERMS = rf"(?:{OF_TERM})*,(?:{OF_TERM}|,)*(?:\\right\s?)?"
+BEFORE_TERMS = r"(?:[A-Za-z(), ]{1,12}(?:=|\\in(?![a-z]))\s?)?(?:\\left\s?)?"
+SET_OF_TERMS = re.compile(rf"{BEFORE_TERMS}\\?\{{{TERMS}\\?\}}")
+PAIR = re.compile(rf"{BEFORE_TERMS}\({TERMS}\)")
+
+
+def is_pair(answer: str) -> bool:
+    """Return whether an answer is a point or an interval, as such or in names and relations."""
+    if values_by_name(answer) or (HAS_ORDER.search(answer) and as_union(answer)):
+        return True
+    return PAIR.fullmatch(answer) is not None
+
+# %% ../../nbs/support/32_notations.ipynb #3810e117
+def differ_in_kind(gold: str, response: str) -> bool:
+    """Return whether one answer is a set of terms, and the other a point or an interval."""
+    if SET_OF_TERMS.fullmatch(gold):
+        return is_pair(response)
+    return SET_OF_TERMS.fullmatch(response) is not None and is_pair(gold)
 
 # %% ../../nbs/support/32_notations.ipynb #77d69cea
 ANY_INTEGER = re.compile(

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['LOST_DESCRIPTORS', 'T', 'is_open', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync', 'sync_twin']
+__all__ = ['LOST_DESCRIPTORS', 'T', 'is_open', 'run_although_stopped', 'LentLoop', 'lent_loop', 'background_loop', 'run_sync',
+           'sync_twin']
 
 # %% ../../nbs/support/28_sync_calls.ipynb #7e410471
 import asyncio
@@ -15,7 +16,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeVar
 
 from .belongings import all_put_back
@@ -35,6 +36,16 @@ def is_open(loop: asyncio.AbstractEventLoop) -> bool:
     except OSError:
         return False
 
+# %% ../../nbs/support/28_sync_calls.ipynb #3f8652cf
+def run_although_stopped(loop: asyncio.AbstractEventLoop, future: asyncio.Future[Any]) -> Any:
+    """Run a loop until a future is done, and run it again if a function stops it before."""
+    while True:
+        try:
+            return type(loop).run_until_complete(loop, future)
+        except RuntimeError as error:
+            if future.done() or "loop stopped before" not in str(error):
+                raise
+
 # %% ../../nbs/support/28_sync_calls.ipynb #1574bddb
 T = TypeVar("T")
 
@@ -44,6 +55,8 @@ class LentLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
+        run = partial(run_although_stopped, self.loop)
+        self.loop.run_until_complete = run  # type: ignore[method-assign]
         self.running = threading.Lock()
         self.free = threading.Event()
         self.free.set()

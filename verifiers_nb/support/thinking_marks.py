@@ -11,10 +11,11 @@ __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'OPEN', 'C
            'CLOSING_NAMES', 'UNTAGGED', 'TAG_END', 'SUFFIX', 'TAG', 'BEGINS', 'PLACED', 'ANGLED', 'UNANGLED',
            'MENTIONED', 'ANGLE_MARK', 'CLOSED', 'ANY_MARK', 'CLOSING_BRACKETS', 'LONE_STARTS', 'OTHER_CLOSINGS',
            'LONE_CLOSINGS', 'MARK_STARTS', 'ANGLE_STARTS', 'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word',
-           'find_angle_start', 'find_other_start', 'is_readable', 'ENDING_OF', 'TAG_ENDINGS', 'NAME_OF_TAG',
-           'ThinkingMark', 'tag_forms', 'any_of_words', 'compiled', 'tag_starts', 'closing_starts', 'rust_search',
-           'possible_marks', 'word_search', 'has_thinking', 'tag_ending', 'ending_of', 'after_mark', 'first_outside',
-           'after_first', 'outside_thinking', 'skip_thinking', 'search_outside', 'find_outside']
+           'find_angle_start', 'find_other_start', 'is_readable', 'ENDING_OF', 'TAG_ENDINGS', 'NAME_OF_FORM',
+           'NAME_OF_TAG', 'ThinkingMark', 'tag_forms', 'any_of_words', 'compiled', 'tag_starts', 'closing_starts',
+           'rust_search', 'possible_marks', 'word_search', 'has_thinking', 'tag_ending', 'tag_opening', 'ending_of',
+           'after_nested', 'after_mark', 'first_outside', 'after_first', 'outside_thinking', 'skip_thinking',
+           'search_outside', 'find_outside']
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #7f3d1a04
 import re
@@ -118,7 +119,7 @@ OTHER_MARKS = (
     *(ThinkingMark(f"<|begin_{word}|>", f"<|end_{word}|>") for word in PIPED),
     *(ThinkingMark(f"<|{word}_start|>", f"<|{word}_end|>") for word in PIPED),
     *(ThinkingMark(opening, f"\n{opening[:3]}\n", alone=False) for opening in FENCES),
-    ThinkingMark("[THINK]", "[/THINK]"),  # Mistral
+    *(ThinkingMark(f"[{form}]", f"[/{form}]") for form in tag_forms("think")),  # Mistral
     ThinkingMark("[THINKING]", "[/THINKING]"),
     ThinkingMark("◁think▷", "◁/think▷"),  # Kimi
     ThinkingMark("＜think＞", "＜/think＞"),  # full-width, in Chinese text
@@ -260,11 +261,18 @@ def tag_ending(name: str) -> str:
     """Return the pattern of what closes a tag of a name, in any of its spellings."""
     return f"<(?!{MENTIONED}) ?/ ?(?:{any_of_words(tag_forms(name))}){SUFFIX}\\s*>"
 
+
+@cache
+def tag_opening(name: str) -> str:
+    """Return the pattern of what opens a tag of a name, in any of its spellings."""
+    return f"<(?!{MENTIONED}) ?(?:{any_of_words(tag_forms(name))}){SUFFIX}{TAG_END}"
+
 # %% ../../nbs/support/33_thinking_marks.ipynb #5b1e7a08
 ENDING_OF = {mark.opening: re.escape(mark.closing) for mark in OTHER_MARKS}
 ENDING_OF |= {fence: rf"(?m)^{fence[:3]}+[ \t]*\r?(?:\n|\Z)" for fence in FENCES}
 TAG_ENDINGS = {name: tag_ending(name) for name in (*THINKING_TAGS, *NOT_ALONE)}
-ENDING_OF |= {form: ending for name, ending in TAG_ENDINGS.items() for form in tag_forms(name)}
+NAME_OF_FORM = {form: name for name in TAG_ENDINGS for form in tag_forms(name)}
+ENDING_OF |= {form: TAG_ENDINGS[name] for form, name in NAME_OF_FORM.items()}
 NAME_OF_TAG = f"< ?({any_of_words(TAG_MARKS)}){SUFFIX}{TAG_END}"
 
 
@@ -275,6 +283,25 @@ def ending_of(mark: re.Match[str]) -> re.Pattern[str] | None:
         ending = ENDING_OF.get(name[1])
     return None if ending is None else compiled(ending)
 
+# %% ../../nbs/support/33_thinking_marks.ipynb #9683d7af
+def after_nested(text: str, mark: re.Match[str], closed: int) -> int:
+    """Return where thinking ends whose first closing tag ends at `closed`.
+
+    Each tag of the same name before that needs a closing one of its own, before another opens.
+    Else the first ends it all, as for tags whose closing one ends thinking alone.
+    """
+    form = compiled(NAME_OF_TAG).match(mark[0])
+    if form is None or TAG_MARKS[form[1]].alone:
+        return closed
+    opening, ending = tag_opening(NAME_OF_FORM[form[1]]), ENDING_OF[form[1]]
+    at = closed
+    for _ in compiled(opening).finditer(text, mark.end(), closed):
+        following = compiled(f"({opening})|{ending}").search(text, at)
+        if following is None or following[1]:
+            return closed
+        at = following.end()
+    return at
+
 # %% ../../nbs/support/33_thinking_marks.ipynb #57a184c6
 def after_mark(text: str, mark: re.Match[str]) -> int:
     """Return where a text goes on after a mark and the thinking that it opens."""
@@ -282,7 +309,10 @@ def after_mark(text: str, mark: re.Match[str]) -> int:
     if ending is None:
         return mark.end()
     closed = ending.search(text, mark.end())
-    return closed.end() if closed else len(text)
+    if closed is None:
+        return len(text)
+    inner = text[mark.end() : closed.start()]
+    return after_nested(text, mark, closed.end()) if "<" in inner else closed.end()
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #5b1e7a14
 def first_outside(text: str, marks: re.Pattern[str]) -> int:

@@ -6,9 +6,10 @@
 from __future__ import annotations
 
 # %% auto #0
-__all__ = ['T', 'this_thread', 'MACHINERY', 'ANSWER', 'LONG_WAIT', 'ADVICE', 'cancelled', 'must_propagate', 'as_failure',
-           'flush_streams', 'ThisProcess', 'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads', 'stacks_of',
-           'asked_source', 'waits_for', 'oldest_wait', 'Requests', 'cancel_before_forks', 'write_stacks_later', 'watch']
+__all__ = ['T', 'this_thread', 'MACHINERY', 'ANSWER', 'LONG_WAIT', 'ADVICE', 'cancelled', 'is_of_statement', 'must_propagate',
+           'as_failure', 'flush_streams', 'ThisProcess', 'end_if_forked', 'ThreadJob', 'DoneJobs', 'Threads',
+           'stacks_of', 'asked_source', 'waits_for', 'oldest_wait', 'Requests', 'cancel_before_forks',
+           'write_stacks_later', 'watch']
 
 # %% ../../nbs/support/00_threads.ipynb #77de68da
 import asyncio
@@ -25,6 +26,7 @@ from contextlib import suppress
 from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import cache
+from opcode import opmap
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import FrameType
@@ -41,9 +43,19 @@ def cancelled() -> bool:
     job = getattr(this_thread, "job", None)
     return job is not None and job.future.cancelled()
 
+# %% ../../nbs/support/00_threads.ipynb #14089b0b
+def is_of_statement(error: BaseException) -> bool:
+    """Return whether a `raise` in Python code raised an error."""
+    last = error.__traceback__
+    while last and last.tb_next:
+        last = last.tb_next
+    return last is not None and (
+        last.tb_frame.f_code.co_code[last.tb_lasti] == opmap["RAISE_VARARGS"]
+    )
+
 # %% ../../nbs/support/00_threads.ipynb #e7fa86ad
 def must_propagate(error: BaseException) -> bool:
-    """Return whether `error` cancels our task or was raised by Ctrl-C.
+    """Return whether `error` cancels our task, closes our coroutine or was raised by Ctrl-C.
 
     Call it where `error` is caught.
     """
@@ -58,7 +70,7 @@ def must_propagate(error: BaseException) -> bool:
         main_task = getattr(handler, "keywords", {}).get("main_task")
         is_second = main_task is not None and main_task.cancelling() > 0
         return is_second or handler is signal.default_int_handler
-    return isinstance(error, GeneratorExit)
+    return isinstance(error, GeneratorExit) and not is_of_statement(error)
 
 # %% ../../nbs/support/00_threads.ipynb #0a206c79
 def as_failure(error: BaseException) -> Exception:
