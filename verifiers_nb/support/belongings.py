@@ -61,8 +61,7 @@ OS_NAMES = [
     "unlink",
     "write",
 ]
-# IPython hides both while a cell runs, also from a run in the background.
-ENDS_PYTHON = () if hasattr(builtins, "__IPYTHON__") else ("exit", "quit")
+ENDS_PYTHON = ("exit", "quit")
 NAMES: tuple[tuple[ModuleType, str], ...] = (
     (sys, "stdout"),
     (sys, "stderr"),
@@ -152,7 +151,11 @@ class Belongings:
     """
 
     def __init__(self) -> None:
-        self.values = [getattr(module, name, None) for module, name in NAMES]
+        # IPython hides both while a cell runs, also from a run in the background.
+        hidden = ENDS_PYTHON if hasattr(builtins, "__IPYTHON__") else ()
+        self.values = [
+            None if name in hidden else getattr(module, name, None) for module, name in NAMES
+        ]
         self.settings = [read() for _, read, _ in SETTINGS]
         self.directory = working_directory()
         self.copies: dict[int, int] = {}
