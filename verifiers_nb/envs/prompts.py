@@ -248,7 +248,7 @@ def check_columns(columns: Mapping[str, Sequence[Any]]) -> None:
     check_infos(columns.get("info", ()))
 
 # %% ../../nbs/envs/00_prompts.ipynb #78e8d27e
-BLOCK, CACHED_BLOCKS = 256, 32
+BLOCK, CACHED_BLOCKS = 64, 128
 
 
 def dataset_reader(dataset: Dataset) -> RowReader:

@@ -13,7 +13,7 @@ __all__ = ['THINKING_TAGS', 'PLACEHOLDERS', 'NOT_ALONE', 'TAG_MARKS', 'OPEN', 'C
            'LONE_CLOSINGS', 'MARK_STARTS', 'ANGLE_STARTS', 'OTHER_STARTS', 'MARK_NAMES', 'MARK_WORDS', 'find_mark_word',
            'find_angle_start', 'find_other_start', 'is_readable', 'ENDING_OF', 'TAG_ENDINGS', 'NAME_OF_FORM',
            'NAME_OF_TAG', 'ThinkingMark', 'tag_forms', 'any_of_words', 'compiled', 'tag_starts', 'closing_starts',
-           'rust_search', 'possible_marks', 'word_search', 'has_thinking', 'tag_ending', 'tag_opening', 'ending_of',
+           'rust_search', 'possible_marks', 'word_search', 'has_thinking', 'tag_ending', 'ending_of', 'tag_opening',
            'after_nested', 'after_mark', 'first_outside', 'after_first', 'outside_thinking', 'skip_thinking',
            'search_outside', 'find_outside']
 
@@ -261,12 +261,6 @@ def tag_ending(name: str) -> str:
     """Return the pattern of what closes a tag of a name, in any of its spellings."""
     return f"<(?!{MENTIONED}) ?/ ?(?:{any_of_words(tag_forms(name))}){SUFFIX}\\s*>"
 
-
-@cache
-def tag_opening(name: str) -> str:
-    """Return the pattern of what opens a tag of a name, in any of its spellings."""
-    return f"<(?!{MENTIONED}) ?(?:{any_of_words(tag_forms(name))}){SUFFIX}{TAG_END}"
-
 # %% ../../nbs/support/33_thinking_marks.ipynb #5b1e7a08
 ENDING_OF = {mark.opening: re.escape(mark.closing) for mark in OTHER_MARKS}
 ENDING_OF |= {fence: rf"(?m)^{fence[:3]}+[ \t]*\r?(?:\n|\Z)" for fence in FENCES}
@@ -282,6 +276,12 @@ def ending_of(mark: re.Match[str]) -> re.Pattern[str] | None:
     if ending is None and (name := compiled(NAME_OF_TAG).match(mark[0])):
         ending = ENDING_OF.get(name[1])
     return None if ending is None else compiled(ending)
+
+# %% ../../nbs/support/33_thinking_marks.ipynb #254333af
+@cache
+def tag_opening(name: str) -> str:
+    """Return the pattern of what opens a tag of a name, in any of its spellings."""
+    return f"<(?!{MENTIONED}) ?(?:{any_of_words(tag_forms(name))}){SUFFIX}{TAG_END}"
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #9683d7af
 def after_nested(text: str, mark: re.Match[str], closed: int) -> int:
@@ -311,8 +311,8 @@ def after_mark(text: str, mark: re.Match[str]) -> int:
     closed = ending.search(text, mark.end())
     if closed is None:
         return len(text)
-    inner = text[mark.end() : closed.start()]
-    return after_nested(text, mark, closed.end()) if "<" in inner else closed.end()
+    has_tags = text.find("<", mark.end(), closed.start()) >= 0
+    return after_nested(text, mark, closed.end()) if has_tags else closed.end()
 
 # %% ../../nbs/support/33_thinking_marks.ipynb #5b1e7a14
 def first_outside(text: str, marks: re.Pattern[str]) -> int:
